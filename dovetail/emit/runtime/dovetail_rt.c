@@ -1,0 +1,179 @@
+/* The few library functions compilers call by themselves, so that no C library is linked. */
+#include "dovetail_rt.h"
+
+#ifndef DOVETAIL_HOST
+
+#include <stddef.h>
+
+/* Compilers recognise these loops and would replace them by calls to the very functions defined here. */
+#if defined(__clang__)
+#define PLAIN_LOOPS __attribute__((no_builtin))
+#elif defined(__GNUC__)
+#define PLAIN_LOOPS __attribute__((optimize("no-tree-loop-distribute-patterns")))
+#else
+#define PLAIN_LOOPS
+#endif
+
+/* Words seen through other types. */
+typedef uint32_t __attribute__((may_alias)) word;
+
+void *memcpy(void *restrict target, const void *restrict source, size_t bytes);
+void *memmove(void *target, const void *source, size_t bytes);
+void *memset(void *target, int value, size_t bytes);
+int64_t __divdi3(int64_t a, int64_t b);
+int64_t __moddi3(int64_t a, int64_t b);
+uint64_t __udivdi3(uint64_t a, uint64_t b);
+uint64_t __umoddi3(uint64_t a, uint64_t b);
+uint64_t __ashldi3(uint64_t value, int shift);
+uint64_t __lshrdi3(uint64_t value, int shift);
+int64_t __ashrdi3(int64_t value, int shift);
+uint64_t __muldi3(uint64_t a, uint64_t b);
+
+PLAIN_LOOPS void *memcpy(void *restrict target, const void *restrict source, size_t bytes)
+{
+    unsigned char *to = target;
+    const unsigned char *from = source;
+    if ((((uintptr_t)to ^ (uintptr_t)from) & 3u) == 0u) {
+        for (; bytes != 0u && ((uintptr_t)to & 3u) != 0u; bytes--) {
+            *to++ = *from++;
+        }
+        for (; bytes >= 16u; bytes -= 16u, to += 16, from += 16) {
+            const word *w = (const word *)(const void *)from;
+            word *v = (word *)(void *)to;
+            const uint32_t a = w[0], b = w[1], c = w[2], d = w[3];
+            v[0] = a;
+            v[1] = b;
+            v[2] = c;
+            v[3] = d;
+        }
+        for (; bytes >= 4u; bytes -= 4u, to += 4, from += 4) {
+            *(word *)(void *)to = *(const word *)(const void *)from;
+        }
+    }
+    for (; bytes != 0u; bytes--) {
+        *to++ = *from++;
+    }
+    return target;
+}
+
+PLAIN_LOOPS void *memmove(void *target, const void *source, size_t bytes)
+{
+    unsigned char *to = target;
+    const unsigned char *from = source;
+    if ((uintptr_t)to - (uintptr_t)from >= bytes) { /* target before source, or apart */
+        for (; bytes != 0u; bytes--) {
+            *to++ = *from++;
+        }
+        return target;
+    }
+    for (; bytes != 0u; bytes--) {
+        to[bytes - 1u] = from[bytes - 1u];
+    }
+    return target;
+}
+
+PLAIN_LOOPS void *memset(void *target, int value, size_t bytes)
+{
+    unsigned char *to = target;
+    const uint32_t four = (uint32_t)(unsigned char)value * 0x01010101u;
+    for (; bytes != 0u && ((uintptr_t)to & 3u) != 0u; bytes--) {
+        *to++ = (unsigned char)value;
+    }
+    for (; bytes >= 4u; bytes -= 4u, to += 4) {
+        *(word *)(void *)to = four;
+    }
+    for (; bytes != 0u; bytes--) {
+        *to++ = (unsigned char)value;
+    }
+    return target;
+}
+
+#if !defined(__GNUC__) || defined(__clang__) /* GCC brings its own in libgcc */
+
+static uint64_t join(uint32_t high, uint32_t low)
+{
+    return (uint64_t)high << 32 | low;
+}
+
+uint64_t __ashldi3(uint64_t value, int shift)
+{
+    const uint32_t high = (uint32_t)(value >> 32), low = (uint32_t)value;
+    if (shift >= 32) {
+        return join(low << (shift - 32), 0u);
+    }
+    return shift == 0 ? value : join(high << shift | low >> (32 - shift), low << shift);
+}
+
+uint64_t __lshrdi3(uint64_t value, int shift)
+{
+    const uint32_t high = (uint32_t)(value >> 32), low = (uint32_t)value;
+    if (shift >= 32) {
+        return join(0u, high >> (shift - 32));
+    }
+    return shift == 0 ? value : join(high >> shift, low >> shift | high << (32 - shift));
+}
+
+int64_t __ashrdi3(int64_t value, int shift)
+{
+    const uint64_t moved = __lshrdi3((uint64_t)value, shift);
+    return (int64_t)(value < 0 && shift != 0 ? moved | __ashldi3(~(uint64_t)0, 64 - shift) : moved);
+}
+
+uint64_t __muldi3(uint64_t a, uint64_t b)
+{
+    const uint32_t cross = (uint32_t)(a >> 32) * (uint32_t)b + (uint32_t)a * (uint32_t)(b >> 32);
+    return (uint64_t)(uint32_t)a * (uint32_t)b + join(cross, 0u);
+}
+
+/* Schoolbook division, a bit at a time; divides by zero to all ones, like the hardware's 32-bit division. */
+static uint64_t divide(uint64_t a, uint64_t b, uint64_t *remainder)
+{
+    uint64_t quotient = 0, rest = 0;
+    for (int bit = 63; bit >= 0; bit--) {
+        const uint64_t carry = rest >> 63;
+        rest = rest << 1 | (a >> 63);
+        a <<= 1;
+        quotient <<= 1;
+        if (carry != 0u || rest >= b) {
+            rest -= b;
+            quotient |= 1u;
+        }
+    }
+    *remainder = rest;
+    return quotient;
+}
+
+static uint64_t magnitude(int64_t value)
+{
+    return value < 0 ? 0u - (uint64_t)value : (uint64_t)value;
+}
+
+uint64_t __udivdi3(uint64_t a, uint64_t b)
+{
+    uint64_t rest;
+    return divide(a, b, &rest);
+}
+
+uint64_t __umoddi3(uint64_t a, uint64_t b)
+{
+    uint64_t rest;
+    (void)divide(a, b, &rest);
+    return rest;
+}
+
+int64_t __divdi3(int64_t a, int64_t b)
+{
+    uint64_t rest;
+    const uint64_t quotient = divide(magnitude(a), magnitude(b), &rest);
+    return (int64_t)((a < 0) != (b < 0) ? 0u - quotient : quotient);
+}
+
+int64_t __moddi3(int64_t a, int64_t b)
+{
+    uint64_t rest;
+    (void)divide(magnitude(a), magnitude(b), &rest);
+    return (int64_t)(a < 0 ? 0u - rest : rest);
+}
+
+#endif
+#endif

@@ -1,0 +1,64 @@
+/* What emitted code needs of the machine: register access, waiting, and markers for the simulator. */
+#ifndef DOVETAIL_RT_H
+#define DOVETAIL_RT_H
+
+#include <stdint.h>
+
+#ifdef DOVETAIL_HOST
+
+/* Supplied by whoever loads the library, if it contains drivers at all. */
+uint32_t dovetail_mmio_read(uint32_t address);
+void dovetail_mmio_write(uint32_t address, uint32_t value);
+
+static inline void dovetail_wait_for_interrupt(void)
+{
+}
+
+#else
+
+static inline uint32_t dovetail_mmio_read(uint32_t address)
+{
+    return *(volatile uint32_t *)(uintptr_t)address;
+}
+
+static inline void dovetail_mmio_write(uint32_t address, uint32_t value)
+{
+    *(volatile uint32_t *)(uintptr_t)address = value;
+}
+
+/* Sleeps until a device raises its interrupt line. Memory may have changed afterwards, and writes before must
+   have happened: hence the clobber. */
+static inline void dovetail_wait_for_interrupt(void)
+{
+    __asm__ volatile("wfi" ::: "memory");
+}
+
+#endif
+
+/* Keeps the compiler from moving memory accesses across this point. */
+static inline void dovetail_compiler_barrier(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
+#ifndef DOVETAIL_SIM_CONTROL
+#define DOVETAIL_SIM_CONTROL 0x1A000000u /* registers of the simulator's harness */
+#endif
+#define DOVETAIL_SIM_COMMAND (DOVETAIL_SIM_CONTROL + 0u)
+#define DOVETAIL_SIM_EXIT_CODE (DOVETAIL_SIM_CONTROL + 4u)
+#define DOVETAIL_SIM_MARKER (DOVETAIL_SIM_CONTROL + 8u)
+#define DOVETAIL_SIM_CYCLES_LOW (DOVETAIL_SIM_CONTROL + 12u) /* reading it latches the high word */
+#define DOVETAIL_SIM_CYCLES_HIGH (DOVETAIL_SIM_CONTROL + 16u)
+#define DOVETAIL_SIM_READY 1u
+#define DOVETAIL_SIM_DONE 2u
+#define DOVETAIL_SIM_EXIT 3u
+
+/* At the start of layer `index`: tells the simulator. DOVETAIL_MARK_END after the last layer. */
+#if defined(DOVETAIL_SIM) && !defined(DOVETAIL_HOST)
+#define DOVETAIL_MARK(index) dovetail_mmio_write(DOVETAIL_SIM_MARKER, (uint32_t)(index))
+#else
+#define DOVETAIL_MARK(index) ((void)(index))
+#endif
+#define DOVETAIL_MARK_END() DOVETAIL_MARK(0xFFFFFFFFu)
+
+#endif

@@ -1,0 +1,67 @@
+"""The linker script of a firmware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dovetail.errors import BuildError
+
+
+class Region(Protocol):
+    """A memory: a name that is a C identifier, a base address and a size in bytes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+def linker_script(
+    memories: Sequence[Region], *, text: str, data: str, rodata: str | None = None, stack: str | None = None,
+    stack_bytes: int = 4096, extra: Mapping[str, str] | None = None,
+) -> str:
+    """Write the linker script the start-up code (rv32_start.S) expects.
+
+    The stack comes before .data in its memory: where nothing lies below it, an overflow is a bad access instead
+    of silent damage.
+
+    Args:
+        memories: the memories of the chip.
+        text: memory of the code, and of the initial values of .data (the start-up copies them).
+        data: memory of .data and .bss. rodata: of constants, default `text`. stack: of the stack, default `data`.
+        stack_bytes: its size, rounded up to a multiple of 16.
+        extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared.
+
+    Raises:
+        BuildError: a section is put into a memory that does not exist.
+    """
+    rodata, stack, extra = rodata or text, stack or data, extra or {}
+    known = [memory.name for memory in memories]
+    for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
+        if memory not in known:
+            raise BuildError(f"section {section} is put into the memory '{memory}'", hint=f"memories: {known}")
+    regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {m.size:#x}" for m in memories]
+    return "\n".join([
+        "OUTPUT_ARCH(riscv)", "ENTRY(_start)", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
+        *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)"], f"> {text}"),
+        *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
+        *_output(".stack (NOLOAD)", ["__stack_bottom = .;", f". += {(stack_bytes + 15) // 16 * 16:#x};",
+                                     "__stack_top = .;"], f"> {stack}"),
+        *_output(".data", ["__data_start = .;", "*(.data .data.* .sdata .sdata.*)", ". = ALIGN(4);",
+                           "__data_end = .;"], f"> {data} AT> {text}"),
+        "    __data_load = LOADADDR(.data);",
+        *_output(".bss (NOLOAD)", ["__bss_start = .;", "*(.sbss .sbss.* .bss .bss.* COMMON)", ". = ALIGN(4);",
+                                   "__bss_end = .;"], f"> {data}"),
+        *(line for section, memory in sorted(extra.items())
+          for line in _output(f"{section} (NOLOAD)", [f"*({section} {section}.*)"], f"> {memory}")),
+        "    /DISCARD/ : { *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) *(.riscv.attributes) }",
+        "}", "",
+    ])
+
+
+def _output(name: str, content: list[str], place: str) -> list[str]:
+    head = name.replace(" (NOLOAD)", " (NOLOAD) : ALIGN(16)") if "NOLOAD" in name else f"{name} : ALIGN(16)"
+    return [f"    {head}", "    {", *(f"        {line}" for line in content), f"    }} {place}"]

@@ -1,0 +1,56 @@
+"""Frontends: model files as graphs in QDQ form (quantised values between Dequantize and Quantize)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.errors import ModelError
+from dovetail.graph.graph import Graph
+
+MAX_BYTES = 512 * 2**20
+"""Largest model file read, in bytes."""
+
+KNOWN_FORMATS = "TensorFlow Lite (.tflite, recognised by its content) and ONNX (.onnx)"
+
+
+def load_model(path: Path) -> Graph:
+    """Read a model file.
+
+    Args:
+        path: a TFLite file (recognised by the identifier "TFL3") or an ONNX file (by the suffix .onnx).
+
+    Returns:
+        The network in QDQ form, named after the file's stem.
+
+    Raises:
+        ModelError: there is no such file, its format is unknown, it is damaged, or it says something
+            Dovetail cannot honour; the message names the file and the operator.
+    """
+    data = _read(path)
+    if data[4:8] == b"TFL3":
+        from dovetail.frontend.tflite import load_tflite
+
+        return load_tflite(path.name, data, path.stem)
+    if path.suffix.lower() == ".onnx":
+        from dovetail.frontend.onnx import load_onnx
+
+        return load_onnx(path.name, data, path.stem, path.parent)
+    raise ModelError("this file is of no known model format", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+
+
+def _read(path: Path) -> bytes:
+    """The file's bytes, after checking that it is a file of a sensible size."""
+    if not path.exists():
+        raise ModelError("there is no such file", where=str(path), hint="check the spelling and the directory")
+    if path.is_dir():
+        raise ModelError("this is a directory, not a model file", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ModelError(f"the file has {size} bytes; the limit is {MAX_BYTES}", where=str(path))
+        data = path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise ModelError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+    if not data:
+        raise ModelError("the file is empty", where=str(path), hint="copy or convert the model again")
+    return data

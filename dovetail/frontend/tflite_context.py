@@ -1,0 +1,210 @@
+"""What every TFLite operator importer works with: the file, the graph being built, and the QDQ form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.frontend.tflite_file import OperatorEntry, Tensor, TfliteFile
+from dovetail.graph.graph import GraphBuilder
+from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.activation import Clamp
+from dovetail.operators.base import Operator
+from dovetail.operators.quantization import Dequantize, Quantize
+
+ACTIVATIONS: Mapping[int, tuple[float, float] | None] = {
+    0: None,
+    1: (0.0, inf),
+    2: (-1.0, 1.0),
+    3: (0.0, 6.0),
+}
+"""Fused activation by its number in the TFLite schema (NONE, RELU, RELU_N1_TO_1, RELU6) as a range."""
+
+ACTIVATION_NAMES = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6", "TANH", "SIGN_BIT")
+"""The schema's names, for messages."""
+
+ACTIVATION_TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.FLOAT32)
+"""Element types a computed value may have."""
+
+
+class TfliteContext:
+    """The import in progress. Importers read operands and emit nodes through it; it keeps the QDQ form."""
+
+    def __init__(self, file: TfliteFile, name: str) -> None:
+        self.file = file
+        self.builder = GraphBuilder(name)
+        self._values: dict[int, str] = {}
+        self._known: dict[int, Array] = {}
+        self._parameters: dict[int, tuple[str, str]] = {}
+
+    def where(self, op: OperatorEntry) -> str:
+        """The operator as messages name it: file, opcode, index, first result."""
+        return f"{self.file.name}, {self.origin(op)}"
+
+    def origin(self, op: OperatorEntry) -> str:
+        """The operator as `Node.origin` names it."""
+        name = self.file.tensors[op.outputs[0]].name if op.outputs and op.outputs[0] >= 0 else "no result"
+        return f"{op.opcode} {op.index} ({name})"
+
+    def refuse(self, op: OperatorEntry, what: str, hint: str = "") -> ModelError:
+        """The error for something about `op` that cannot be honoured."""
+        return ModelError(what, where=self.where(op), hint=hint)
+
+    def options(self, op: OperatorEntry, kind: str) -> Mapping[str, Any]:
+        """The operator's options, which must be of the schema's class `kind`."""
+        if op.options_class != kind:
+            raise self.refuse(op, f"carries options of the kind {op.options_class}, expected {kind}")
+        return op.options
+
+    def optional(self, op: OperatorEntry, position: int) -> Tensor | None:
+        """An operand that may be absent."""
+        if position >= len(op.inputs) or op.inputs[position] < 0:
+            return None
+        return self.file.tensors[op.inputs[position]]
+
+    def input(self, op: OperatorEntry, position: int) -> Tensor:
+        """An operand that must be there."""
+        found = self.optional(op, position)
+        if found is None:
+            raise self.refuse(op, f"operand {position} is missing")
+        return found
+
+    def output(self, op: OperatorEntry) -> Tensor:
+        """The operator's one result."""
+        if len(op.outputs) != 1 or op.outputs[0] < 0:
+            raise self.refuse(op, f"has {len(op.outputs)} results, expected 1")
+        return self.file.tensors[op.outputs[0]]
+
+    def integers(self, op: OperatorEntry, position: int, what: str) -> tuple[int, ...]:
+        """The elements of a constant int32 or int64 operand, row by row."""
+        tensor = self.input(op, position)
+        array = self.known(tensor)
+        if array is None or tensor.dtype not in (DType.INT32, DType.INT64):
+            raise self.refuse(op, f"the operand {tensor} ({what}) must be a constant of int32 or int64")
+        return tuple(int(value) for value in array.reshape(-1))
+
+    def known(self, tensor: Tensor) -> Array | None:
+        """The elements of a constant, or of a tensor computed from shapes alone; None for any other."""
+        return tensor.array() if tensor.is_constant else self._known.get(tensor.index)
+
+    def bind_known(self, op: OperatorEntry, array: Array) -> None:
+        """Make `array`, known now, the operator's result; it must have the type the model declares."""
+        tensor = self.output(op)
+        if tensor.shape != array.shape or tensor.dtype not in (DType.INT32, DType.INT64) or tensor.is_constant:
+            raise self.refuse(op, f"computes {list(array.shape)} integers, the model declares {tensor}")
+        self._known[tensor.index] = array.astype(tensor.dtype.numpy)
+
+    def array(self, op: OperatorEntry, tensor: Tensor, what: str) -> Array:
+        """The elements of an operand that must be constant."""
+        if not tensor.is_constant:
+            raise self.refuse(op, f"the {what} {tensor} must be constant")
+        return tensor.array()
+
+    def add_input(self, index: int) -> None:
+        """Declare an input of the network."""
+        tensor = self.file.tensors[index]
+        if tensor.is_constant or index in self._values:
+            raise ModelError(f"input {tensor} is a constant or listed twice", where=self.file.name)
+        name = self.builder.fresh(tensor.name)
+        self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
+
+    def value(self, op: OperatorEntry | None, tensor: Tensor) -> str:
+        """The value of a tensor as stored: an integer for a quantised one."""
+        if tensor.index not in self._values:
+            if not tensor.is_constant:
+                where = self.where(op) if op else self.file.name
+                raise ModelError(f"tensor {tensor} is read before it is computed", where=where)
+            self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
+        return self._values[tensor.index]
+
+    def real(self, op: OperatorEntry, tensor: Tensor) -> str:
+        """The float meaning of a tensor: itself, or a Dequantize of it."""
+        value = self.value(op, tensor)
+        if tensor.dtype is DType.FLOAT32:
+            return value
+        scale, zero_point = self.parameters(op, tensor)
+        axis = tensor.quantisation.axis if tensor.quantisation and len(tensor.quantisation.scale) > 1 else -1
+        return self.dequantize(op, value, scale, zero_point, axis)
+
+    def dequantize(self, op: OperatorEntry, value: str, scale: str, zero_point: str, axis: int) -> str:
+        """A Dequantize node."""
+        operands = [value, scale, zero_point]
+        return self.builder.add(Dequantize(axis), operands, f"{value}_real", self.origin(op))
+
+    def parameters(self, op: OperatorEntry, tensor: Tensor) -> tuple[str, str]:
+        """The scale and zero-point constants of a quantised tensor."""
+        if tensor.quantisation is None:
+            raise self.refuse(op, f"tensor {tensor} has no quantisation", "quantise the whole model")
+        if tensor.index not in self._parameters:
+            scale = self.builder.constant(f"{tensor.name}_scale", tensor.quantisation.scale)
+            zero_point = self.builder.constant(f"{tensor.name}_zero_point", tensor.quantisation.zero_point)
+            self._parameters[tensor.index] = (scale, zero_point)
+        return self._parameters[tensor.index]
+
+    def emit(self, op: OperatorEntry, operator: Operator, operands: Sequence[str]) -> None:
+        """The operator's result without any arithmetic on the elements."""
+        name = self.output(op).name
+        self.bind(op, self.builder.add(operator, operands, name, self.origin(op)))
+
+    def emit_real(self, op: OperatorEntry, operator: Operator, operands: Sequence[str], activation: int = 0) -> None:
+        """The operator's result in float, clamped by a fused activation, quantised if its tensor is."""
+        self.bind(op, self.finish(op, operator, operands, activation, self.output(op).name))
+
+    def finish(self, op: OperatorEntry, operator: Operator, operands: Sequence[str], activation: int, name: str) -> str:
+        """operator -> Clamp -> Quantize, the last one there is under `name`; returns its value."""
+        tensor = self.output(op)
+        if activation not in ACTIVATIONS:
+            number = ACTIVATION_NAMES[activation] if 0 <= activation < len(ACTIVATION_NAMES) else activation
+            raise self.refuse(op, f"the fused activation {number} is not supported")
+        steps: list[tuple[Operator, str]] = [(operator, "sum")]
+        limits = ACTIVATIONS[activation]
+        if limits is not None:
+            steps.append((Clamp(*limits), "clamped"))
+        parameters: list[str] = []
+        if tensor.dtype.is_integer:
+            if tensor.quantisation and len(tensor.quantisation.scale) != 1:
+                raise self.refuse(op, f"the result {tensor} is quantised per channel, which is not supported")
+            parameters.extend(self.parameters(op, tensor))
+            steps.append((Quantize(tensor.dtype), "quantised"))
+        value = ""
+        for step, (kind, suffix) in enumerate(steps):
+            last = step == len(steps) - 1
+            chained = [value, *(parameters if isinstance(kind, Quantize) else [])]
+            stem = name if last else f"{name}_{suffix}"
+            value = self.builder.add(kind, operands if step == 0 else chained, stem, self.origin(op))
+        return value
+
+    def bind(self, op: OperatorEntry, value: str) -> None:
+        """Make `value` the operator's result; it must have the type the model declares."""
+        tensor = self.output(op)
+        if tensor.index in self._values or tensor.is_constant:
+            raise self.refuse(op, f"tensor {tensor} is written twice or is a constant")
+        found = self.builder.type_of(value)
+        if found != TensorType(tensor.shape, tensor.dtype):
+            raise self.refuse(op, f"computes {found}, the model declares {tensor}")
+        self._values[tensor.index] = value
+
+    def same_type(self, op: OperatorEntry, *tensors: Tensor) -> None:
+        """Refuse unless all tensors are activations of one element type."""
+        for tensor in tensors:
+            if tensor.dtype is not tensors[0].dtype or tensor.dtype not in ACTIVATION_TYPES:
+                raise self.refuse(op, f"mixes or has unsupported element types: {', '.join(map(str, tensors))}")
+
+    def same_quantisation(self, a: Tensor, b: Tensor) -> bool:
+        """True when elements of `a` can be copied to `b`."""
+        if a.dtype is not b.dtype:
+            return False
+        if a.quantisation is None:
+            return b.quantisation is None
+        return a.quantisation.same_as(b.quantisation)
+
+
+def bias_scale(x: Tensor, w: Tensor) -> Array:
+    """Scale of a product of two quantised tensors, float32 [1 or C]: the unit TFLite's kernels count a bias in."""
+    if x.quantisation is None or w.quantisation is None:
+        raise ValueError("a product of values without quantisation has no scale")
+    return np.asarray(x.quantisation.scale * w.quantisation.scale, np.float32)

@@ -1,0 +1,1 @@
+"""Typed graphs: the form a network has between the stages."""

@@ -1,0 +1,185 @@
+"""The graph: nodes over named values with known types, in topological order, never changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.base import Operator
+
+
+@dataclass(frozen=True)
+class Node:
+    """One application of an operator to named values, giving one named value."""
+
+    operator: Operator
+    inputs: tuple[str, ...]
+    """Names of the operands, in the operator's order; an absent optional operand is left off the end."""
+    output: str
+    """Name of the result, unique in the graph."""
+    origin: str = ""
+    """The operator of the user's model this came from, for messages and reports."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network: typed values, constants and nodes in topological order."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    """Type of every value: inputs, constants and results."""
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+    def type_of(self, value: str) -> TensorType:
+        """The type of a value."""
+        return self.types[value]
+
+    def is_constant(self, value: str) -> bool:
+        """True when the value is known at compile time."""
+        return value in self.constants
+
+    def producers(self) -> dict[str, Node]:
+        """The node that computes each computed value."""
+        return {node.output: node for node in self.nodes}
+
+    def users(self) -> dict[str, list[Node]]:
+        """The nodes that read each value, in order; a graph output has no node for being one."""
+        found: dict[str, list[Node]] = {name: [] for name in self.types}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found[name].append(node)
+        return found
+
+
+class GraphBuilder:
+    """Collects values and nodes, inferring every type, and gives a verified `Graph`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._inputs: list[str] = []
+        self._nodes: list[Node] = []
+        self._types: dict[str, TensorType] = {}
+        self._constants: dict[str, Array] = {}
+
+    def fresh(self, stem: str) -> str:
+        """A value name not used yet, beginning with `stem`."""
+        if stem and stem not in self._types:
+            return stem
+        count = 1
+        while f"{stem}_{count}" in self._types:
+            count += 1
+        return f"{stem}_{count}"
+
+    def type_of(self, value: str) -> TensorType:
+        """The type of a value added before."""
+        return self._types[value]
+
+    def constant_of(self, value: str) -> Array | None:
+        """The array of a constant, None for a value computed at run time."""
+        return self._constants.get(value)
+
+    def input(self, name: str, kind: TensorType) -> str:
+        """Add an input of the network."""
+        self._claim(name, kind)
+        self._inputs.append(name)
+        return name
+
+    def constant(self, stem: str, array: Array, dtype: DType | None = None) -> str:
+        """Add a constant; `dtype` says so when it is narrower than the numpy type that holds it."""
+        name = self.fresh(stem)
+        frozen = np.ascontiguousarray(array).reshape(array.shape)
+        frozen.setflags(write=False)
+        self._claim(name, TensorType(tuple(frozen.shape), dtype or DType.of(frozen.dtype)))
+        self._constants[name] = frozen
+        return name
+
+    def add(self, operator: Operator, inputs: Sequence[str], stem: str = "", origin: str = "") -> str:
+        """Add a node and return the name of its result.
+
+        Raises:
+            ValueError: the operator does not accept operands of these types.
+        """
+        name = self.fresh(stem or type(operator).__name__.lower())
+        kind = operator.infer([self._types[value] for value in inputs])
+        self._claim(name, kind)
+        self._nodes.append(Node(operator, tuple(inputs), name, origin))
+        return name
+
+    def finish(self, outputs: Iterable[str]) -> Graph:
+        """The graph of everything added that the outputs need (all inputs are kept)."""
+        graph = Graph(self.name, tuple(self._inputs), tuple(outputs), tuple(self._nodes), self._types, self._constants)
+        return prune(graph)
+
+    def _claim(self, name: str, kind: TensorType) -> None:
+        if name in self._types:
+            raise ValueError(f"value {name!r} is defined twice")
+        self._types[name] = kind
+
+
+def prune(graph: Graph) -> Graph:
+    """The graph without nodes and constants that no output needs."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            kept.append(node)
+            needed.update(node.inputs)
+    needed.update(graph.inputs)
+    return replace(
+        graph,
+        nodes=tuple(reversed(kept)),
+        types={name: kind for name, kind in graph.types.items() if name in needed},
+        constants={name: array for name, array in graph.constants.items() if name in needed},
+    )
+
+
+def verify(graph: Graph) -> None:
+    """Check every rule a graph must keep; raises ValueError naming the first node that breaks one."""
+    known = set(graph.inputs) | set(graph.constants)
+    for node in graph.nodes:
+        missing = [name for name in node.inputs if name not in known]
+        if missing:
+            raise ValueError(f"node {node.output!r} reads {missing[0]!r} before it is defined")
+        if node.output in known:
+            raise ValueError(f"value {node.output!r} is defined twice")
+        inferred = node.operator.infer([graph.types[name] for name in node.inputs])
+        if inferred != graph.types[node.output]:
+            raise ValueError(f"node {node.output!r} is {graph.types[node.output]}, its operator gives {inferred}")
+        known.add(node.output)
+    absent = [name for name in graph.outputs if name not in known]
+    if absent:
+        raise ValueError(f"output {absent[0]!r} is never computed")
+    for name, array in graph.constants.items():
+        if tuple(array.shape) != graph.types[name].shape or array.dtype != graph.types[name].dtype.numpy:
+            raise ValueError(f"constant {name!r} is not {graph.types[name]}")
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()) -> dict[str, Array]:
+    """Run the graph in numpy: the reference meaning of every stage.
+
+    Args:
+        graph: the network.
+        inputs: an array per graph input, of exactly its type.
+        keep: values to return beside the outputs.
+    """
+    values: dict[str, Array] = dict(graph.constants)
+    for name in graph.inputs:
+        kind = graph.types[name]
+        array = inputs[name]
+        if tuple(array.shape) != kind.shape or array.dtype != kind.dtype.numpy:
+            raise ValueError(f"input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
+        values[name] = array
+    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
+    wanted = {*graph.outputs, *keep}
+    for index, node in enumerate(graph.nodes):
+        values[node.output] = node.operator.evaluate([values[name] for name in node.inputs])
+        for name in node.inputs:
+            if last_use[name] == index and name not in wanted:
+                values.pop(name, None)
+    return {name: values[name] for name in (*graph.outputs, *keep)}

@@ -1,0 +1,17 @@
+"""C99 kernels that compute a region of the integer graph on the core."""
+
+from dovetail.kernels.core import generate, supports
+from dovetail.kernels.epilogue import is_pointwise
+from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
+from dovetail.kernels.kernel import CoreKernel, Parameter
+
+__all__ = [
+    "HELPERS",
+    "CoreKernel",
+    "Parameter",
+    "generate",
+    "helper_source",
+    "is_pointwise",
+    "needed_helpers",
+    "supports",
+]

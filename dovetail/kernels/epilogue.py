@@ -1,0 +1,335 @@
+"""Pointwise operators as C: one rule per operator, used behind every anchor and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dovetail.graph.graph import Graph, Node
+from dovetail.graph.types import Array, DType, Shape
+from dovetail.kernels.kernel import Constants, Parameter, Unsupported, c_type
+from dovetail.kernels.text import atom, integer, product, total
+from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
+from dovetail.operators.base import Operator
+from dovetail.operators.quantization import Dequantize, Quantize
+
+INT32 = (-(1 << 31), (1 << 31) - 1)
+
+Index = Callable[[Shape], str]
+"""C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A C expression whose value is known to lie in [low, high]; floats have no range."""
+
+    text: str
+    c_type: str
+    """int32_t (narrower operands are promoted to it), int64_t or float."""
+    low: int = 0
+    high: int = 0
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+
+def expression_of(text: str, dtype: DType) -> Expression:
+    """An element of an array."""
+    if dtype is DType.FLOAT32:
+        return Expression(text, "float")
+    if dtype is DType.UINT32:
+        return Expression(f"(int64_t){text}", "int64_t", dtype.low, dtype.high)
+    return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
+
+
+@dataclass
+class Scope:
+    """The parameters of one kernel while its text is written, and the statements of the present place."""
+
+    graph: Graph
+    accumulators: int = 16
+    """Sums there are registers for."""
+    constants: Constants = field(default_factory=Constants)
+    _inputs: dict[str, str] = field(default_factory=dict)
+    _kept: dict[tuple[str, str], str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    index: Index = field(default=lambda shape: "0")
+
+    def input(self, value: str, name: str = "") -> str:
+        """The C identifier of a region input, `name` if it is new."""
+        if value not in self._inputs:
+            wanted = name or ("addend" if self._inputs else "input")
+            taken = list(self._inputs.values()).count
+            self._inputs[value] = wanted if not taken(wanted) else f"{wanted}_{len(self._inputs) + 1}"
+        return self._inputs[value]
+
+    def constant(self, owner: str, stem: str, array: Array) -> str:
+        """The C identifier of a constant that belongs to the value `owner`; asked again, the same one."""
+        place = (owner, stem)
+        if place not in self._kept:
+            self._kept[place] = self.constants.add(stem, np.ascontiguousarray(array))
+        return self._kept[place]
+
+    def element(self, name: str, shape: Shape) -> str:
+        """The element of an array at the present place."""
+        return f"{name}[{self.index(shape)}]"
+
+    def known(self, value: str) -> Array:
+        """The array of an operand that must be constant."""
+        if value not in self.graph.constants:
+            raise Unsupported(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
+        return self.graph.constants[value]
+
+    def define(self, stem: str, kind: str, text: str) -> str:
+        """Add a statement that names an intermediate value."""
+        taken = sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
+        name = f"{stem}_{taken + 1}" if taken else stem
+        self.lines.append(f"const {kind} {name} = {text};")
+        return name
+
+    def keep(self, used: set[str]) -> None:
+        """Drop the constants whose identifiers are not in `used`."""
+        self.constants.arrays = {name: array for name, array in self.constants.arrays.items() if name in used}
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Output, inputs in the region's order, constants."""
+        types = self.graph.types
+        result = self.graph.outputs[0]
+        found = [Parameter("output", result, c_type(types[result].dtype), False)]
+        for value in self.graph.inputs:
+            if value in self._inputs:
+                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False))
+        for name, array in self.constants.arrays.items():
+            found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
+        return tuple(found)
+
+
+Rule = Callable[[Scope, Node, Sequence[Expression]], Expression]
+
+
+def _integer_operand(node: Node, operand: Expression) -> Expression:
+    if operand.c_type == "float":
+        raise Unsupported(f"{type(node.operator).__name__} of float32 is not computed on the core.")
+    return operand
+
+
+def _raised(operator: Requantize, x: Expression) -> Expression:
+    """(x - input_zero_point) * 2**left_shift, modulo 2**32 where it may leave int32 (WIDE: in 64 bits)."""
+    factor = 1 << operator.left_shift
+    low, high = ((bound - operator.input_zero_point) * factor for bound in (x.low, x.high))
+    if operator.rounding is Rounding.WIDE:
+        centred = total(f"(int64_t){atom(x.text)}", -operator.input_zero_point)
+        return Expression(product(atom(centred), factor) if factor > 1 else centred, "int64_t", low, high)
+    if x.c_type == "int64_t":
+        x = Expression(f"(int32_t){atom(x.text)}", "int32_t", *INT32)
+        low, high = INT32
+    if INT32[0] <= low and high <= INT32[1]:
+        centred = total(x.text, -operator.input_zero_point)
+        return Expression(product(atom(centred), factor) if factor > 1 else centred, "int32_t", low, high)
+    text = x.text
+    if operator.input_zero_point:
+        text = f"wrap_add({text}, {integer(-operator.input_zero_point)})"
+    if operator.left_shift:
+        text = f"wrap_shift({text}, {operator.left_shift})"
+    return Expression(text, "int32_t", *INT32)
+
+
+def _fixed_point_call(operator: Requantize, multiplier: Array, shift: Array) -> tuple[str, list[tuple[str, Array]]]:
+    """The cheapest helper that is exact for these shifts, and its constant arguments as (stem, values)."""
+    wide = operator.rounding is Rounding.WIDE
+    low, high = (-47, 14) if wide else (-31, 30)
+    if shift.min() < low or shift.max() > high:
+        raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
+    if multiplier.min() < 0:
+        raise Unsupported(f"a multiplier of {int(multiplier.min())} is negative.")
+    doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
+    if wide:
+        reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
+        narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
+        return "requantize_wide", [("multiplier", narrow), ("shift", right)]
+    if not shift.any():
+        return "multiply_upper", [("multiplier", doubled)]
+    name = f"requantize_{operator.rounding.value}"
+    if shift.max() < 0:
+        return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
+    return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
+
+
+def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    operator = node.operator
+    assert isinstance(operator, Requantize)
+    multiplier, shift = (scope.known(name) for name in node.inputs[1:])
+    function, constants = _fixed_point_call(operator, multiplier, shift)
+    raised = _raised(operator, _integer_operand(node, operands[0]))
+    places = [
+        scope.element(scope.constant(node.output, stem, array), array.shape) for stem, array in constants
+    ]
+    text = f"{function}({', '.join([raised.text, *places])})"
+    most, zero_point = int(shift.max()), operator.output_zero_point
+    reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
+    low, high = -reach + zero_point, reach + zero_point
+    if INT32[0] <= low and high <= INT32[1]:
+        return Expression(scope.define("scaled", "int32_t", total(text, zero_point)), "int32_t", low, high)
+    text = f"wrap_add({text}, {integer(zero_point)})" if zero_point else text
+    return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)
+
+
+def _scale_shift(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    x = _integer_operand(node, operands[0])
+    scale, offset, shift = (scope.known(name) for name in node.inputs[1:])
+    if shift.min() < 0 or shift.max() > 31:
+        raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
+    names = ("scale", "offset", "shift")
+    arrays = (scale, offset, shift.astype(np.int8))
+    places = [
+        scope.element(scope.constant(node.output, name, array), array.shape)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    reach = x.reach * int(np.abs(scale.astype(np.int64)).max()) + int(np.abs(offset.astype(np.int64)).max())
+    if reach > INT32[1]:
+        sum_text = f"(int64_t){atom(x.text)} * {places[0]} + {places[1]}"
+        text = f"(int32_t)(({sum_text}) >> {places[2]})"
+        return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)
+    text = f"({atom(x.text)} * {places[0]} + {places[1]}) >> {places[2]}"
+    low, high = ((sign * reach) >> int(shift.min()) for sign in (-1, 1))
+    return Expression(scope.define("scaled", "int32_t", text), "int32_t", low, high)
+
+
+def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    operator = node.operator
+    assert isinstance(operator, Clip)
+    x = _integer_operand(node, operands[0])
+    if operator.dtype in (DType.INT64, DType.UINT32):
+        raise Unsupported(f"Clip to {operator.dtype.text} is not computed on the core.")
+    if operator.low <= x.low and x.high <= operator.high:
+        return x
+    function = "clip_wide" if x.c_type == "int64_t" else "clip"
+    text = f"{function}({x.text}, {integer(operator.low)}, {integer(operator.high)})"
+    return Expression(text, "int32_t", operator.low, operator.high)
+
+
+def _offset(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    operator = node.operator
+    assert isinstance(operator, Offset)
+    x = _integer_operand(node, operands[0])
+    low, high = x.low + operator.offset, x.high + operator.offset
+    if x.c_type != "int32_t" or low < INT32[0] or high > INT32[1]:
+        raise Unsupported(f"Offset of values up to {x.reach} is not computed on the core.")
+    return Expression(total(x.text, operator.offset), "int32_t", low, high)
+
+
+def _add(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    a, b = (_integer_operand(node, operand) for operand in operands)
+    low, high = a.low + b.low, a.high + b.high
+    if INT32[0] <= low and high <= INT32[1]:
+        return Expression(f"{a.text} + {atom(b.text)}", "int32_t", low, high)
+    return Expression(f"wrap_add({a.text}, {b.text})", "int32_t", *INT32)
+
+
+def _lookup(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    x = _integer_operand(node, operands[0])
+    kind = scope.graph.types[node.inputs[0]].dtype
+    table = scope.constant(node.output, "table", scope.known(node.inputs[1]))
+    return expression_of(f"{table}[{total(x.text, -kind.low)}]", scope.graph.types[node.output].dtype)
+
+
+def _parameters_along(scope: Scope, node: Node, axis: int) -> tuple[str, str, Array]:
+    """Scale and zero point of a Quantize or Dequantize at the present place, and the zero points."""
+    rank = len(scope.graph.types[node.inputs[0]].shape)
+    scale, zero_point = (scope.known(name) for name in node.inputs[1:])
+    shape = tuple(scale.size if scale.size > 1 and place == axis % rank else 1 for place in range(rank))
+    places = [
+        scope.element(scope.constant(node.output, stem, array), shape)
+        for stem, array in (("scale", scale), ("zero_point", zero_point))
+    ]
+    return places[0], places[1], zero_point
+
+
+def _dequantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    operator = node.operator
+    assert isinstance(operator, Dequantize)
+    x = operands[0]
+    scale, place, zero_point = _parameters_along(scope, node, operator.axis)
+    low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
+    if low < INT32[0] or high > INT32[1]:
+        if x.high > 1 << 62 or x.low < -(1 << 62):
+            raise Unsupported("Dequantize of int64 is not computed on the core.")
+        x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
+    text = f"(float)({x.text} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"
+    return Expression(scope.define("real", "float", text), "float")
+
+
+def _quantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
+    operator = node.operator
+    assert isinstance(operator, Quantize)
+    if operator.dtype.bits > 16:
+        raise Unsupported(f"Quantize to {operator.dtype.text} is not computed on the core.")
+    scale, place, zero_point = _parameters_along(scope, node, operator.axis)
+    if np.abs(zero_point.astype(np.int64)).max() > 1 << 20:
+        raise Unsupported(f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.")
+    low, high = operator.dtype.low, operator.dtype.high
+    text = f"round_even({atom(operands[0].text)} / {scale}, {low} - {place}, {high} - {place}) + {place}"
+    return Expression(scope.define("steps", "int32_t", text), "int32_t", low, high)
+
+
+RULES: Mapping[type[Operator], Rule] = {
+    Requantize: _requantize,
+    ScaleShift: _scale_shift,
+    Clip: _clip,
+    Offset: _offset,
+    Add: _add,
+    Lookup: _lookup,
+    Dequantize: _dequantize,
+    Quantize: _quantize,
+}
+"""The C of each pointwise operator: a new one needs its function and a line here."""
+
+
+def is_pointwise(operator: Operator) -> bool:
+    """True for operators that compute each element from the same place of their operands."""
+    return type(operator) in RULES
+
+
+def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
+    """The statements that compute one element of the result and store it.
+
+    Args:
+        scope: the kernel's parameters; gains those the tree needs.
+        tree: the pointwise nodes in topological order.
+        index: where the present element is.
+        anchor: the anchor's value and its C expression; None for a region of pointwise operators alone.
+    """
+    graph = scope.graph
+    scope.lines, scope.index = [], index
+    values: dict[str, Expression] = dict([anchor] if anchor else [])
+
+    def value_of(name: str) -> Expression:
+        if name not in values:
+            kind = graph.types[name]
+            if name in graph.constants:
+                array = scope.constant(name, "addend", graph.constants[name])
+            else:
+                array = scope.input(name)
+            values[name] = expression_of(scope.element(array, kind.shape), kind.dtype)
+        return values[name]
+
+    users = graph.users()
+    for node in tree:
+        operands = [value_of(node.inputs[0])]
+        if isinstance(node.operator, Add):
+            operands.append(value_of(node.inputs[1]))
+        result = RULES[type(node.operator)](scope, node, operands)
+        if len(users[node.output]) > 1 and not result.text.isidentifier():
+            name = scope.define("shared", result.c_type, result.text)
+            result = Expression(name, result.c_type, result.low, result.high)
+        values[node.output] = result
+    output = graph.outputs[0]
+    kind = graph.types[output]
+    final = value_of(output)
+    stored = c_type(kind.dtype)
+    text = final.text if stored == final.c_type else f"({stored}){atom(final.text)}"
+    return [*scope.lines, f"output[{index(kind.shape)}] = {text};"]

@@ -1,0 +1,201 @@
+"""The shared inline C functions of the core kernels, and which of them need which.
+
+The right shift of a negative number is arithmetic in every compiler supported (C99 leaves it to the
+implementation); conversions to narrower signed types are modular there too. Nothing else is relied upon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+HELPERS: dict[str, str] = {
+    "in_order": """\
+/* Loads after this stay after it: without it compilers load far ahead and run out of registers. */
+static inline void in_order(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+""",
+    "held": """\
+/* The value, finished here: without it compilers put the work off to where the value is used, and spill. */
+static inline int32_t held(int32_t value)
+{
+    __asm__ volatile("" : "+r"(value) : : "memory");
+    return value;
+}
+""",
+    "clip": """\
+/* The value limited to [low, high]; most values are inside, which one comparison modulo 2^32 finds. */
+static inline int32_t clip(int32_t value, int32_t low, int32_t high)
+{
+    if (__builtin_expect((uint32_t)value - (uint32_t)low > (uint32_t)high - (uint32_t)low, 0)) {
+        return value < low ? low : high;
+    }
+    return value;
+}
+""",
+    "clip_wide": """\
+/* The 64-bit value limited to [low, high]. */
+static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
+{
+    const int64_t raised = value < low ? low : value;
+    return (int32_t)(raised > high ? high : raised);
+}
+""",
+    "wrap_add": """\
+/* The sum modulo 2^32. */
+static inline int32_t wrap_add(int32_t left, int32_t right)
+{
+    return (int32_t)((uint32_t)left + (uint32_t)right);
+}
+""",
+    "wrap_shift": """\
+/* value * 2^bits modulo 2^32. */
+static inline int32_t wrap_shift(int32_t value, int32_t bits)
+{
+    return (int32_t)((uint32_t)value << bits);
+}
+""",
+    "multiply_high": """\
+/* left * right / 2^31, rounded to nearest (halves up); not both are -2^31. */
+static inline int32_t multiply_high(int32_t left, int32_t right)
+{
+    return (int32_t)(((int64_t)left * right + 0x40000000) >> 31);
+}
+""",
+    "round_shift": """\
+/* value / 2^right, rounded to nearest, halves away from zero. */
+static inline int32_t round_shift(int32_t value, int32_t right)
+{
+    const int32_t mask = (int32_t)((1u << right) - 1u);
+    const int32_t threshold = (mask >> 1) + (value < 0);
+    return (value >> right) + ((value & mask) > threshold);
+}
+""",
+    "requantize_double": """\
+/* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
+   shift by 1 + shift with halves away from zero. */
+static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_upper(value, multiplier);
+    return (((high + (high >> 31)) >> shift) + 1) >> 1;
+}
+""",
+    "multiply_upper": """\
+/* value * multiplier * 2^-32, rounded once (halves up). */
+static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
+{
+    const int64_t product = (int64_t)value * (int64_t)multiplier;
+    return (int32_t)(product >> 32) + (int32_t)((uint32_t)product >> 31);
+}
+""",
+    "requantize_double_any": """\
+/* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
+static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
+{
+    const int32_t raised = wrap_shift(value, shift > 0 ? shift : 0);
+    return round_shift(multiply_high(raised, multiplier), shift < 0 ? -shift : 0);
+}
+""",
+    "requantize_single": """\
+/* value * multiplier * 2^(-33 - shift), rounded once (halves up). */
+static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int64_t product = (int64_t)value * (int64_t)multiplier;
+    return (((int32_t)(product >> 32) >> shift) + 1) >> 1;
+}
+""",
+    "requantize_single_any": """\
+/* value * multiplier * 2^(shift - 31), rounded once (halves up). */
+static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, int32_t shift)
+{
+    const int32_t right = 31 - shift;
+    return (int32_t)(((int64_t)value * multiplier + ((int64_t)1 << (right - 1))) >> right);
+}
+""",
+    "requantize_wide": """\
+/* value * multiplier * 2^-right for a value of 48 bits and a multiplier of 16, rounded once (halves up). */
+static inline int32_t requantize_wide(int64_t value, int32_t multiplier, int32_t right)
+{
+    return (int32_t)((value * multiplier + ((int64_t)1 << (right - 1))) >> right);
+}
+""",
+    "first_tap": """\
+/* The first kernel tap inside the image, for a window that begins at `start` (negative: before the image). */
+static inline int32_t first_tap(int32_t start, int32_t dilation)
+{
+    return start < 0 ? (dilation - 1 - start) / dilation : 0;
+}
+""",
+    "end_tap": """\
+/* One past the last kernel tap inside an image of `size`, for a window of `taps` that begins at `start`. */
+static inline int32_t end_tap(int32_t start, int32_t dilation, int32_t taps, int32_t size)
+{
+    return start + (taps - 1) * dilation >= size ? (size - start + dilation - 1) / dilation : taps;
+}
+""",
+    "divide_rounded": """\
+/* sum / count, rounded to nearest, halves away from zero. */
+static inline int32_t divide_rounded(int32_t sum, int32_t count)
+{
+    return sum < 0 ? -((count / 2 - sum) / count) : (sum + count / 2) / count;
+}
+""",
+    "double_saturating": """\
+/* value * 2, limited to 32 bits. */
+static inline int32_t double_saturating(int32_t value)
+{
+    const int32_t limited = value > 0x3FFFFFFF ? 0x3FFFFFFF : (value < -0x40000000 ? -0x40000000 : value);
+    return limited * 2 + (value > 0x3FFFFFFF);
+}
+""",
+    "softmax_reciprocal": """\
+/* 1 / sum as a Q0.31 factor, for a positive sum raised to [2^31, 2^32): Newton's division in Q2.29. */
+static inline int32_t softmax_reciprocal(uint32_t raised)
+{
+    const int32_t half = (int32_t)(raised >> 1);
+    int32_t estimate = 1515870810 + multiply_high(half, -1010580540);
+    for (int32_t round = 0; round < 3; ++round) {
+        const int32_t error = 0x20000000 - multiply_high(half, estimate);
+        estimate += double_saturating(double_saturating(multiply_high(estimate, error)));
+    }
+    return double_saturating(estimate);
+}
+""",
+    "round_even": """\
+/* The nearest integer, halves to even, after limiting to [low, high] with both within 2^22: adding 1.5 * 2^23
+   leaves no room for a fraction, so the addition itself rounds. */
+static inline int32_t round_even(float value, int32_t low, int32_t high)
+{
+    const float raised = value > (float)low ? value : (float)low;
+    const float limited = raised < (float)high ? raised : (float)high;
+    const float shifted = limited + 12582912.0f;
+    return (int32_t)(shifted - 12582912.0f);
+}
+""",
+}
+"""C source of each shared inline function, by its name."""
+
+
+def needed_helpers(source: str) -> tuple[str, ...]:
+    """The helpers a C text calls, and those they call, each after those it needs."""
+    found: list[str] = []
+
+    def visit(text: str) -> None:
+        called = set(re.findall(r"\b(\w+)\(", text))
+        for name in HELPERS:
+            if name in called and name not in found:
+                body = HELPERS[name].split("{", 1)[1]
+                visit(body)
+                if name not in found:
+                    found.append(name)
+
+    visit(source)
+    return tuple(found)
+
+
+def helper_source(names: Iterable[str]) -> str:
+    """The C text of helpers and all they need, each once."""
+    calls = "".join(f"{name}(" for name in names)
+    return "\n".join(HELPERS[name] for name in needed_helpers(calls))

@@ -1,0 +1,92 @@
+"""What a core kernel is: C text, its parameters and the constants it wants, and how a region is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.graph.types import Array, DType
+
+
+class Unsupported(ValueError):
+    """A region no core kernel computes; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One pointer parameter of a kernel's C function."""
+
+    name: str
+    """The C identifier."""
+    value: str
+    """The graph value it points to, or the key into `CoreKernel.constants`."""
+    c_type: str
+    """C type of one element."""
+    is_constant: bool
+    """True when the kernel's own compile-time constants hold the elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreKernel:
+    """A region of the integer graph as one C99 function.
+
+    The function is `static void name(OUT *restrict output, const A *restrict input, ..., const W *restrict weights,
+    ...)`: the arguments follow `parameters`. Arrays are dense and row-major; every array starts at a multiple of 8
+    bytes and the output overlaps no operand.
+    """
+
+    name: str
+    source: str
+    """C text: the function, with static functions of its own (named after it) before it."""
+    parameters: tuple[Parameter, ...]
+    """The arguments in order; the first is the output, the region's inputs come next, the constants last."""
+    constants: Mapping[str, Array]
+    """What to emit as const arrays: re-ordered, padded and folded as the kernel wants them."""
+    helpers: tuple[str, ...] = ()
+    """Functions of `HELPERS` the text calls, each after those it needs."""
+    scratch_bytes: int = 0
+    """Bytes of scratch memory the function needs beside its operands."""
+    key: str = ""
+    """The text without the function's name: kernels of equal keys can share one function."""
+
+
+@dataclass
+class Constants:
+    """Collects the constants of one kernel under readable, unused C identifiers."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def add(self, stem: str, array: Array) -> str:
+        """Keep `array` under a name that begins with `stem`; returns the name."""
+        name, count = stem, 1
+        while name in self.arrays:
+            count += 1
+            name = f"{stem}_{count}"
+        self.arrays[name] = array
+        return name
+
+
+def c_type(dtype: DType) -> str:
+    """The C type that holds one element: narrow integers take a byte each."""
+    if dtype is DType.FLOAT32:
+        return "float"
+    if dtype is DType.BOOL:
+        return "uint8_t"
+    return f"{'int' if dtype.signed else 'uint'}{max(dtype.bits, 8)}_t"
+
+
+def declarations(parameters: Sequence[Parameter]) -> list[str]:
+    """The C declarations of parameters; all but the output point to constants."""
+    return [
+        f"{'' if parameter.name == 'output' else 'const '}{parameter.c_type} *restrict {parameter.name}"
+        for parameter in parameters
+    ]
+
+
+def accumulate_type(low: int, high: int) -> str:
+    """The narrowest of int32_t and int64_t that holds [low, high]; raises Unsupported beyond 64 bits."""
+    if low >= -(1 << 31) and high < 1 << 31:
+        return "int32_t"
+    if low >= -(1 << 63) and high < 1 << 63:
+        return "int64_t"
+    raise Unsupported(f"a sum may reach {max(-low, high)}, beyond 64 bits.")

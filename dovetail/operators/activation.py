@@ -1,0 +1,184 @@
+"""Activations: float functions, and the fixed-point softmax of microcontrollers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import erf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dovetail.graph.types import Array, Box, DType, TensorType
+from dovetail.operators import gemmlowp
+from dovetail.operators.base import Operator, require
+
+if TYPE_CHECKING:
+    from dovetail.graph.onnx_body import OnnxBody
+
+
+@dataclass(frozen=True)
+class Clamp(Operator):
+    """Limit a float operand to [low, high]; either may be infinite."""
+
+    low: float
+    high: float
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(inputs[0].dtype is DType.FLOAT32 and self.low <= self.high, f"cannot clamp {inputs[0]}")
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.clip(inputs[0], np.float32(self.low), np.float32(self.high))
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        bounds = [body.scalar(self.low, DType.FLOAT32), body.scalar(self.high, DType.FLOAT32)]
+        return body.add("Clip", [inputs[0], *bounds])
+
+
+class UnaryKind(enum.Enum):
+    """Functions of one float; `alpha` is the operator's attribute."""
+
+    SIGMOID = "Sigmoid"
+    """1 / (1 + exp(-x))"""
+    TANH = "Tanh"
+    HARD_SIGMOID = "HardSigmoid"
+    """min(max(x / 6 + 1/2, 0), 1)"""
+    HARD_SWISH = "HardSwish"
+    """x * min(max(x / 6 + 1/2, 0), 1)"""
+    LEAKY_RELU = "LeakyRelu"
+    """x where x >= 0, else alpha * x"""
+    ELU = "Elu"
+    """x where x >= 0, else alpha * (exp(x) - 1)"""
+    GELU = "Gelu"
+    """x * (1 + erf(x / sqrt(2))) / 2"""
+
+
+def _sigmoid(x: Array, _alpha: float) -> Array:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def _hard_sigmoid(x: Array, _alpha: float) -> Array:
+    return np.clip(x / 6.0 + 0.5, 0.0, 1.0)
+
+
+def _gelu(x: Array, _alpha: float) -> Array:
+    tails = np.array([erf(value) for value in (x / np.sqrt(2.0)).ravel()], np.float64)
+    return x * (1.0 + tails.reshape(x.shape)) / 2.0
+
+
+UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
+    UnaryKind.SIGMOID: _sigmoid,
+    UnaryKind.TANH: lambda x, _alpha: np.tanh(x),
+    UnaryKind.HARD_SIGMOID: _hard_sigmoid,
+    UnaryKind.HARD_SWISH: lambda x, alpha: x * _hard_sigmoid(x, alpha),
+    UnaryKind.LEAKY_RELU: lambda x, alpha: np.where(x >= 0, x, alpha * x),
+    UnaryKind.ELU: lambda x, alpha: np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
+    UnaryKind.GELU: _gelu,
+}
+"""Each function on float64 arrays, with the operator's alpha."""
+
+
+@dataclass(frozen=True)
+class Unary(Operator):
+    """A function of each float element, computed in float64 and rounded to float32."""
+
+    kind: UnaryKind
+    alpha: float = 0.0
+    """Slope of LEAKY_RELU, scale of ELU; unused by the others."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(inputs[0].dtype is DType.FLOAT32, f"expects float32, got {inputs[0]}")
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        wide = UNARY_FUNCTIONS[self.kind](inputs[0].astype(np.float64), self.alpha)
+        return np.asarray(wide, dtype=np.float32)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        if self.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ELU):
+            return body.add(self.kind.value, [inputs[0]], alpha=self.alpha)
+        if self.kind is UnaryKind.HARD_SIGMOID:
+            return body.add(self.kind.value, [inputs[0]], alpha=1.0 / 6.0, beta=0.5)
+        return body.add(self.kind.value, [inputs[0]])
+
+
+@dataclass(frozen=True)
+class Softmax(Operator):
+    """exp(beta * x) normalised to sum 1 over the last axis, float32."""
+
+    beta: float = 1.0
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x = inputs[0].astype(np.float64) * self.beta
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), "a softmax is not tiled over its last axis")
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        scaled = body.add("Mul", [inputs[0], body.scalar(self.beta, DType.FLOAT32)])
+        return body.add("Softmax", [scaled], axis=-1)
+
+
+@dataclass(frozen=True)
+class FixedSoftmax(Operator):
+    """Softmax over the last axis of 8-bit values, in fixed point: TFLite Micro's, bit for bit.
+
+    Differences to the largest element of the row, times multiplier * 2**(shift - 31), are Q5.26 operands of
+    exp; the result has scale 2**-bits and zero point dtype.low.
+    """
+
+    multiplier: int
+    """beta * input scale * 2**26 as a Q0.31 multiplier."""
+    shift: int
+    """The power of two that goes with it, at least 0."""
+    diff_min: int
+    """Differences below this (it is negative) count as exp = 0."""
+    dtype: DType
+    """INT8, UINT8 or INT16."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        require(x.dtype in (DType.INT8, DType.UINT8), f"expects 8-bit values, got {x}")
+        require(self.dtype in (DType.INT8, DType.UINT8, DType.INT16), f"cannot give {self.dtype.text}")
+        require(len(x.shape) > 0 and x.shape[-1] < 4096, f"sums up to 4095 elements, got {x}")
+        return TensorType(x.shape, self.dtype)
+
+    def table(self) -> Array:
+        """exp of the difference -d for d = 0..255, Q0.31 in int32 [256]; 0 beyond diff_min."""
+        differences = -np.arange(256, dtype=np.int64)
+        kept = np.maximum(differences, self.diff_min)
+        scaled = gemmlowp.high_product(kept << self.shift, self.multiplier)
+        return np.where(differences >= self.diff_min, gemmlowp.exponential(scaled), 0).astype(np.int32)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x = inputs[0].astype(np.int64)
+        powers = self.table().astype(np.int64)[x.max(axis=-1, keepdims=True) - x]
+        total = gemmlowp.rounding_shift(powers, 12).sum(axis=-1, keepdims=True)
+        reciprocal, over_unit = gemmlowp.reciprocal(total, 12)
+        exponent = over_unit + 31 - self.dtype.bits
+        scaled = gemmlowp.rounding_shift(gemmlowp.high_product(reciprocal, powers), exponent)
+        limited: Array = np.clip(scaled + self.dtype.low, self.dtype.low, self.dtype.high)
+        return limited.astype(self.dtype.numpy)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), "a softmax is not tiled over its last axis")
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.fixed_softmax(self, inputs[0])

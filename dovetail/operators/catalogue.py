@@ -1,0 +1,24 @@
+"""Every operator there is, by name: what a saved graph may hold."""
+
+from __future__ import annotations
+
+from dovetail.operators.activation import Clamp, FixedSoftmax, Softmax, Unary
+from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, ScaleShift
+from dovetail.operators.base import Operator
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.operators.quantization import Dequantize, Quantize
+
+OPERATORS: dict[str, type[Operator]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Conv2d, DepthwiseConv2d, FullyConnected),
+        *(Reshape, Transpose, Pad, Concat, Slice, Patches),
+        *(Requantize, ScaleShift, Clip, Offset, Add, Lookup),
+        *(Quantize, Dequantize),
+        *(MaxPool2d, AveragePool2d, SumPool2d),
+        *(Clamp, Unary, Softmax, FixedSoftmax),
+    )
+}
+"""The operator classes by their names."""

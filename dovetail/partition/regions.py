@@ -1,0 +1,194 @@
+"""Cuts the integer graph into regions: what each engine takes as a whole, and what the core computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail import kernels
+from dovetail.errors import ModelError
+from dovetail.graph.graph import Graph, Node
+from dovetail.operators.movement import Reshape
+from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.pattern import Match, Mismatch, match_pattern
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes computed together, by one engine or by the core."""
+
+    name: str
+    """Short, unique, a C identifier."""
+    graph: Graph
+    """The nodes as a graph of their own: runtime operands are its inputs, the one result its output."""
+    match: Match | None
+    """How the offload's pattern lies in `graph`; None on the core."""
+    engine: Engine | None
+    offload: Offload | None
+    reason: str
+    """On the core: the one sentence that says why no engine took it; empty where an engine did or none could."""
+    origins: tuple[str, ...]
+    """The operators of the user's model computed here."""
+
+    @property
+    def output(self) -> str:
+        """Name of the value computed."""
+        return self.graph.outputs[0]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, padded taps counted."""
+        types = self.graph.types
+        return sum(node.operator.macs([types[name] for name in node.inputs]) for node in self.graph.nodes)
+
+    @property
+    def is_view(self) -> bool:
+        """True when the result is its operand under another shape: nothing is computed."""
+        return all(isinstance(node.operator, Reshape) for node in self.graph.nodes)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    nodes: tuple[Node, ...]
+    engine: Engine | None
+    offload: Offload | None
+    reason: str
+
+
+def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
+    """Regions in an order that computes every value before it is read.
+
+    Raises:
+        ModelError: an operator that neither an engine nor the core can compute.
+    """
+    claimed: dict[str, _Claim] = {}
+    for node in reversed(graph.nodes):
+        if node.output not in claimed:
+            claim = _claim(graph, target, node, claimed)
+            claimed.update((member.output, claim) for member in claim.nodes)
+    ordered = [claimed[node.output] for node in graph.nodes if claimed[node.output].nodes[-1].output == node.output]
+    names = _names(ordered)
+    return tuple(_region(graph, claim, name) for claim, name in zip(ordered, names, strict=True))
+
+
+def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
+    """Why no engine takes the computation that ends in `node`: the sentence of the pattern that came closest."""
+    best = Mismatch("", 0)
+    for engine in target.engines:
+        for offload in engine.offloads:
+            found = match_pattern(offload.pattern, graph, node.output)
+            if isinstance(found, Match):
+                failures = (constraint.failure(found) for constraint in offload.constraints)
+                sentence = next((failure for failure in failures if failure), None)
+                if sentence is None:
+                    return ""
+                found = Mismatch(sentence, 1000 + len(found.nodes))
+            if found.depth > best.depth:
+                best = Mismatch(f"{engine.name} {offload.name}: {found.sentence}", found.depth)
+    if best.depth or not target.engines:
+        return best.sentence
+    kind = type(node.operator).__name__
+    return f"no engine has a pattern that ends in {kind}"
+
+
+def _claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Claim]) -> _Claim:
+    for engine in target.engines:
+        for offload in engine.offloads:
+            found = match_pattern(offload.pattern, graph, node.output)
+            if isinstance(found, Match) and not any(constraint.failure(found) for constraint in offload.constraints):
+                members = {member.output for member in found.nodes.values()}
+                if members.isdisjoint(claimed):
+                    nodes = tuple(member for member in graph.nodes if member.output in members)
+                    return _Claim(nodes, engine, offload, "")
+    return _core_claim(graph, target, node, claimed)
+
+
+def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Claim]) -> _Claim:
+    """Grow a core region upwards from its last node as long as its kernel generator still takes it."""
+    producers, users = graph.producers(), graph.users()
+    members = {node.output: node}
+    frontier = list(node.inputs)
+    while frontier:
+        value = frontier.pop(0)
+        producer = producers.get(value)
+        if producer is None or value in claimed or value in graph.outputs or value in members:
+            continue
+        if any(user.output not in members for user in users[value]) or _engine_takes(graph, target, producer):
+            continue
+        grown = {**members, value: producer}
+        if kernels.supports(_subgraph(graph, _in_order(graph, grown), "candidate")) is None:
+            members = grown
+            frontier.extend(producer.inputs)
+    nodes = _in_order(graph, members)
+    refusal = kernels.supports(_subgraph(graph, nodes, "candidate")) if not _is_view(nodes) else None
+    if refusal:
+        raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
+    return _Claim(nodes, None, None, explain_mismatch(graph, target, node))
+
+
+def _is_view(nodes: Sequence[Node]) -> bool:
+    return all(isinstance(node.operator, Reshape) for node in nodes)
+
+
+def _engine_takes(graph: Graph, target: Target, node: Node) -> bool:
+    for engine in target.engines:
+        for offload in engine.offloads:
+            found = match_pattern(offload.pattern, graph, node.output)
+            if isinstance(found, Match) and not any(constraint.failure(found) for constraint in offload.constraints):
+                return True
+    return False
+
+
+def _in_order(graph: Graph, members: dict[str, Node]) -> tuple[Node, ...]:
+    return tuple(node for node in graph.nodes if node.output in members)
+
+
+def _subgraph(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
+    """The nodes as a graph of their own."""
+    computed = {node.output for node in nodes}
+    read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in computed)
+    inputs = tuple(value for value in read if value not in graph.constants)
+    constants = {value: graph.constants[value] for value in read if value in graph.constants}
+    types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
+    return Graph(name, inputs, (nodes[-1].output,), tuple(nodes), types, constants)
+
+
+def _region(graph: Graph, claim: _Claim, name: str) -> Region:
+    inner = _subgraph(graph, claim.nodes, name)
+    match = None
+    if claim.offload is not None:
+        found = match_pattern(claim.offload.pattern, inner, inner.outputs[0])
+        if isinstance(found, Mismatch):
+            raise ValueError(f"region {name} no longer matches: {found.sentence}")
+        match = found
+    origins = tuple(dict.fromkeys(node.origin for node in claim.nodes if node.origin))
+    return Region(name, inner, match, claim.engine, claim.offload, claim.reason, origins)
+
+
+def _names(claims: Sequence[_Claim]) -> list[str]:
+    """A short C identifier per region: the kind of its main operator and its place in the network."""
+    return [f"{_kind(claim)}_{index}" for index, claim in enumerate(claims)]
+
+
+_KINDS = {
+    "Conv2d": "conv",
+    "DepthwiseConv2d": "depthwise",
+    "FullyConnected": "dense",
+    "AveragePool2d": "average_pool",
+    "SumPool2d": "average_pool",
+    "MaxPool2d": "max_pool",
+    "FixedSoftmax": "softmax",
+    "Add": "add",
+    "Lookup": "lookup",
+    "Quantize": "quantize",
+    "Dequantize": "dequantize",
+}
+
+
+def _kind(claim: _Claim) -> str:
+    kinds = [type(node.operator).__name__ for node in claim.nodes]
+    for operator, kind in _KINDS.items():
+        if operator in kinds:
+            return kind
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()

@@ -1,0 +1,270 @@
+"""Turns regions into statements: calls on the core, copies and launches for the engines, in issue order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dovetail.graph.graph import Graph
+from dovetail.graph.types import Array, Box, DType, TensorType
+from dovetail.operators.movement import Reshape
+from dovetail.partition.regions import Region
+from dovetail.plan.movement import copies
+from dovetail.plan.tiles import EngineTile, Tiling
+from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view
+from dovetail.target.description import Target
+
+PACK_ALIGNMENT = 16
+"""Bytes every packed constant of a tile is aligned to."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The statements of a network before waits and addresses."""
+
+    statements: tuple[Statement, ...]
+    buffers: dict[str, Buffer]
+    constants: dict[str, Array]
+    values: dict[str, View]
+
+
+@dataclass
+class _Context:
+    target: Target
+    homes: Mapping[str, str]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, View] = field(default_factory=dict)
+    blobs: dict[bytes, str] = field(default_factory=dict)
+
+    def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
+        """Declare a buffer; returns its name."""
+        self.buffers[name] = Buffer(name, memory, nbytes, role)
+        return name
+
+
+@dataclass
+class _Parts:
+    """One region's statements: what may be done early, what must come before its first launch, and the rest."""
+
+    early: list[Statement] = field(default_factory=list)
+    head: list[Statement] = field(default_factory=list)
+    rest: list[Statement] = field(default_factory=list)
+
+
+def lower(
+    graph: Graph,
+    regions: Sequence[Region],
+    tilings: Mapping[str, Tiling],
+    target: Target,
+    homes: Mapping[str, str],
+    early: frozenset[str],
+) -> Lowered:
+    """Statements in issue order, without waits.
+
+    Args:
+        graph: the whole network.
+        regions: in execution order.
+        tilings: the tiles of each engine region, by region name.
+        target: the machine.
+        homes: memory of every computed value and input.
+        early: names of the regions whose constants are fetched while the region before is computed.
+    """
+    context = _Context(target, homes)
+    for index, name in enumerate(graph.inputs):
+        kind = graph.types[name]
+        buffer = context.buffer(f"input_{index}", homes[name], kind.nbytes, Role.INPUT)
+        context.values[name] = dense_view(buffer, kind)
+    parts = [_region(context, graph, index, region, tilings) for index, region in enumerate(regions)]
+    ordered: list[Statement] = []
+    waiting = _early_of_next(regions, parts, early)
+    for index, part in enumerate(parts):
+        ordered.append(Begin(index))
+        ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    return Lowered(tuple(ordered), context.buffers, context.constants, context.values)
+
+
+def _early_of_next(
+    regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]
+) -> dict[int, list[Statement]]:
+    """Move each early region's constants behind the first loads of the engine region before it (or the very start)."""
+    placed: dict[int, list[Statement]] = {}
+    previous = 0
+    for index, region in enumerate(regions):
+        if region.engine is None:
+            continue
+        if region.name in early and index > 0:
+            placed.setdefault(previous, []).extend(parts[index].early)
+            parts[index].early = []
+        previous = index
+    return placed
+
+
+def _region(
+    context: _Context, graph: Graph, index: int, region: Region, tilings: Mapping[str, Tiling]
+) -> _Parts:
+    kind = graph.types[region.output]
+    if region.is_view:
+        source = context.values[region.graph.inputs[0]]
+        context.values[region.output] = dense_view(source.buffer, kind, source.offset)
+        return _Parts()
+    role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
+    name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    buffer = context.buffer(name, context.homes[region.output], kind.nbytes, role)
+    result = dense_view(buffer, kind)
+    context.values[region.output] = result
+    if region.engine is not None:
+        return _engine(context, index, region, tilings[region.name], result)
+    operands = {value: context.values[value] for value in region.graph.inputs}
+    moved = copies(index, region.graph, operands, result) if context.target.dma else None
+    if moved:
+        return _Parts(head=list(moved))
+    return _Parts(head=[Call(index, region.graph, operands, result)])
+
+
+def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
+    """Double-buffered tiles: while one is computed the next is loaded and the one before is stored."""
+    parts = _Parts()
+    loads = [_tile_loads(context, index, region, tiling, number) for number in range(len(tiling.tiles))]
+    first_constants, first_inputs = loads[0][0], loads[0][1]
+    parts.early += first_constants
+    parts.head += first_inputs
+    for number, tile in enumerate(tiling.tiles):
+        launch = _launch(context, index, region, tiling, number, result)
+        parts.rest.append(launch)
+        if number:
+            parts.rest += _store(tiling, number - 1, parts.rest, index, region, result)
+        if number + 1 < len(tiling.tiles):
+            parts.rest += [*loads[number + 1][0], *loads[number + 1][1]]
+        del tile
+    parts.rest += _store(tiling, len(tiling.tiles) - 1, parts.rest, index, region, result)
+    return parts
+
+
+def _store(
+    tiling: Tiling, number: int, issued: list[Statement], index: int, region: Region, result: View
+) -> list[Statement]:
+    """The copy of a finished tile to where the value lives; none when it was computed in place."""
+    if region.output in tiling.in_place:
+        return []
+    launches = [statement for statement in issued if isinstance(statement, Launch)]
+    return [Copy(index, launches[number].result, result.part(tiling.tiles[number].tile.box))]
+
+
+def _slots(keys: Sequence[object]) -> list[tuple[int, bool]]:
+    """For each tile the slot (0 or 1) its operand is in, and whether it must be loaded: equal neighbours share a load."""
+    found: list[tuple[int, bool]] = []
+    for number, key in enumerate(keys):
+        if number and keys[number - 1] == key:
+            found.append((found[-1][0], False))
+        else:
+            found.append(((found[-1][0] + 1) % 2 if number else 0, True))
+    return found
+
+
+def _tile_loads(
+    context: _Context, index: int, region: Region, tiling: Tiling, number: int
+) -> tuple[list[Statement], list[Statement]]:
+    """Copies a tile needs before its launch: of constants, and of operands."""
+    assert region.engine is not None
+    memory = region.engine.memory
+    tile = tiling.tiles[number]
+    constants: list[Statement] = []
+    inputs: list[Statement] = []
+    if tile.packed:
+        slot, load = _constant_slot(tiling, number)
+        if load:
+            source = _constant_blob(context, region, tile)
+            nbytes = source.type.elements
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, nbytes)
+            constants.append(Copy(index, source, dense_view(target, source.type)))
+    for value in region.graph.inputs:
+        if value in tiling.in_place:
+            continue
+        slot, load = _input_slot(tiling, value, number)
+        if load:
+            kind = tile.tile.graph.types[value]
+            name = f"{region.name}_in{region.graph.inputs.index(value)}_{slot}"
+            target = _tile_buffer(context, name, memory, kind.nbytes)
+            source = context.values[value].part(tile.tile.reads[value])
+            inputs.append(Copy(index, source, dense_view(target, kind)))
+    return constants, inputs
+
+
+def _constant_slot(tiling: Tiling, number: int) -> tuple[int, bool]:
+    return _slots([_channels(tile.tile.box) for tile in tiling.tiles])[number]
+
+
+def _input_slot(tiling: Tiling, value: str, number: int) -> tuple[int, bool]:
+    return _slots([tile.tile.reads[value] for tile in tiling.tiles])[number]
+
+
+def _channels(box: Box) -> tuple[int, int]:
+    return box[-1]
+
+
+def _tile_buffer(context: _Context, name: str, memory: str, nbytes: int) -> str:
+    """A tile's buffer: as large as the largest tile that uses the slot."""
+    known = context.buffers.get(name)
+    if known is None or known.nbytes < nbytes:
+        context.buffers[name] = Buffer(name, memory, nbytes, Role.TILE)
+    return name
+
+
+def _constant_blob(context: _Context, region: Region, tile: EngineTile) -> View:
+    """The packed constants of a tile as one constant of the program; equal ones are stored once."""
+    offsets = pack_offsets(tile.packed)
+    blob = np.zeros(offsets[""], dtype=np.uint8)
+    for name, array in tile.packed.items():
+        blob[offsets[name] : offsets[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+    key = blob.tobytes()
+    if key not in context.blobs:
+        stem = f"{region.name}_constants"
+        name = stem if stem not in context.constants else f"{stem}_from_{_channels(tile.tile.box)[0]}"
+        context.blobs[key] = name
+        context.constants[name] = blob
+        context.buffers[name] = Buffer(name, context.target.code, blob.nbytes, Role.CONSTANT)
+    return dense_view(context.blobs[key], TensorType(blob.shape, DType.UINT8))
+
+
+def pack_offsets(packed: Mapping[str, Array]) -> dict[str, int]:
+    """Where each packed constant begins in a tile's blob, bytes; the blob's size under ""."""
+    offsets, total = {}, 0
+    for name, array in packed.items():
+        offsets[name] = total
+        total += -(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT
+    return {**offsets, "": total}
+
+
+def _launch(
+    context: _Context, index: int, region: Region, tiling: Tiling, number: int, result: View
+) -> Launch:
+    assert region.engine is not None
+    tile = tiling.tiles[number]
+    graph = tile.tile.graph
+    operands: dict[str, View] = {}
+    for position, value in enumerate(region.graph.inputs):
+        if value in tiling.in_place:
+            operands[value] = context.values[value].part(tile.tile.reads[value])
+        else:
+            slot = _input_slot(tiling, value, number)[0]
+            operands[value] = dense_view(f"{region.name}_in{position}_{slot}", graph.types[value])
+    offsets = pack_offsets(tile.packed)
+    slot = _constant_slot(tiling, number)[0]
+    for name, array in tile.packed.items():
+        kind = TensorType((array.nbytes,), DType.UINT8)
+        operands[name] = dense_view(f"{region.name}_constants_{slot}", kind, offsets[name])
+    if tile.scratch:
+        buffer = _tile_buffer(context, f"{region.name}_scratch", region.engine.memory, tile.scratch)
+        operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
+    if region.output in tiling.in_place:
+        written = result.part(tile.tile.box)
+    else:
+        kind = graph.types[region.output]
+        buffer = _tile_buffer(context, f"{region.name}_out_{number % 2}", region.engine.memory, kind.nbytes)
+        written = dense_view(buffer, kind)
+    return Launch(index, region.engine.name, tile.match, operands, written, tile.packed)
+
+

@@ -1,0 +1,210 @@
+"""Chooses how a region is cut: the tile that fits the engine's memory and keeps engine and DMA busiest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from dovetail.errors import PlanError
+from dovetail.graph.types import Array, Box, Shape, box_shape
+from dovetail.partition.regions import Region
+from dovetail.plan.crop import Tile, crop
+from dovetail.target.description import Dma, Offload, Target
+from dovetail.target.pattern import Match, match_pattern
+
+LAUNCH_CYCLES = 100
+"""Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
+
+_MOST_CUTS = 64
+
+
+@dataclass(frozen=True)
+class EngineTile:
+    """A tile with everything a launch of it needs."""
+
+    tile: Tile
+    match: Match
+    packed: Mapping[str, Array]
+    scratch: int
+    """Bytes of working memory."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a region is cut, and what the cut costs."""
+
+    shape: Shape
+    """Result shape of a whole tile."""
+    tiles: tuple[EngineTile, ...]
+    in_place: frozenset[str]
+    """Values (operands, result) the engine reaches where they lie."""
+    nbytes: int
+    """Bytes of engine memory the tile buffers take."""
+    cycles: int
+    """Estimated cycles, for ranking."""
+
+
+def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
+    """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
+
+    Args:
+        region: one with an engine.
+        target: the machine.
+        homes: memory each value lies in.
+        budget: bytes of the engine's memory free for tiles.
+
+    Raises:
+        PlanError: even the smallest tile is too large; says how many bytes are missing.
+    """
+    assert region.engine is not None
+    shape = region.graph.types[region.output].shape
+    in_place = frozenset(
+        name for name in (*region.graph.inputs, region.output) if homes[name] == region.engine.memory
+    )
+    best: Tiling | None = None
+    smallest: tuple[int, Shape] | None = None
+    for size in _candidates(region, shape):
+        tiling = _evaluate(region, target, size, in_place)
+        if tiling is None:
+            continue
+        if smallest is None or tiling.nbytes < smallest[0]:
+            smallest = (tiling.nbytes, size)
+        if tiling.nbytes <= budget and (best is None or tiling.cycles < best.cycles):
+            best = tiling
+    if best is None:
+        needed, size = smallest or (0, shape)
+        raise PlanError(
+            f"the smallest tile of {region.name}, {'x'.join(map(str, size))}, needs {needed} bytes of "
+            f"{region.engine.memory}; {budget} are free",
+            where=", ".join(region.origins),
+            hint=f"a {region.engine.memory} larger by {needed - budget} bytes, or fewer channels in this layer",
+        )
+    return best
+
+
+def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
+    """The tiles of a result, channels outermost or innermost."""
+    spans = [
+        [(start, min(start + step, total)) for start in range(0, total, step)]
+        for total, step in zip(shape, size, strict=True)
+    ]
+    if channels_outer:
+        for last, *rest in product(spans[-1], *spans[:-1]):
+            yield (*rest, last)
+    else:
+        yield from product(*spans)
+
+
+def _candidates(region: Region, shape: Shape) -> Iterator[Shape]:
+    """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps."""
+    assert region.offload is not None
+    image = len(shape) == 4
+    rows = _cuts(shape[1], region.offload.row_step) if image else [0]
+    columns = _cuts(shape[2], region.offload.row_step) if image else [0]
+    channels = _cuts(shape[-1], region.offload.channel_step)
+    for row, column, channel in product(rows, columns, channels):
+        if image and column != shape[2] and row > region.offload.row_step * 4:
+            continue
+        yield (shape[0], row, column, channel) if image else (*shape[:-1], channel)
+
+
+def _cuts(total: int, step: int) -> list[int]:
+    """Sizes that cut `total` into 1, 2, 3, … nearly equal parts at multiples of `step`."""
+    sizes = {total: None}
+    parts = 2
+    while parts <= _MOST_CUTS:
+        size = -(-total // parts)
+        size = -(-size // step) * step
+        if size < total:
+            sizes[size] = None
+        if size <= step:
+            break
+        parts += 1 if parts < 8 else parts // 4
+    return list(sizes)
+
+
+def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str]) -> Tiling | None:
+    """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
+    assert region.offload is not None
+    shape = region.graph.types[region.output].shape
+    try:
+        first = _engine_tile(region, tuple((0, step) for step in size))
+    except ValueError:
+        return None
+    counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
+    spatial, channel_cuts = _product(counts[:-1]), counts[-1]
+    graph = first.tile.graph
+    loads = {name: graph.types[name].nbytes for name in graph.inputs if name not in in_place}
+    packed = packed_bytes(first.packed)
+    result = 0 if region.output in in_place else graph.types[region.output].nbytes
+    tiles = spatial * channel_cuts
+    both = 2 if tiles > 1 else 1
+    nbytes = sum(loads.values()) * (both if spatial > 1 else 1) + result * both
+    nbytes += packed * (2 if channel_cuts > 1 else 1) + first.scratch
+    channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
+    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
+    moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
+    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + channel_cuts
+    engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
+    exposed = sum(loads.values()) + packed + result
+    cycles = max(engine, _dma_cycles(target.dma, moved, setups)) + _dma_cycles(target.dma, exposed, 1)
+    return Tiling(size, (first,), in_place, nbytes, cycles)
+
+
+def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
+    """True when looping over channels outside moves fewer bytes than looping over positions outside."""
+    if spatial == 1 or channel_cuts == 1:
+        return True
+    return loads * spatial * channel_cuts + packed * channel_cuts <= loads * spatial + packed * spatial * channel_cuts
+
+
+def complete(region: Region, tiling: Tiling) -> Tiling:
+    """The tiling with every one of its tiles, in the order they are launched."""
+    shape = region.graph.types[region.output].shape
+    first = tiling.tiles[0]
+    loads = sum(first.tile.graph.types[name].nbytes for name in region.graph.inputs if name not in tiling.in_place)
+    counts = [-(-total // step) for total, step in zip(shape, tiling.shape, strict=True)]
+    channels_outer = outer_channels(loads, packed_bytes(first.packed), _product(counts[:-1]), counts[-1])
+    boxes = tile_boxes(shape, tiling.shape, channels_outer)
+    tiles = tuple(_engine_tile(region, box) for box in boxes)
+    return Tiling(tiling.shape, tiles, tiling.in_place, tiling.nbytes, tiling.cycles)
+
+
+def packed_bytes(packed: Mapping[str, Array], alignment: int = 16) -> int:
+    """Bytes of the packed constants side by side, each aligned."""
+    return sum(-(-array.nbytes // alignment) * alignment for array in packed.values())
+
+
+def _engine_tile(region: Region, box: Box) -> EngineTile:
+    assert region.offload is not None
+    tile = crop(region.graph, box)
+    return engine_tile(region.offload, tile)
+
+
+def engine_tile(offload: Offload, tile: Tile) -> EngineTile:
+    """Match and packed constants of a tile; raises ValueError when the offload does not take it."""
+    match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
+    if not isinstance(match, Match):
+        raise ValueError(match.sentence)
+    for constraint in offload.constraints:
+        failure = constraint.failure(match)
+        if failure:
+            raise ValueError(failure)
+    return EngineTile(tile, match, offload.pack(match), offload.scratch(match))
+
+
+def _dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+    if dma is None:
+        return 0
+    return transfers * dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)
+
+
+def _product(sizes: list[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+__all__ = ["EngineTile", "Tiling", "box_shape", "choose_tiling", "complete", "engine_tile", "packed_bytes"]

@@ -1,0 +1,114 @@
+"""Runs a program in numpy: memories are byte arrays, an engine computes its pattern's own meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.errors import ProgramError
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.graph.types import Array
+from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, as_array
+from dovetail.program.printer import print_statement
+from dovetail.target.description import Target
+
+
+def interpret(program: Program, target: Target, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of one inference, every statement carried out on placed memory.
+
+    Raises:
+        ProgramError: an engine finds other bytes than its packed constants.
+    """
+    machine = _Machine(program, target)
+    for name, array in inputs.items():
+        machine.view(program.inputs[name])[...] = array
+    for index, statement in enumerate(program.statements):
+        machine.step(index, statement)
+    return {name: machine.view(view).copy() for name, view in program.outputs.items()}
+
+
+def check_program(program: Program, target: Target, graph: Graph, inputs: Mapping[str, Array]) -> None:
+    """Compare the program with the graph it was made from, bit for bit, layer by layer.
+
+    Raises:
+        ProgramError: names the first layer whose value differs.
+    """
+    written = {node.output for node in graph.nodes}
+    kept = [name for name in program.values if name in written]
+    expected = evaluate(graph, inputs, kept)
+    machine = _Machine(program, target)
+    for name, array in inputs.items():
+        machine.view(program.inputs[name])[...] = array
+    final = _last_writes(program, kept)
+    for index, statement in enumerate(program.statements):
+        machine.step(index, statement)
+        for name in final.get(index, ()):
+            actual = machine.view(program.values[name])
+            if not np.array_equal(actual, expected[name]):
+                count = int((actual != expected[name]).sum())
+                layer = program.layers[statement.layer]
+                raise ProgramError(f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph")
+
+
+def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
+    """Statement index -> values complete once it has been carried out."""
+    by_buffer: dict[str, list[str]] = {}
+    for name in values:
+        by_buffer.setdefault(program.values[name].buffer, []).append(name)
+    last: dict[str, int] = {}
+    for index, statement in enumerate(program.statements):
+        if isinstance(statement, Launch | Call):
+            last[statement.result.buffer] = index
+        elif isinstance(statement, Copy):
+            last[statement.destination.buffer] = index
+    found: dict[int, list[str]] = {}
+    for buffer, names in by_buffer.items():
+        if buffer in last:
+            found.setdefault(last[buffer], []).extend(names)
+    return found
+
+
+class _Machine:
+    """The memories of the machine and what each statement does to them."""
+
+    def __init__(self, program: Program, target: Target) -> None:
+        self.program = program
+        self.memories = {memory.name: np.zeros(memory.size, dtype=np.uint8) for memory in target.memories}
+        self.bases = {memory.name: memory.base for memory in target.memories}
+
+    def view(self, view: View) -> Array:
+        """A numpy view of where `view` lies; of constants, their bytes."""
+        buffer = self.program.buffers[view.buffer]
+        if buffer.role is Role.CONSTANT:
+            return as_array(self.program.constants[buffer.name], view, 0)
+        assert buffer.address is not None
+        return as_array(self.memories[buffer.memory], view, buffer.address - self.bases[buffer.memory])
+
+    def step(self, index: int, statement: Statement) -> None:
+        """Carry out one statement."""
+        if isinstance(statement, Copy):
+            self._copy(statement)
+        elif isinstance(statement, Launch):
+            for name, array in statement.packed.items():
+                if not np.array_equal(self.view(statement.operands[name]), array.reshape(-1).view(np.uint8)):
+                    line = print_statement(self.program, index).strip()
+                    raise ProgramError(f"the bytes of {name} are not its packed constants", where=f"statement {line}")
+            self._compute(statement)
+        elif isinstance(statement, Call):
+            self._compute(statement)
+
+    def _copy(self, copy: Copy) -> None:
+        source = self.view(copy.source).copy()
+        target = self.view(copy.destination)
+        if copy.before:
+            target[...] = np.array(copy.fill).astype(target.dtype)
+            spans = zip(copy.before, source.shape, strict=True)
+            target[tuple(slice(lead, lead + size) for lead, size in spans)] = source
+        else:
+            target[...] = source
+
+    def _compute(self, statement: Launch | Call) -> None:
+        graph = statement.graph
+        operands = {name: self.view(statement.operands[name]).copy() for name in graph.inputs}
+        self.view(statement.result)[...] = evaluate(graph, operands)[graph.outputs[0]]

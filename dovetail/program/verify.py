@@ -1,0 +1,224 @@
+"""Checks that a program keeps every rule, by walking it as the machine would: no address, no wait is taken on trust."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dovetail.errors import ProgramError
+from dovetail.graph.types import Array
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Copy,
+    Launch,
+    Program,
+    Role,
+    Statement,
+    View,
+    Wait,
+    queue_of,
+    reads,
+    writes,
+)
+from dovetail.program.printer import print_statement
+from dovetail.program.transfers import transfers
+from dovetail.target.description import Target
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A statement issued to a queue and not known to have finished."""
+
+    index: int
+    queue: str
+    memory: str
+    span: tuple[int, int]
+    is_write: bool
+
+
+@dataclass
+class _State:
+    program: Program
+    target: Target
+    identity: dict[str, int]
+    owner: dict[str, Array]
+    running: list[_Running] = field(default_factory=list)
+
+
+def verify(program: Program, target: Target) -> None:
+    """Check bounds, residency, lifetimes, waits and shapes.
+
+    Raises:
+        ProgramError: the first broken rule, with the statement that breaks it.
+    """
+    for buffer in program.buffers.values():
+        _check_buffer(buffer, target)
+    identity = {name: number + 1 for number, name in enumerate(sorted(program.buffers))}
+    owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in target.memories}
+    state = _State(program, target, identity, owner)
+    for view in program.inputs.values():
+        _mark(state, view)
+    for index, statement in enumerate(program.statements):
+        try:
+            _step(state, index, statement)
+        except ProgramError as error:
+            line = print_statement(program, index).strip()
+            raise ProgramError(error.what, where=f"statement {line}") from None
+    if state.running:
+        left = state.running[0]
+        raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
+    for name, view in program.outputs.items():
+        _check_resident(state, view, f"output '{name}'")
+
+
+def _check_buffer(buffer: Buffer, target: Target) -> None:
+    memories = {memory.name: memory for memory in target.memories}
+    if buffer.memory not in memories:
+        raise ProgramError(f"buffer {buffer.name} lies in {buffer.memory}, which {target.name} does not have")
+    if buffer.role is Role.CONSTANT:
+        return
+    memory = memories[buffer.memory]
+    if buffer.address is None:
+        raise ProgramError(f"buffer {buffer.name} has no address")
+    end = memory.base + memory.size
+    if not memory.base <= buffer.address <= end - buffer.nbytes:
+        raise ProgramError(
+            f"buffer {buffer.name} of {buffer.nbytes} bytes at 0x{buffer.address:x} is outside {memory.name} "
+            f"(0x{memory.base:x} to 0x{end:x})"
+        )
+    if buffer.address % memory.alignment:
+        raise ProgramError(f"buffer {buffer.name} at 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
+
+
+def _step(state: _State, index: int, statement: Statement) -> None:
+    if isinstance(statement, Begin):
+        return
+    if isinstance(statement, Wait):
+        _check_wait(state, index, statement)
+        state.running = [r for r in state.running if r.queue != statement.queue or r.index > statement.statement]
+        return
+    for view in (*reads(statement), *writes(statement)):
+        _check_view(state, view)
+    _check_shapes(state, statement)
+    queue = queue_of(statement, state.program.dma)
+    for view in reads(statement):
+        _check_free(state, view, queue, is_write=False)
+        _check_resident(state, view, f"'{view.buffer}'")
+    for view in writes(statement):
+        if state.program.buffers[view.buffer].role is Role.CONSTANT:
+            raise ProgramError(f"writes to the constant {view.buffer}")
+        _check_free(state, view, queue, is_write=True)
+        _mark(state, view)
+    if queue != CORE:
+        touched = [*((view, False) for view in reads(statement)), *((view, True) for view in writes(statement))]
+        for view, is_write in touched:
+            buffer = state.program.buffers[view.buffer]
+            if buffer.address is not None:
+                state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), is_write))
+
+
+def _check_wait(state: _State, index: int, wait: Wait) -> None:
+    if not 0 <= wait.statement < index:
+        raise ProgramError(f"waits for statement {wait.statement}, which has not been issued")
+    waited = state.program.statements[wait.statement]
+    if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
+        raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
+
+
+def _check_view(state: _State, view: View) -> None:
+    buffer = state.program.buffers.get(view.buffer)
+    if buffer is None:
+        raise ProgramError(f"names the unknown buffer {view.buffer}")
+    start, stop = view.span
+    if start < 0 or stop > buffer.nbytes:
+        raise ProgramError(f"touches bytes {start} to {stop} of {view.buffer}, which has {buffer.nbytes}")
+
+
+def _check_shapes(state: _State, statement: Statement) -> None:
+    if isinstance(statement, Copy):
+        inner, outer = statement.source.type.shape, statement.destination.type.shape
+        before = statement.before or (0,) * len(inner)
+        fits = len(inner) == len(outer) == len(before)
+        fits = fits and all(b >= 0 and b + i <= o for b, i, o in zip(before, inner, outer, strict=True))
+        if not fits or (not any(before) and not statement.before and inner != outer):
+            raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
+        if state.target.dma is None:
+            raise ProgramError(f"{state.target.name} has no DMA")
+        transfers(statement)
+        return
+    if isinstance(statement, Launch):
+        engine = state.target.engine(statement.engine)
+        for view in (*statement.operands.values(), statement.result):
+            memory = state.program.buffers[view.buffer].memory
+            if memory != engine.memory:
+                raise ProgramError(f"{engine.name} reaches {engine.memory} only; {view.buffer} lies in {memory}")
+        for name, array in statement.packed.items():
+            if statement.operands[name].type.nbytes != array.nbytes:
+                raise ProgramError(f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes")
+    if isinstance(statement, Launch | Call):
+        graph = statement.graph
+        for name in graph.inputs:
+            if statement.operands[name].type != graph.types[name]:
+                raise ProgramError(f"operand '{name}' is {statement.operands[name].type}, expected {graph.types[name]}")
+        if statement.result.type != graph.types[graph.outputs[0]]:
+            raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
+
+
+def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:
+    """No other queue may still be using these bytes (reading together is fine; one queue works in order)."""
+    buffer = state.program.buffers[view.buffer]
+    if buffer.address is None:
+        return
+    start, stop = _absolute(buffer, view)
+    for other in state.running:
+        overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
+        if overlap and other.queue != queue and (is_write or other.is_write):
+            deed = "writes" if is_write else "reads"
+            doing = "writing" if other.is_write else "reading"
+            raise ProgramError(
+                f"{deed} {view.buffer} while {other.queue} may still be {doing} there (statement {other.index}): "
+                "a wait is missing"
+            )
+
+
+def _check_resident(state: _State, view: View, name: str) -> None:
+    buffer = state.program.buffers[view.buffer]
+    if buffer.role is Role.CONSTANT:
+        return
+    found = _owners(state, view)
+    expected = state.identity[view.buffer]
+    wrong = found[found != expected]
+    if wrong.size == 0:
+        return
+    if (wrong == 0).any():
+        raise ProgramError(f"reads {name}, of which {int((wrong == 0).sum())} bytes were never written")
+    names = {number: known for known, number in state.identity.items()}
+    raise ProgramError(
+        f"reads {name}, of which {wrong.size} bytes have been overwritten by {names[int(wrong[0])]}: lifetimes overlap"
+    )
+
+
+def _mark(state: _State, view: View) -> None:
+    _owners(state, view)[...] = state.identity[view.buffer]
+
+
+def _owners(state: _State, view: View) -> Array:
+    """The owner of every byte of a view, as a writable numpy view."""
+    buffer = state.program.buffers[view.buffer]
+    owner = state.owner[buffer.memory]
+    start, _ = _absolute(buffer, view)
+    start -= state.target.memory(buffer.memory).base
+    size = view.type.dtype.numpy.itemsize
+    shape = (*view.type.shape, size)
+    strides = tuple(4 * stride for stride in (*view.strides, 1))
+    return np.lib.stride_tricks.as_strided(owner[start:], shape, strides)
+
+
+def _absolute(buffer: Buffer, view: View) -> tuple[int, int]:
+    assert buffer.address is not None
+    start, stop = view.span
+    return buffer.address + start, buffer.address + stop

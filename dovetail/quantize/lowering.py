@@ -1,0 +1,261 @@
+"""The quantize stage: every `Quantize(op(Dequantize(...)))` becomes explicit integer operators.
+
+The walk: each Quantize node asks for its float operand "as integers of this quantisation". Movement, maximum
+pools and clamps pass the question on; an arithmetic operator answers it by its rule (`rules.RULES`); a
+Dequantize answers it with the integers it stands on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.graph.graph import Graph, GraphBuilder, Node
+from dovetail.graph.types import Array, DType
+from dovetail.operators.activation import Clamp
+from dovetail.operators.arithmetic import Rounding
+from dovetail.operators.base import Operator
+from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
+from dovetail.operators.pooling import MaxPool2d
+from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.quantize.multiplier import quantized_bound
+from dovetail.quantize.rules import RULES, emit_requantized
+from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
+
+HINT = (
+    "quantise the model first: with the framework's own post-training quantisation to int8, "
+    "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator"
+)
+_MOVES = (Reshape, Transpose, Slice, Pad, MaxPool2d)
+"""Operators of one operand that mean the same on integers as on the floats these stand for."""
+
+
+def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE) -> Graph:
+    """The integer graph of a graph in QDQ form; values keep the names of the QDQ graph's integers.
+
+    Args:
+        graph: operators compute on floats, each between Dequantize and Quantize.
+        rounding: of every fixed-point product; DOUBLE is TFLite Micro's, SINGLE is TOSA's and XNNPACK's.
+            (64-bit accumulators of int16 activations always use WIDE, TFLite's only rule for them.)
+
+    Returns:
+        A graph of integer operators. A float input keeps a Quantize behind it, a float output a Dequantize before it.
+
+    Raises:
+        ModelError: an operator computes on floats that are not quantised; it is named, with what to do.
+    """
+    if not any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes):
+        for node in graph.nodes:
+            if not graph.types[node.output].dtype.is_integer:
+                raise ModelError(
+                    f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
+                )
+    return _Lowering(graph, rounding).run()
+
+
+def _kind(node: Node) -> str:
+    return type(node.operator).__name__
+
+
+def _place(node: Node) -> str:
+    return node.origin or node.output
+
+
+@dataclass
+class _Lowering:
+    graph: Graph
+    rounding: Rounding
+
+    def __post_init__(self) -> None:
+        self.emitter = Emitter(GraphBuilder(self.graph.name), frozenset(self.graph.types), self.rounding)
+        self.producers = self.graph.producers()
+        self.names: dict[str, str] = {}
+        """New name of each integer value, and of the graph's inputs."""
+        self.views: dict[str, Quantised | None] = {}
+        self.answers: dict[tuple[str, Target, Bounds], str] = {}
+
+    def run(self) -> Graph:
+        builder = self.emitter.builder
+        for name in self.graph.inputs:
+            self.names[name] = builder.input(name, self.graph.types[name])
+        for node in self.graph.nodes:
+            self.emitter.origin = node.origin
+            if isinstance(node.operator, Quantize):
+                self.names[node.output] = self._lower(node)
+            elif self.graph.types[node.output].dtype is not DType.FLOAT32:
+                inputs = [self._integer(name) for name in node.inputs]
+                self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
+        return builder.finish([self._output(name) for name in self.graph.outputs])
+
+    def _lower(self, node: Node) -> str:
+        """The integers a Quantize node gives."""
+        target = self._target(node)
+        answer = self._answer(node.inputs[0], target, Bounds(-inf, inf), node.output)
+        if node.output in self.graph.outputs and answer != node.output:
+            shape = self.graph.types[node.output].shape
+            return self.emitter.add(Reshape(shape), [answer], node.output)
+        return answer
+
+    def _target(self, node: Node) -> Target:
+        assert isinstance(node.operator, Quantize)
+        scale, zero_point = (self._parameter(node, name) for name in node.inputs[1:])
+        if scale.size != 1:
+            raise ModelError(
+                f"the result {node.output} is quantised per channel ({scale.size} scales); only weights may be",
+                where=_place(node),
+                hint="quantise activations per tensor",
+            )
+        return Target(node.operator.dtype, float(scale.reshape(-1)[0]), int(zero_point.reshape(-1)[0]))
+
+    def _parameter(self, node: Node, name: str) -> Array:
+        array = self.graph.constants.get(name)
+        if array is None:
+            raise ModelError(f"the quantisation parameter {name} is not a constant", where=_place(node))
+        return array
+
+    def _integer(self, name: str) -> str:
+        """The new name of an integer value or constant of the QDQ graph."""
+        if name not in self.names:
+            array = self.graph.constants[name]
+            self.names[name] = self.emitter.builder.constant(name, array, self.graph.types[name].dtype)
+        return self.names[name]
+
+    def _answer(self, value: str, target: Target, bounds: Bounds, stem: str) -> str:
+        """The float value as integers of `target`, within `bounds`; the result is named `stem` where it is new."""
+        key = (value, target, bounds)
+        if key not in self.answers:
+            self.answers[key] = self._compute(value, target, bounds, stem)
+        return self.answers[key]
+
+    def _compute(self, value: str, target: Target, bounds: Bounds, stem: str) -> str:
+        node = self.producers.get(value)
+        if value in self.graph.constants:
+            array = np.clip(self.graph.constants[value], bounds.low, bounds.high)
+            return self.emitter.builder.constant(stem, target.quantize(array), target.dtype)
+        if node is None:
+            return self._border(value, target, bounds, stem)
+        if isinstance(node.operator, Clamp):
+            return self._answer(node.inputs[0], target, bounds.within(node.operator.low, node.operator.high), stem)
+        named = bounds.open and self._source(value) == target
+        view = self._view(value, stem if named else "")
+        if view is not None:
+            return emit_requantized(self.emitter, view, target, bounds, stem)
+        self.emitter.origin = node.origin
+        if isinstance(node.operator, (Concat, *_MOVES)):
+            parts = [self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part")) for name in node.inputs]
+            return self.emitter.add(self._on_integers(node.operator, target, bounds), parts, stem)
+        return self._arithmetic(node, target, bounds, stem)
+
+    def _arithmetic(self, node: Node, target: Target, bounds: Bounds, stem: str) -> str:
+        rule = RULES.get(type(node.operator))
+        operands = [self._operand(name) for name in node.inputs]
+        if rule is None or any(operand is None for operand in operands):
+            raise self._float_between(node)
+        try:
+            found = [operand for operand in operands if operand is not None]
+            return rule(self.emitter, node.operator, found, target, bounds, stem)
+        except ModelError as error:
+            raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+
+    def _operand(self, name: str) -> Quantised | Array | None:
+        """An operand as quantised integers or as a float constant; None when it is a float of run time."""
+        view = self._view(name, "")
+        return view if view is not None else self.graph.constants.get(name)
+
+    def _border(self, value: str, target: Target, bounds: Bounds, stem: str) -> str:
+        """A float input of the network, quantised on the core."""
+        operands = [
+            value,
+            self.emitter.constant(f"{stem}_scale", np.array([target.scale], np.float32)),
+            self.emitter.constant(f"{stem}_zero_point", np.array([target.zero_point], np.int32)),
+        ]
+        name = stem if bounds.open else self.emitter.fresh(f"{stem}_unlimited")
+        result = self.emitter.add(Quantize(target.dtype), operands, name)
+        return result if bounds.open else self.emitter.clip(result, target, bounds, stem)
+
+    def _view(self, value: str, stem: str) -> Quantised | None:
+        """The integers a float value stands for without any arithmetic, None if there are none."""
+        if value not in self.views:
+            node = self.producers.get(value)
+            self.views[value] = self._find_view(node, stem) if node is not None else None
+        return self.views[value]
+
+    def _source(self, value: str) -> Target | None:
+        """The quantisation of the integers that movement operators bring to a float value, where it has any."""
+        node = self.producers.get(value)
+        while node is not None and isinstance(node.operator, (Concat, *_MOVES)):
+            node = self.producers.get(node.inputs[0])
+        if node is None or not isinstance(node.operator, Dequantize):
+            return None
+        view = self._dequantized(node, node.operator)
+        return view.target if view.per_tensor else None
+
+    def _find_view(self, node: Node, stem: str) -> Quantised | None:
+        operator = node.operator
+        if isinstance(operator, Dequantize):
+            return self._dequantized(node, operator)
+        if not isinstance(operator, (Concat, *_MOVES)):
+            return None
+        parts = [self._view(name, "") for name in node.inputs]
+        first = parts[0]
+        if first is None or any(part is None or not part.same_steps(first) for part in parts):
+            return None
+        axis = first.axis
+        if not first.per_tensor:
+            if not isinstance(operator, Transpose):
+                return None
+            axis = operator.permutation.index(first.axis)
+        moved = self._on_integers(operator, first.target, Bounds(-inf, inf))
+        names = [part.name for part in parts if part is not None]
+        result = self.emitter.add(moved, names, stem or self.emitter.fresh(f"{first.name}_moved"))
+        kind, array = self.emitter.builder.type_of(result), self.emitter.builder.constant_of(result)
+        return replace(first, name=result, kind=kind, axis=axis, array=array)
+
+    def _dequantized(self, node: Node, operator: Dequantize) -> Quantised:
+        source = node.inputs[0]
+        scale, zero_point = (self._parameter(node, name) for name in node.inputs[1:])
+        kind = self.graph.types[source]
+        name = self._integer(source)
+        axis = operator.axis % max(len(kind.shape), 1)
+        array = self.emitter.builder.constant_of(name)
+        return Quantised(name, kind, scale.reshape(-1), zero_point.reshape(-1).astype(np.int64), axis, array)
+
+    def _on_integers(self, operator: Operator, target: Target, bounds: Bounds) -> Operator:
+        """A movement operator with its pad value as an integer."""
+        if not isinstance(operator, Pad):
+            return operator
+        value = min(max(operator.value, bounds.low), bounds.high)
+        return replace(operator, value=quantized_bound(value, target.scale, target.zero_point, target.dtype))
+
+    def _output(self, name: str) -> str:
+        if name in self.names:
+            return self.names[name]
+        node = self.producers.get(name)
+        if node is None:
+            raise ModelError(f"the output {name} is a constant or an input of the model", where=self.graph.name)
+        view = self._view(name, "")
+        if view is None:
+            raise self._float_between(node)
+        self.emitter.origin = node.origin
+        scale = self.emitter.constant(f"{name}_scale", view.scale)
+        zero_point = self.emitter.constant(f"{name}_zero_point", view.zero_point.astype(np.int32))
+        return self.emitter.add(Dequantize(view.axis), [view.name, scale, zero_point], name)
+
+    def _float_between(self, node: Node) -> ModelError:
+        """The complaint about a float computation; it names the first operator that lacks quantised operands."""
+        first = self._first_float(node)
+        if type(first.operator) not in (*RULES, Clamp, Concat, *_MOVES):
+            what = f"{_kind(first)} has no integer form in Dovetail"
+            return ModelError(what, where=_place(first), hint="take this operator out of the network")
+        bare = [name for name in first.inputs if self._operand(name) is None]
+        what = f"reads the float value {bare[0]}" if bare else f"gives the float value {first.output}"
+        return ModelError(f"{_kind(first)} {what}, which is not quantised", where=_place(first), hint=HINT)
+
+    def _first_float(self, node: Node) -> Node:
+        for name in node.inputs:
+            if self._operand(name) is None and name in self.producers:
+                return self._first_float(self.producers[name])
+        return node

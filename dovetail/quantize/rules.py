@@ -1,0 +1,156 @@
+"""How each arithmetic operator is computed on integers: one function per operator, listed in `RULES`.
+
+The factors and their rounding are TFLite Micro's, whose sources the comments name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.graph.types import Array, DType
+from dovetail.operators.activation import FixedSoftmax, Softmax, Unary
+from dovetail.operators.arithmetic import Add, Lookup, Offset, Requantize
+from dovetail.operators.base import Operator
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.pooling import AveragePool2d, SumPool2d
+from dovetail.quantize.linear import lower_linear
+from dovetail.quantize.multiplier import mean_multiplier, multiplier_arrays, softmax_parameters
+from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
+from dovetail.quantize.tables import Step, unary_table
+
+Operand = Quantised | Array
+"""A quantised value, or a float constant."""
+
+Rule = Callable[[Emitter, Operator, Sequence[Operand], Target, Bounds, str], str]
+"""(emitter, float operator, operands, quantisation and range of the result, its name) -> name of the integers.
+
+Raises ModelError for operands it has no integer form for."""
+
+
+def _activations(operator: Operator, operands: Sequence[Operand]) -> list[Quantised]:
+    """The operands as values with one scale each; raises ModelError for others."""
+    found = [operand for operand in operands if isinstance(operand, Quantised) and operand.per_tensor]
+    if len(found) != len(operands):
+        kind = type(operator).__name__
+        what = f"an operand of {kind} is a float constant or quantised per channel"
+        raise ModelError(what, hint="quantise all operands per tensor")
+    return found
+
+
+def emit_requantized(emitter: Emitter, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
+    """x in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in double)."""
+    (x,) = _activations(Requantize(), [x])
+    name, source = x.name, x.target
+    if source.scale == target.scale and source.zero_point != target.zero_point:
+        offset = target.zero_point - source.zero_point
+        if (source.dtype.low + offset, source.dtype.high + offset) == (target.dtype.low, target.dtype.high):
+            shifted = stem if bounds.open else emitter.fresh(f"{stem}_offset")
+            name, source = emitter.add(Offset(offset, target.dtype), [name], shifted), target
+    if source != target:
+        return emitter.scale_to(name, [source.scale / target.scale], target, bounds, stem, source.zero_point)
+    if bounds.integers(target) == (target.dtype.low, target.dtype.high):
+        return name
+    return emitter.clip(name, target, bounds, stem)
+
+
+def _add(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc)."""
+    values = _activations(operator, operands)
+    left_shift = 15 if target.dtype is DType.INT16 else 20
+    twice_larger = 2.0 * max(float(value.scale[0]) for value in values)
+    terms = []
+    for side, value in zip(("left", "right"), values, strict=True):
+        scaling = Requantize(emitter.rounding, value.target.zero_point, 0, left_shift)
+        factors = multiplier_arrays([value.target.scale / twice_larger])
+        terms.append(emitter.requantize(value.name, factors, scaling, emitter.fresh(f"{stem}_{side}")))
+    total = emitter.add(Add(), terms, emitter.fresh(f"{stem}_accumulator"))
+    return emitter.scale_to(total, [twice_larger / ((1 << left_shift) * target.scale)], target, bounds, stem)
+
+
+def _average_pool(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """Equal quantisation: TFLite's integer average. Else its MEAN: the sum, scaled by the scales and 1/count."""
+    assert isinstance(operator, AveragePool2d)
+    (x,) = _activations(operator, operands)
+    inner = emitter.fresh(f"{stem}_accumulator")
+    if x.target == target and not operator.scaled_sum:
+        return emitter.clip(emitter.add(operator, [x.name], inner), target, bounds, stem)
+    factor = x.target.scale / target.scale
+    if any(max(pair) for pair in operator.padding):
+        # The count is not the same everywhere, so the mean is taken first, with 8 more bits to round it finely.
+        raising = Requantize(emitter.rounding, x.target.zero_point, 0, 8)
+        raised = emitter.requantize(x.name, multiplier_arrays([1.0]), raising, emitter.fresh(f"{stem}_raised"))
+        average = emitter.add(operator, [raised], inner)
+        return emitter.scale_to(average, [factor / 256], target, bounds, stem)
+    pool = SumPool2d(operator.kernel, operator.stride, operator.padding, x.target.zero_point)
+    total = emitter.add(pool, [x.name], inner)
+    scaling = Requantize(emitter.rounding, 0, target.zero_point)
+    parameters = mean_multiplier(factor, prod(operator.kernel))
+    scaled = emitter.requantize(total, parameters, scaling, emitter.fresh(f"{stem}_scaled"))
+    return emitter.clip(scaled, target, bounds, stem)
+
+
+def _softmax(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """TFLite's fixed-point softmax, requantised where the result has another scale than its 1/256."""
+    assert isinstance(operator, Softmax)
+    (x,) = _activations(operator, operands)
+    if x.kind.dtype not in (DType.INT8, DType.UINT8):
+        raise ModelError(f"softmax of {x.kind.dtype.text} has no integer form", hint="quantise its operand to 8 bits")
+    parameters = softmax_parameters(x.target.scale, operator.beta)
+    native = replace(target, scale=2.0**-target.dtype.bits, zero_point=target.dtype.low)
+    fits = target == native and target.dtype in (DType.INT8, DType.UINT8, DType.INT16) and bounds.open
+    if fits:
+        return emitter.add(FixedSoftmax(*parameters, target.dtype), [x.name], stem)
+    fine = emitter.add(FixedSoftmax(*parameters, DType.INT16), [x.name], emitter.fresh(f"{stem}_fine"))
+    return emitter.scale_to(fine, [2.0**-16 / target.scale], target, bounds, stem, DType.INT16.low)
+
+
+def _unary(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """A table of the 256 results."""
+    assert isinstance(operator, Unary)
+    (x,) = _activations(operator, operands)
+    if x.kind.dtype not in (DType.INT8, DType.UINT8):
+        what = f"{operator.kind.name} of {x.kind.dtype.text} has no table in Dovetail"
+        raise ModelError(what, hint="quantise its operand to 8 bits")
+    source = Step(x.kind.dtype, x.target.scale, x.target.zero_point)
+    table = unary_table(operator, source, Step(target.dtype, target.scale, target.zero_point))
+    limited = np.clip(table, *bounds.integers(target)).astype(table.dtype)
+    name = emitter.constant(f"{stem}_table", limited, target.dtype)
+    return emitter.add(Lookup(), [x.name, name], stem)
+
+
+def _linear(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """Sums of products, bias, requantisation: see `dovetail.quantize.linear`."""
+    assert isinstance(operator, (Conv2d, DepthwiseConv2d, FullyConnected))
+    (x,) = _activations(operator, operands[:1])
+    weights = operands[1]
+    if not isinstance(weights, Quantised):
+        raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
+    bias = operands[2] if len(operands) > 2 else None
+    return lower_linear(emitter, operator, x, weights, bias, target, bounds, stem)
+
+
+RULES: dict[type[Operator], Rule] = {
+    Conv2d: _linear,
+    DepthwiseConv2d: _linear,
+    FullyConnected: _linear,
+    Add: _add,
+    AveragePool2d: _average_pool,
+    Softmax: _softmax,
+    Unary: _unary,
+}
+"""The rule of each operator that computes. Movement, MaxPool2d and Clamp need none: `lowering` passes through them."""

@@ -1,0 +1,119 @@
+"""Tables of 256 entries for functions of one 8-bit value, equal to TFLite Micro's int8 kernels where it has one.
+
+Facts from tflite-micro's reference/integer_ops/{logistic,tanh}.h, reference/{hard_swish,leaky_relu}.h and the
+Prepare functions of its micro kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.graph.types import Array, DType
+from dovetail.operators import gemmlowp
+from dovetail.operators.activation import UNARY_FUNCTIONS, Unary, UnaryKind
+from dovetail.operators.arithmetic import Rounding, fixed_point
+from dovetail.quantize.multiplier import quantize_multiplier
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one integer of a tensor stands for: (q - zero_point) * scale."""
+
+    dtype: DType
+    scale: float
+    """A float32 value."""
+    zero_point: int
+
+
+def unary_table(operator: Unary, x: Step, y: Step) -> Array:
+    """The result for every value of x's type, lowest first, in y's type.
+
+    TFLite Micro's values for int8 SIGMOID and TANH with their fixed output scale, HARD_SWISH and LEAKY_RELU;
+    otherwise the real function, rounded to the nearest step (halves to even).
+    """
+    exact = _EXACT.get(operator.kind)
+    centred = np.arange(x.dtype.low, x.dtype.high + 1, dtype=np.int64) - x.zero_point
+    found = exact(operator, centred, x, y) if exact and x.dtype is y.dtype is DType.INT8 else None
+    if found is None:
+        real = UNARY_FUNCTIONS[operator.kind](centred * float(x.scale), operator.alpha)
+        found = np.rint(real / y.scale).astype(np.int64) + y.zero_point
+    return np.asarray(np.clip(found, y.dtype.low, y.dtype.high).astype(y.dtype.numpy))
+
+
+def _in_q4(centred: Array, scale: float) -> tuple[Array, int]:
+    """The operand in Q4.27, and the largest step that does not saturate."""
+    multiplier, shift = quantize_multiplier(scale * (1 << 27))
+    radius = math.floor(15 * (1 << 27) / 2**shift)
+    kept = np.clip(centred, -radius, radius)
+    return fixed_point(kept, multiplier, shift, Rounding.DOUBLE), radius
+
+
+def _sigmoid(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    if (y.scale, y.zero_point) != (1 / 256, -128):
+        return None
+    raw, radius = _in_q4(centred, x.scale)
+    inner = gemmlowp.rounding_shift(gemmlowp.sigmoid(raw), 23) + y.zero_point
+    return np.where(centred <= -radius, -128, np.where(centred >= radius, 127, inner))
+
+
+def _tanh(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    if (y.scale, y.zero_point) != (1 / 128, 0):
+        return None
+    raw, radius = _in_q4(centred, x.scale)
+    inner = gemmlowp.rounding_shift(gemmlowp.tanh(raw), 24)
+    return np.where(centred <= -radius, -128, np.where(centred >= radius, 127, inner))
+
+
+def _high_product16(a: Array, b: int) -> Array:
+    """a * b / 2**15 of int16 values, halves up."""
+    return np.asarray((a * b + (1 << 14)) >> 15)
+
+
+def _saturate16(a: Array) -> Array:
+    return np.asarray(np.clip(a, -32768, 32767))
+
+
+def _multiplier16(real: float) -> tuple[int, int]:
+    """A factor as a 16-bit multiplier and a shift."""
+    multiplier, shift = quantize_multiplier(real)
+    return min((multiplier + (1 << 15)) >> 16, 32767), shift
+
+
+def _hard_swish(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    fine = np.float32(1 / 128) * np.float32(x.scale)
+    output_multiplier, output_shift = _multiplier16(float(fine / np.float32(y.scale)))
+    relu_multiplier, relu_shift = _multiplier16(float(fine / (np.float32(3.0) / np.float32(32768.0))))
+    if output_shift > 0:
+        return None
+    raised = centred * 128
+    relu = _saturate16(raised << (relu_shift - 1)) if relu_shift > 0 else raised
+    relu = _high_product16(relu, relu_multiplier)
+    if relu_shift > 0:
+        relu = _saturate16(relu << 1)
+    elif relu_shift < 0:
+        relu = gemmlowp.rounding_shift(relu, -relu_shift)
+    product = ((relu + (1 << 15)) >> 1) * _high_product16(raised, output_multiplier)
+    towards_zero = np.sign(product) * (np.abs(product) >> 15)
+    return gemmlowp.rounding_shift(towards_zero, -output_shift) + y.zero_point
+
+
+def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    if operator.alpha < 0:
+        return None
+    alpha = np.float32(x.scale) * np.float32(operator.alpha) / np.float32(y.scale)
+    identity = np.float32(x.scale) / np.float32(y.scale)
+    pairs = [quantize_multiplier(float(factor)) for factor in (identity, alpha)]
+    above, below = (fixed_point(centred, m, s, Rounding.DOUBLE) for m, s in pairs)
+    return np.asarray(np.where(centred >= 0, above, below) + y.zero_point)
+
+
+_EXACT: dict[UnaryKind, Callable[[Unary, Array, Step, Step], Array | None]] = {
+    UnaryKind.SIGMOID: _sigmoid,
+    UnaryKind.TANH: _tanh,
+    UnaryKind.HARD_SWISH: _hard_swish,
+    UnaryKind.LEAKY_RELU: _leaky_relu,
+}

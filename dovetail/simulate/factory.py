@@ -1,0 +1,43 @@
+"""Makes the devices a simulation names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dovetail.errors import SimulationError
+from dovetail.simulate.device import Bus, Device
+from dovetail.simulate.protocol import DeviceSpec
+
+
+def make_device(spec: DeviceSpec, bus: Bus) -> Device:
+    """Call the factory of `spec`.
+
+    Raises:
+        SimulationError: the module, file or function does not exist, or it does not take the arguments.
+    """
+    place, _, name = spec.factory.rpartition(":")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        factory: Any = getattr(module, name)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise SimulationError(f"there is no device factory '{spec.factory}': {error}",
+                              hint="write it as 'module:function' or 'file.py:function'") from None
+    try:
+        device: Device = factory(bus, **spec.arguments)
+    except TypeError as error:
+        raise SimulationError(f"the device factory '{spec.factory}' failed: {error}",
+                              hint=f"it is called with the bus and {sorted(spec.arguments)}") from None
+    return device
+
+
+def _from_file(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if found is None or found.loader is None:
+        raise ImportError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module

@@ -1,0 +1,49 @@
+"""The process that runs natively compiled code: `python -m dovetail.simulate.host_worker`, spoken to by `host.py`."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from dovetail.errors import SimulationError
+from dovetail.simulate.protocol import Buffers, InferenceResult, Json, RunRequest, SimulationResult
+from dovetail.simulate.worker_loop import Runner, serve
+
+
+def load(setup: Json) -> Runner:
+    """Load the shared library.
+
+    Raises:
+        SimulationError: that fails, or it has no such entry point.
+    """
+    name = Path(setup["library"]).name
+    try:
+        library = ctypes.CDLL(setup["library"])
+        entry = getattr(library, setup["entry"])
+    except (OSError, AttributeError) as error:
+        raise SimulationError(f"the library cannot be used: {error}", where=name,
+                              hint="host code calls reference functions, not engine drivers") from None
+    entry.restype = None
+
+    def run(request: RunRequest) -> SimulationResult:
+        return SimulationResult(tuple(infer(inputs, request) for inputs in request.inputs))
+
+    def infer(inputs: Buffers, request: RunRequest) -> InferenceResult:
+        for symbol, content in inputs.items():
+            ctypes.memmove(_buffer(library, symbol, len(content)), content, len(content))
+        entry()
+        return InferenceResult({symbol: bytes(_buffer(library, symbol, size))
+                                for symbol, size in request.outputs.items()})
+
+    return run
+
+
+def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes.c_ubyte]:
+    try:
+        return (ctypes.c_ubyte * size).in_dll(library, symbol)
+    except ValueError:
+        raise SimulationError(f"the library has no symbol '{symbol}'") from None
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,323 @@
+"""The simulated chip: core, memories, devices and time. Imported by the worker process only (Unicorn is GPL-2.0)."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.build.elf import Symbol, describe_address, load_image, symbols
+from dovetail.errors import SimulationError
+from dovetail.simulate import block_hook
+from dovetail.simulate.address_map import AddressMap, Window, page_ranges
+from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
+from dovetail.simulate.factory import make_device
+from dovetail.simulate.harness import SIZE as HARNESS_SIZE
+from dovetail.simulate.harness import Clock, Harness
+from dovetail.simulate.protocol import RunRequest, SimulationResult, SimulationSetup
+from dovetail.simulate.riscv_costs import BlockCost, block_cost
+
+# Unicorn's own annotations are incomplete, so it is used as Any.
+unicorn: Any = importlib.import_module("unicorn")
+uclib: Any = importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
+reg: Any = importlib.import_module("unicorn.riscv_const")
+
+_NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
+_WFI = 0x10500073
+_EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
+_MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
+_ACCESSES = {
+    unicorn.UC_MEM_READ_UNMAPPED: "read", unicorn.UC_MEM_WRITE_UNMAPPED: "write",
+    unicorn.UC_MEM_FETCH_UNMAPPED: "instruction fetch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """An access to a register, kept for messages."""
+
+    cycle: int
+    kind: str
+    address: int
+    value: int
+
+
+class Machine:
+    """A chip with its firmware loaded, standing at the reset vector.
+
+    Args:
+        setup: what it consists of.
+
+    Raises:
+        SimulationError: memories or devices overlap or are misaligned, or the firmware does not fit them.
+    """
+
+    def __init__(self, setup: SimulationSetup) -> None:
+        self._costs = setup.costs
+        self.bus = MemoryBus(setup.memories)
+        self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
+        self._symbols = symbols(setup.elf)
+        self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self.devices)
+        self._idle = 0
+        self._asleep = False
+        self._failure: BaseException | None = None
+        self._accesses: deque[_Access] = deque(maxlen=8)
+        self._core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        self._map_memories()
+        self._map_devices(setup)
+        self._hook = self._install_hook(setup.native_hook)
+        self._state = self._hook.state
+        self._core.hook_add(unicorn.UC_HOOK_MEM_INVALID, self._invalid)
+        self._load(setup)
+
+    # -- construction
+
+    def _map_memories(self) -> None:
+        for region in self.bus.regions:
+            if region.base % 4096:
+                raise SimulationError(f"the memory '{region.name}' begins at {region.base:#x}",
+                                      hint="memories of the simulated chip begin at multiples of 4096")
+            size = (region.size + 4095) // 4096 * 4096
+            pointer = self.bus.arrays[region.name].ctypes.data
+            try:
+                self._core.mem_map_ptr(region.base, size, unicorn.UC_PROT_ALL, pointer)
+            except unicorn.UcError as error:
+                raise SimulationError(f"the memory '{region.name}' at {region.base:#x} cannot be mapped: {error}",
+                                      hint="two memories may not share a page of 4096 bytes") from None
+
+    def _map_devices(self, setup: SimulationSetup) -> None:
+        windows = [Window(spec.base, spec.size, device) for spec, device in
+                   zip(setup.devices, self.devices, strict=True)]
+        self._windows = AddressMap([*windows, Window(setup.sim_control, HARNESS_SIZE, None)])
+        for base, size in page_ranges(self._windows.windows):
+            try:
+                self._core.mmio_map(base, size, self._mmio_read, base, self._mmio_write, base)
+            except unicorn.UcError as error:
+                raise SimulationError(f"the devices at {base:#x} cannot be mapped: {error}",
+                                      hint="devices and memories may not share a page of 4096 bytes") from None
+
+    def _install_hook(self, native: bool) -> block_hook.NativeHook | block_hook.PythonHook:
+        library = block_hook.native_hook_library() if native else None
+        if library is None:
+            hook = block_hook.PythonHook(self._count, self._core.emu_stop)
+            self._core.hook_add(unicorn.UC_HOOK_BLOCK, lambda _core, address, size, _data: hook(address, size))
+            return hook
+        stop = ctypes.cast(uclib.uc_emu_stop, ctypes.c_void_p).value or 0
+        compiled = block_hook.NativeHook(library, self._count, stop)
+        handle = ctypes.c_size_t()
+        status = uclib.uc_hook_add(
+            self._core._uch, ctypes.byref(handle), unicorn.UC_HOOK_BLOCK, ctypes.c_void_p(compiled.function),
+            ctypes.c_void_p(ctypes.addressof(compiled.state)), ctypes.c_uint64(1), ctypes.c_uint64(0),
+        )
+        if status != unicorn.UC_ERR_OK:
+            raise RuntimeError(f"the emulator refused the block hook: {status}")
+        return compiled
+
+    def _load(self, setup: SimulationSetup) -> None:
+        entry, segments = load_image(setup.elf)
+        for segment in segments:
+            try:
+                self.bus.view(segment.address, len(segment.data))[:] = memoryview(segment.data)
+            except SimulationError as error:
+                what = f"the firmware does not fit the memories: {error.what}"
+                raise SimulationError(what, hint=error.hint) from None
+        self._core.reg_write(reg.UC_RISCV_REG_PC, entry)
+        for device in self.devices:
+            device.reset()
+
+    # -- running
+
+    def run(self, request: RunRequest) -> SimulationResult:
+        """Run the inferences of `request`, or up to the firmware's exit when there are none.
+
+        Raises:
+            SimulationError: a fault of the firmware or of a device, a hang, or the instruction limit.
+        """
+        state = self._state
+        state.instruction_limit = state.instructions + request.instruction_limit
+        self._harness.begin(request)
+        while not self._harness.stop:
+            self._advance(state.cycles)
+            if self._asleep:
+                self._sleep()
+            self._take_interrupt()
+            self._arm()
+            self._execute()
+            if state.stop_reason == block_hook.STOP_LIMIT and not self._harness.stop:
+                raise self._watchdog(request.instruction_limit)
+        return SimulationResult(tuple(self._harness.results), self._stack_bytes(), state.instructions,
+                                self._harness.exit_code)
+
+    def _execute(self) -> None:
+        """Let the core run until the hook stops it or it waits for an interrupt."""
+        self._state.stop_reason = block_hook.RUNNING
+        self._state.after_system = 0
+        try:
+            self._core.emu_start(self._pc(), _NOWHERE)
+        except unicorn.UcError as error:
+            place = self._place(self._pc())
+            raise self._failure or SimulationError(f"the core stopped: {error}", where=place) from None
+        if failure := self._failure or self._hook.failure:
+            raise failure
+        if self._state.stop_reason == block_hook.RUNNING:
+            before = self._pc() - 4
+            if int.from_bytes(self.bus.view(before, 4).tobytes(), "little") != _WFI:
+                raise SimulationError("the core stopped for no known reason", where=self._place(before))
+            self._asleep = True
+
+    def _advance(self, now: int) -> None:
+        """Let the devices complete what is due, in the order of time across devices."""
+        while True:
+            due = [event for device in self.devices if (event := device.next_event()) is not None and event <= now]
+            if not due:
+                break
+            moment = min(due)
+            for device in self.devices:
+                device.advance(moment)
+                if device.next_event() == moment:
+                    raise RuntimeError(f"device '{device.name}' leaves its event of cycle {moment} undone")
+        for device in self.devices:
+            device.advance(now)
+
+    def _arm(self) -> None:
+        """Tell the hook when to stop next."""
+        events = [event for device in self.devices if (event := device.next_event()) is not None]
+        self._state.deadline = 0 if self._harness.stop else min(events, default=block_hook.NEVER)
+        self._state.interrupt = int(self._interrupt())
+
+    def _interrupt(self) -> bool:
+        return any(device.interrupt() for device in self.devices)
+
+    def _sleep(self) -> None:
+        """Carry on after wfi: let time jump from event to event until a device raises its interrupt."""
+        while not self._interrupt():
+            events = [event for device in self.devices if (event := device.next_event()) is not None]
+            if not events:
+                raise SimulationError("deadlock: the core waits for an interrupt and no device is running",
+                                      where=self._place(self._pc() - 4), hint=self._recent())
+            skipped = max(0, min(events) - self._state.cycles)
+            self._idle += skipped
+            self._state.cycles += skipped
+            self._advance(self._state.cycles)
+        self._asleep = False
+
+    def _take_interrupt(self) -> None:
+        """Enter the trap handler if a line is high and enabled (Privileged ISA manual, "Machine Trap Handling")."""
+        if not self._interrupt():
+            return
+        read, write = self._core.reg_read, self._core.reg_write
+        status = int(read(reg.UC_RISCV_REG_MSTATUS))
+        if not (status & _MSTATUS_MIE and int(read(reg.UC_RISCV_REG_MIE)) >> _EXTERNAL_INTERRUPT & 1):
+            return
+        vector = int(read(reg.UC_RISCV_REG_MTVEC))
+        write(reg.UC_RISCV_REG_MEPC, self._pc())
+        write(reg.UC_RISCV_REG_MCAUSE, 1 << 31 | _EXTERNAL_INTERRUPT)
+        write(reg.UC_RISCV_REG_MSTATUS, status & ~_MSTATUS_MIE | _MSTATUS_MPIE | _MSTATUS_MPP)
+        write(reg.UC_RISCV_REG_PC, (vector & ~3) + (4 * _EXTERNAL_INTERRUPT if vector & 1 else 0))
+        self._state.cycles += self._costs.interrupt_entry
+        self._state.taken_extra = 0
+
+    # -- called by the emulator
+
+    def _count(self, address: int, size: int) -> BlockCost:
+        def fetch(at: int) -> int:
+            return int.from_bytes(self.bus.view(at, 2).tobytes(), "little")
+
+        return block_cost(address, size, fetch, self._costs)
+
+    def _mmio_read(self, core: Any, offset: int, size: int, base: int) -> int:
+        return self._mmio("read", base + offset, size, 0)
+
+    def _mmio_write(self, core: Any, offset: int, size: int, value: int, base: int) -> None:
+        self._mmio("write", base + offset, size, value)
+
+    def _mmio(self, kind: str, address: int, size: int, value: int) -> int:
+        """Route an access to its device; an error is kept for `_execute`, as it cannot cross the emulator."""
+        if self._failure is not None:
+            return 0
+        try:
+            if size != 4 or address % 4:
+                raise SimulationError(f"{kind} of {size} bytes at {address:#x}: registers take aligned 32-bit accesses")
+            return self._access(kind, address, value & 0xFFFFFFFF)
+        except SimulationError as error:
+            place = self._place(self._state.current)
+            self._failure = SimulationError(f"{error.what} ({kind} in the block at {place})", where=error.where,
+                                            hint=error.hint)
+        except BaseException as error:
+            self._failure = error
+        self._core.emu_stop()
+        return 0
+
+    def _access(self, kind: str, address: int, value: int) -> int:
+        window = self._windows.find(address)
+        now, raised = self._state.cycles, bool(self._state.interrupt)
+        self._advance(now)
+        offset = address - window.base
+        if kind == "read":
+            value = self._harness.read(offset) if window.device is None else window.device.read(offset, now)
+        elif window.device is None:
+            self._harness.write(offset, value)
+        else:
+            window.device.write(offset, value, now)
+        self._accesses.append(_Access(now, kind, address, value))
+        self._arm()
+        if self._state.interrupt and not raised:
+            self._state.deadline = 0  # a new interrupt may be due at the next block
+        return value & 0xFFFFFFFF
+
+    def _invalid(self, core: Any, access: int, address: int, size: int, value: int, data: object) -> bool:
+        kind = _ACCESSES.get(access, f"access {access}")
+        place = self._place(self._state.current if kind == "instruction fetch" else self._pc())
+        came = " from the block at" if kind == "instruction fetch" else " at pc"
+        known = ", ".join(f"{r.name} {r.base:#x}..{r.base + r.size - 1:#x}" for r in self.bus.regions)
+        self._failure = SimulationError(f"bad {kind} of {size} bytes at {address:#x},{came} {place}",
+                                        hint=f"nothing is mapped there; memories: {known}")
+        return False
+
+    # -- symbols and messages
+
+    def _clock(self) -> Clock:
+        return Clock(self._state.cycles, self._state.instructions, self._idle)
+
+    def _symbol(self, name: str, nbytes: int) -> Symbol:
+        symbol = self._symbols.get(name)
+        if symbol is None:
+            raise SimulationError(f"the firmware has no symbol '{name}'",
+                                  hint="keep the buffer alive (not static, used by the model)")
+        if symbol.size and nbytes > symbol.size:
+            raise SimulationError(f"{nbytes} bytes for the symbol '{name}', which has {symbol.size}")
+        return symbol
+
+    def _write_symbol(self, name: str, content: bytes) -> None:
+        self.bus.view(self._symbol(name, len(content)).address, len(content))[:] = memoryview(content)
+
+    def _read_symbol(self, name: str, nbytes: int) -> bytes:
+        return self.bus.view(self._symbol(name, nbytes).address, nbytes).tobytes()
+
+    def _pc(self) -> int:
+        return int(self._core.reg_read(reg.UC_RISCV_REG_PC))
+
+    def _place(self, address: int) -> str:
+        return f"{address:#x} ({describe_address(address, self._symbols)})"
+
+    def _recent(self) -> str:
+        listed = "; ".join(f"cycle {a.cycle}: {a.kind} {a.address:#x} = {a.value:#x}" for a in self._accesses)
+        return f"last register accesses: {listed or 'none'}"
+
+    def _watchdog(self, limit: int) -> SimulationError:
+        return SimulationError(f"the firmware executed {limit} instructions without an end",
+                               where=self._place(self._pc()), hint=self._recent())
+
+    def _stack_bytes(self) -> int | None:
+        bottom, top = self._symbols.get("__stack_bottom"), self._symbols.get("__stack_top")
+        if bottom is None or top is None or top.address <= bottom.address:
+            return None
+        size = top.address - bottom.address
+        used = (self.bus.view(bottom.address, size) != INITIAL_BYTE).nonzero()[0]
+        depth = size - int(used[0]) if used.size else 0
+        if depth == size:
+            raise SimulationError(f"the stack of {size} bytes was used up to its last byte: it has overflowed",
+                                  hint="reserve a larger stack")
+        return depth

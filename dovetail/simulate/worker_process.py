@@ -1,0 +1,114 @@
+"""The client's side of a worker process: start, ask, and end it whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from typing import IO
+
+from dovetail.errors import SimulationError
+from dovetail.simulate.protocol import Json, receive, send
+
+
+class WorkerProcess:
+    """A running worker.
+
+    Args:
+        module: the module to run, e.g. "dovetail.simulate.iss_worker".
+        timeout: seconds a single request may take.
+    """
+
+    def __init__(self, module: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        # The worker finds the same packages; -P keeps the current folder out of its path.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._messages, env=environment, bufsize=0,
+        )
+        self._finalizer = weakref.finalize(self, _end, self._process, self._messages)
+
+    def ask(self, message: Json, blobs: Sequence[bytes] = ()) -> tuple[Json, list[bytes]]:
+        """Send a request and wait for the answer.
+
+        Raises:
+            SimulationError: the worker reports one, died, or took longer than the timeout.
+            RuntimeError: a bug in the worker or in a device model; the message is its traceback.
+        """
+        if not self._finalizer.alive:
+            raise SimulationError("the simulator was already closed")
+        deadline = time.monotonic() + self._timeout
+        try:
+            send(self._write, message, blobs)
+            answer = receive(lambda size: self._read(size, deadline))
+        except BrokenPipeError:
+            answer = None
+        except BaseException:  # a timeout or Ctrl-C: the worker is in the middle of something
+            self.close()
+            raise
+        if answer is None:
+            raise self._died()
+        content, data = answer
+        if content["kind"] == "error":
+            raise SimulationError(content["what"], where=content["where"], hint=content["hint"])
+        if content["kind"] == "bug":
+            raise RuntimeError(f"in the simulator's worker:\n{content['traceback']}")
+        return content, data
+
+    def close(self) -> None:
+        """End the worker; may be called again."""
+        self._finalizer()
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._process.stdin.fileno(), view) :]
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        parts: list[bytes] = []
+        while size:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([file], [], [], left)[0]:
+                raise SimulationError(f"the simulator gave no answer within {self._timeout:g} s")
+            part = os.read(file, min(size, 1 << 20))
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _died(self) -> SimulationError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        code = self._process.returncode
+        self._messages.seek(0)
+        printed = self._messages.read()[-2000:].decode(errors="replace").strip()
+        self.close()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return SimulationError(f"the simulator's worker process died ({how})", hint=printed)
+
+
+def _end(process: subprocess.Popen[bytes], messages: IO[bytes]) -> None:
+    """Close the pipes, wait a moment, kill what is left, and collect it, so that no zombie stays."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+    messages.close()

@@ -1,0 +1,175 @@
+"""How hardware is described: memories, DMA, core, engines and what each engine can be asked to do.
+
+A target is one `Target` value. Everything that is particular to a machine is said here, once; no stage of the
+compiler knows any target by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.graph.graph import Graph
+from dovetail.graph.types import Array
+from dovetail.target.pattern import Constraint, Match, Pattern
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One memory of the chip, at a fixed address, reachable by the core."""
+
+    name: str
+    base: int
+    """First byte address."""
+    size: int
+    """Bytes."""
+    alignment: int = 8
+    """Bytes every buffer is aligned to."""
+
+
+@dataclass(frozen=True)
+class Dma:
+    """A copy engine between memories: 1-D to 3-D copies with strides on both sides, padding on the way in."""
+
+    name: str
+    bytes_per_cycle: int
+    setup_cycles: int
+    """Cycles a transfer costs beyond its bytes."""
+    base: int
+    """Address of its registers."""
+    queue: int = 16
+    """Transfers that may be outstanding."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """The processor that runs the program."""
+
+    isa: str
+    """Instruction set as the compilers name it, e.g. "rv32imc"."""
+    stack: int = 4096
+    """Bytes of stack reserved."""
+    costs: Mapping[str, int] = field(default_factory=dict)
+    """Cycles per instruction class where they differ from the simulator's stated default."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a launch finds one of its operands: an address and byte strides, one per axis of the logical shape."""
+
+    address: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One start of an engine: the C function of its driver and the constant words it is given."""
+
+    function: str
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Offload:
+    """One thing an engine can be asked to compute.
+
+    `region` below is always the pattern's own sub-graph, cropped to a tile: its shapes, pads and constants are the tile's.
+    """
+
+    name: str
+    pattern: Pattern
+    constraints: tuple[Constraint, ...]
+    pack: Callable[[Match], Mapping[str, Array]]
+    """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array."""
+    commands: Callable[[Match, Mapping[str, Operand]], tuple[Command, ...]]
+    """Commands that compute a tile: operands by leaf name, packed constant name, "scratch" and "result"."""
+    cycles: Callable[[Match], int]
+    """Engine cycles of a tile."""
+    scratch: Callable[[Match], int] = lambda match: 0
+    """Bytes of working memory a tile needs beside its operands."""
+    channel_step: int = 1
+    """Tiles are cut at multiples of this many output channels."""
+    row_step: int = 1
+    """Tiles are cut at multiples of this many output rows and columns."""
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """The simulated device behind an engine's registers."""
+
+    factory: str
+    """"module:function" that makes the device; called with the bus and `arguments`."""
+    base: int
+    size: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An accelerator beside the core, started by a C call and working on its own until waited for."""
+
+    name: str
+    memory: str
+    """The memory its operands must lie in."""
+    offloads: tuple[Offload, ...]
+    """What it can compute, the preferred first."""
+    ideal_macs_per_cycle: float
+    """Peak multiply-accumulates per cycle, for the report."""
+    driver: tuple[str, ...]
+    """C files of the driver, as paths of package resources "package:file"."""
+    device: DeviceModel
+    wait: str
+    """C function that waits until the launch with a given ticket has finished."""
+    prepare: str = ""
+    """C function called once before the first launch of an inference; empty for none."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A step that brings the integer graph into a form the target takes."""
+
+    name: str
+    apply: Callable[[Graph], Graph]
+    exact: bool
+    """True when every remaining value keeps every bit; otherwise each requantisation may move by one."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A named choice of rewrites, e.g. how requantisation is done."""
+
+    name: str
+    sentence: str
+    rewrites: tuple[Rewrite, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A whole machine."""
+
+    name: str
+    sentence: str
+    """What it is, for `dovetail targets`."""
+    core: Core
+    memories: tuple[Memory, ...]
+    code: str
+    """Memory of program and constants."""
+    values: str
+    """Memory of activations that lie nowhere closer."""
+    policies: tuple[Policy, ...]
+    """The default first."""
+    engines: tuple[Engine, ...] = ()
+    dma: Dma | None = None
+
+    def memory(self, name: str) -> Memory:
+        """The memory of that name; raises KeyError when there is none."""
+        return {memory.name: memory for memory in self.memories}[name]
+
+    def engine(self, name: str) -> Engine:
+        """The engine of that name; raises KeyError when there is none."""
+        return {engine.name: engine for engine in self.engines}[name]
+
+    def policy(self, name: str | None) -> Policy:
+        """The policy of that name, the default for None; raises KeyError when there is none."""
+        return self.policies[0] if name is None else {policy.name: policy for policy in self.policies}[name]

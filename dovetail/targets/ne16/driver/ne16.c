@@ -1,0 +1,155 @@
+#include "ne16.h"
+
+/* Word numbers of the engine's registers. */
+enum { TRIGGER = 0, ACQUIRE = 1, FINISHED = 2, SOFT_CLEAR = 5, TASK = 8 };
+/* Word numbers of a task: three task registers, then what describes a grid. */
+enum {
+    INFEAT = 1, OUTFEAT = 2, PADDING = 20,
+    GRID = 24, COLUMN_IN = 25, COLUMN_OUT = 26, ROW_IN = 27, ROW_OUT = 28, ODD = 29
+};
+
+#define PAD_TOP 0xF0000000u
+#define PAD_RIGHT 0x0F000000u
+#define PAD_BOTTOM 0x00F00000u
+#define PAD_LEFT 0x000F0000u
+
+#ifdef DOVETAIL_HOST
+static inline uint32_t read_register(uint32_t word) { return dovetail_mmio_read(NE16_BASE + 4u * word); }
+static inline void write_register(uint32_t word, uint32_t value) { dovetail_mmio_write(NE16_BASE + 4u * word, value); }
+#else
+static inline uint32_t read_register(uint32_t word) { return ((volatile uint32_t *)NE16_BASE)[word]; }
+static inline void write_register(uint32_t word, uint32_t value) { ((volatile uint32_t *)NE16_BASE)[word] = value; }
+#endif
+
+/* Sleeps until an interrupt line that is enabled in mie is high. Interrupts stay masked, so no handler runs;
+ * wfi returns at once when the line is high already, so no completion can be missed. */
+static inline void wait_for_interrupt(void)
+{
+#if defined(__riscv)
+    __asm__ volatile("wfi" ::: "memory");
+#endif
+}
+
+/* Launches handed to the engine, and those known to be finished; both wrap around. */
+static uint32_t issued;
+static uint32_t finished;
+
+/* Counts what has finished since the last look, which lowers the interrupt line; sleeps when nothing has. */
+static void collect(void)
+{
+    uint32_t count = read_register(FINISHED);
+    finished += count;
+    if (count == 0u) {
+        wait_for_interrupt();
+    }
+}
+
+static inline void acquire(void)
+{
+    while ((read_register(ACQUIRE) & 0x80000000u) != 0u) {
+        collect();
+    }
+}
+
+static inline void trigger(void)
+{
+    __asm__ volatile("" ::: "memory");
+    write_register(TRIGGER, 0u);
+    issued++;
+}
+
+#define WRITE4(i)                                    \
+    write_register(TASK + (i), task[(i)]);           \
+    write_register(TASK + (i) + 1u, task[(i) + 1u]); \
+    write_register(TASK + (i) + 2u, task[(i) + 2u]); \
+    write_register(TASK + (i) + 3u, task[(i) + 3u])
+
+static inline void write_all(const uint32_t *task)
+{
+    WRITE4(0u);
+    WRITE4(4u);
+    WRITE4(8u);
+    WRITE4(12u);
+    WRITE4(16u);
+    WRITE4(20u);
+}
+
+/* One row of launches. The two contexts keep their registers: `primed` counts those that hold the task. */
+static void start_row(const uint32_t *task, uint32_t infeat, uint32_t outfeat, uint32_t padding, uint32_t *primed)
+{
+    uint32_t columns = task[GRID] & 0xFFFFu;
+    uint32_t halve = task[ODD] & 1u;
+    uint32_t keep = ~PAD_RIGHT;
+    for (uint32_t column = 0u; column < columns; column++) {
+        if (column + 1u == columns) {
+            keep |= PAD_RIGHT;
+        }
+        acquire();
+        if (*primed < 2u) {
+            write_all(task);
+            (*primed)++;
+        }
+        write_register(TASK + INFEAT, infeat);
+        write_register(TASK + OUTFEAT, outfeat);
+        write_register(TASK + PADDING, padding & keep);
+        trigger();
+        infeat += task[COLUMN_IN] >> halve;
+        outfeat += task[COLUMN_OUT] >> halve;
+        halve = 0u;
+        keep &= ~PAD_LEFT;
+    }
+}
+
+/* Kept out of line: it needs many registers, which a plain start would have to save. */
+static __attribute__((noinline)) uint32_t start_grid(const uint32_t *task)
+{
+    uint32_t rows = task[GRID] >> 16;
+    uint32_t halve = task[ODD] >> 1;
+    uint32_t keep = ~PAD_BOTTOM;
+    uint32_t infeat = task[INFEAT];
+    uint32_t outfeat = task[OUTFEAT];
+    uint32_t primed = 0u;
+    for (uint32_t row = 0u; row < rows; row++) {
+        if (row + 1u == rows) {
+            keep |= PAD_BOTTOM;
+        }
+        start_row(task, infeat, outfeat, task[PADDING] & keep, &primed);
+        infeat += task[ROW_IN] >> halve;
+        outfeat += task[ROW_OUT] >> halve;
+        halve = 0u;
+        keep &= ~PAD_TOP;
+    }
+    return issued;
+}
+
+void ne16_init(void)
+{
+    write_register(SOFT_CLEAR, 0u);
+    issued = 0u;
+    finished = 0u;
+}
+
+uint32_t ne16_start(const uint32_t *task)
+{
+    if (task[GRID] != 0u) {
+        return start_grid(task);
+    }
+    acquire();
+    write_all(task);
+    trigger();
+    return issued;
+}
+
+uint32_t ne16_finished(uint32_t ticket)
+{
+    finished += read_register(FINISHED);
+    return (finished - ticket) < 0x80000000u ? 1u : 0u;
+}
+
+void ne16_wait(uint32_t ticket)
+{
+    while ((finished - ticket) >= 0x80000000u) {
+        collect();
+    }
+    __asm__ volatile("" ::: "memory");
+}

@@ -1,0 +1,153 @@
+"""A zoo network with weights and measured ranges, written as a quantised ONNX model in QDQ form.
+
+QDQ form: each operator stands between a DequantizeLinear and a QuantizeLinear; activations are int8 with a zero
+point, weights int8 per output channel without one, biases int32 of scale input x weight. Input and output are int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from dovetail.zoo.arithmetic import Floats, Parameters, forward
+from dovetail.zoo.network import Kind, Layer, Network, same_padding
+from dovetail.zoo.quantisation import PROBABILITY, Quantisation
+from dovetail.zoo.weights import Prepared
+
+OPSET = 21
+IR_VERSION = 10
+"""The first that knows opset 21; ONNX Runtime 1.31 reads up to 13."""
+
+_OPERATORS = {
+    Kind.CONVOLUTION: "Conv",
+    Kind.DEPTHWISE: "Conv",
+    Kind.DENSE: "Gemm",
+    Kind.ADD: "Add",
+    Kind.POOL: "GlobalAveragePool",
+    Kind.FLATTEN: "Flatten",
+    Kind.SOFTMAX: "Softmax",
+}
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The nodes and constants written so far."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    constants: list[TensorProto] = field(default_factory=list)
+
+    def constant(self, name: str, array: npt.NDArray[Any]) -> str:
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        name = output.removesuffix("_output_0")
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
+        return output
+
+    def activation_constants(self, tensor: str, quantisation: Quantisation) -> list[str]:
+        scale = self.constant(f"{tensor}_scale", np.array(quantisation.scale))
+        return [scale, self.constant(f"{tensor}_zero_point", np.array(quantisation.zero_point, np.int8))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """A value later layers read."""
+
+    tensor: str
+    """The float tensor after its DequantizeLinear."""
+    quantisation: Quantisation
+
+
+def _write_parameters(writer: _Writer, layer: Layer, parameters: Parameters, input_scale: np.float32) -> list[str]:
+    """Weights and bias with their DequantizeLinear; the names of the two float tensors."""
+    weight = parameters.weight
+    peak = np.abs(weight).reshape(len(weight), -1).max(axis=1)
+    scale = (np.maximum(peak, 2.0**-20) / 127).astype(np.float32)
+    steps = np.rint(weight / scale.astype(np.float64).reshape(-1, *(1 for _ in weight.shape[1:])))
+    bias_scale = input_scale * scale
+    bias_steps = np.clip(np.rint(parameters.bias / bias_scale.astype(np.float64)), -(2**31), 2**31 - 1)
+    pairs = {"weight": (steps.astype(np.int8), scale), "bias": (bias_steps.astype(np.int32), bias_scale)}
+    names = []
+    for kind, (integers, scales) in pairs.items():
+        stem = f"{layer.name}.{kind}"
+        inputs = [writer.constant(f"{stem}_quantized", integers), writer.constant(f"{stem}_scale", scales)]
+        inputs.append(writer.constant(f"{stem}_zero_point", np.zeros(len(scales), integers.dtype)))
+        names.append(writer.node("DequantizeLinear", inputs, f"{stem}_dequantized", axis=0))
+    return names
+
+
+def _attributes(layer: Layer, image: Floats, parameters: Mapping[str, Parameters]) -> dict[str, Any]:
+    """The ONNX attributes of the layer's operator on an input of the shape of `image`."""
+    if layer.kind is Kind.DENSE:
+        return {"transB": 1}
+    if layer.kind is Kind.FLATTEN:
+        return {"axis": 1}
+    if layer.kind is Kind.SOFTMAX:
+        return {"axis": -1}
+    if layer.kind not in (Kind.CONVOLUTION, Kind.DEPTHWISE):
+        return {}
+    margins = [same_padding(image.shape[2 + a], layer.kernel[a], layer.stride) for a in (0, 1)]
+    return {
+        "group": image.shape[1] // parameters[layer.name].weight.shape[1],
+        "kernel_shape": list(layer.kernel),
+        "pads": [before for before, _ in margins] + [after for _, after in margins],
+        "strides": [layer.stride, layer.stride],
+    }
+
+
+def _output_quantisation(layer: Layer, source: Quantisation, value: Floats) -> Quantisation:
+    """Measured, except: mean and flatten keep their input's (TFLite demands it), softmax has TFLite's fixed one."""
+    if layer.kind in (Kind.POOL, Kind.FLATTEN):
+        return source
+    if layer.kind is Kind.SOFTMAX:
+        return PROBABILITY
+    return Quantisation.spanning(float(value.min()), float(value.max()))
+
+
+def _write_layer(
+    writer: _Writer, layer: Layer, inputs: list[_Activation], values: Mapping[str, Floats], prepared: Prepared
+) -> tuple[str, Quantisation]:
+    """The layer's operator and ReLU; the float tensor it ends in and how that is to be quantised."""
+    sources = [activation.tensor for activation in inputs]
+    if layer.name in prepared.parameters:
+        scale = inputs[0].quantisation.scale
+        sources += _write_parameters(writer, layer, prepared.parameters[layer.name], scale)
+    operator = _OPERATORS[layer.kind]
+    attributes = _attributes(layer, values[layer.inputs[0]], prepared.parameters)
+    result = writer.node(operator, sources, f"/{layer.name}/{operator}_output_0", **attributes)
+    if layer.relu:
+        result = writer.node("Relu", [result], f"/{layer.name}/Relu_output_0")
+    return result, _output_quantisation(layer, inputs[0].quantisation, values[layer.name])
+
+
+def model(network: Network, prepared: Prepared) -> onnx.ModelProto:
+    """The network as an ONNX model of batch 1, input `input` and output `output`, both int8.
+
+    Activation ranges are the lowest and highest values that the calibration inputs give.
+    """
+    writer = _Writer()
+    values = forward(network, prepared.parameters, prepared.calibration)
+    name, quantisation = network.input_name, Quantisation.spanning(*network.input_range)
+    quantised, constants = name, writer.activation_constants(name, quantisation)
+    activations: dict[str, _Activation] = {}
+    for layer in network.layers:
+        dequantised = writer.node("DequantizeLinear", [quantised, *constants], f"{quantised}_dequantized")
+        activations[name] = _Activation(dequantised, quantisation)
+        sources = [activations[source] for source in layer.inputs]
+        result, quantisation = _write_layer(writer, layer, sources, values, prepared)
+        name, constants = layer.name, writer.activation_constants(result, quantisation)
+        quantised = "output" if layer is network.layers[-1] else f"{result}_quantized"
+        writer.node("QuantizeLinear", [result, *constants], quantised)
+    shapes = {"input": network.input_shape, "output": values[name].shape[1:]}
+    ends = {end: helper.make_tensor_value_info(end, TensorProto.INT8, [1, *shape]) for end, shape in shapes.items()}
+    graph = helper.make_graph(writer.nodes, network.name, [ends["input"]], [ends["output"]], writer.constants)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="dovetail.zoo"
+    )

@@ -1,0 +1,108 @@
+"""Builds small firmware for the simulator's tests, and holds a timer device they use."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dovetail.build.toolchain import compile_firmware, find_compiler
+from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, START, runtime_path
+from dovetail.emit.runtime.linker import linker_script
+from dovetail.errors import MissingExtraError
+from dovetail.simulate.device import Activity, Bus, MemoryRegion
+from dovetail.simulate.protocol import DeviceSpec, SimulationSetup
+
+MEMORIES = (MemoryRegion("l2", 0x1C000000, 0x20000), MemoryRegion("l1", 0x10000000, 0x10000))
+DMA = DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A100000, 4096, {"bytes_per_cycle": 8, "setup_cycles": 16})
+TIMER = DeviceSpec(f"{__file__}:Timer", 0x1A200000, 256)
+
+PROLOGUE = """
+#include "dovetail_rt.h"
+#include "dma.h"
+#define READY() command(DOVETAIL_SIM_READY)
+#define DONE() command(DOVETAIL_SIM_DONE)
+__attribute__((unused, noinline)) static void command(uint32_t what)
+{
+    dovetail_compiler_barrier();
+    dovetail_mmio_write(DOVETAIL_SIM_COMMAND, what);
+    dovetail_compiler_barrier();
+}
+__attribute__((unused)) static void exit_with(uint32_t code)
+{
+    dovetail_mmio_write(DOVETAIL_SIM_EXIT_CODE, code);
+    dovetail_mmio_write(DOVETAIL_SIM_COMMAND, DOVETAIL_SIM_EXIT);
+}
+int main(void);
+"""
+
+
+def require_cross_compiler() -> None:
+    """Skip the test where firmware cannot be compiled."""
+    try:
+        find_compiler("rv32imc")
+    except MissingExtraError as missing:
+        pytest.skip(str(missing))
+
+
+def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: int = 4096, data: str = "l2") -> Path:
+    """Compile `source` (C after PROLOGUE, or assembler) with start-up and runtime; return the ELF file."""
+    require_cross_compiler()
+    for name in (START, *RUNTIME, *DMA_DRIVER):
+        (folder / name).write_bytes(runtime_path(name).read_bytes())
+    main = folder / ("main.S" if assembler else "main.c")
+    main.write_text(source if assembler else PROLOGUE + source)
+    script = linker_script(MEMORIES, text="l2", data=data, stack="l1", stack_bytes=stack_bytes, extra={".l1": "l1"})
+    (folder / "link.ld").write_text(script)
+    sources = [Path(START), Path("dovetail_rt.c"), Path("dma.c"), Path(main.name)]
+    return compile_firmware(folder, sources, linker_script=Path("link.ld"), defines={"DOVETAIL_SIM": 1},
+                            flags=() if assembler else ("-Wall", "-Wextra", "-Wconversion", "-Werror"))
+
+
+def chip(elf: Path, *devices: DeviceSpec, native_hook: bool = True) -> SimulationSetup:
+    """A chip with MEMORIES and `devices`."""
+    return SimulationSetup(elf, MEMORIES, devices, native_hook=native_hook)
+
+
+class Timer:
+    """Raises its interrupt a written number of cycles later; any read lowers it and gives the number of rings.
+
+    Writing 0xDEAD kills the process, 0xBEEF raises an ordinary exception.
+    """
+
+    name = "timer"
+
+    def __init__(self, bus: Bus) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._due: int | None = None
+        self._rings = 0
+        self._level = False
+
+    def read(self, offset: int, now: int) -> int:
+        self._level = False
+        return self._rings
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        if value == 0xDEAD:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if value == 0xBEEF:
+            raise ZeroDivisionError("a mistake in a device model")
+        self._due = now + value
+
+    def next_event(self) -> int | None:
+        return self._due
+
+    def advance(self, now: int) -> None:
+        if self._due is not None and self._due <= now:
+            self._due, self._level = None, True
+            self._rings += 1
+
+    def interrupt(self) -> bool:
+        return self._level
+
+    def activities(self) -> list[Activity]:
+        return []

@@ -1,0 +1,342 @@
+"""The instruction-set simulator: counts, time, interrupts, faults."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from firmware import DMA, TIMER, build, chip
+
+from dovetail.build.elf import symbols
+from dovetail.errors import SimulationError
+from dovetail.simulate.iss import IssSession, simulate
+
+WORK = """
+static uint32_t table[256];
+static uint32_t mix(uint32_t x) { x ^= x >> 7; x *= 2654435761u; return x / 3u + x % 7u; }
+int main(void)
+{
+    uint32_t sum = 1;
+    for (uint32_t round = 0; round < 40u; round++) {
+        for (uint32_t i = 0; i < 256u; i++) {
+            if ((sum & 1u) != 0u) { table[i] = mix(sum + i); } else { table[255u - i] ^= sum; }
+            sum += table[i] + (uint32_t)(((uint64_t)sum * table[i]) >> 33);
+        }
+    }
+    exit_with(sum);
+    return 0;
+}
+"""
+
+COUNT_BY_INSTRUCTION = """
+import sys, unicorn
+from unicorn import riscv_const as reg
+from elftools.elf.elffile import ELFFile
+core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+for base, size in ((0x1C000000, 0x20000), (0x10000000, 0x10000), (0x1A000000, 0x1000)):
+    core.mem_map(base, size)
+with open(sys.argv[1], "rb") as stream:
+    elf = ELFFile(stream)
+    for segment in elf.iter_segments():
+        if segment["p_type"] == "PT_LOAD":
+            core.mem_write(segment["p_paddr"], segment.data())
+    entry = elf["e_entry"]
+count = 0
+def step(core, address, size, data):
+    global count
+    count += 1
+core.hook_add(unicorn.UC_HOOK_CODE, step)
+core.emu_start(entry, int(sys.argv[2], 16))
+print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
+"""
+
+
+def counted_by_instruction(elf: Path) -> tuple[int, int]:
+    """Instructions up to dovetail_halt and the exit code, by a hook on every instruction."""
+    halt = symbols(elf)["dovetail_halt"].address
+    answer = subprocess.run([sys.executable, "-c", COUNT_BY_INSTRUCTION, str(elf), f"{halt:x}"],
+                            capture_output=True, text=True, check=True)
+    count, code = answer.stdout.split()
+    return int(count), int(code)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:
+    elf = build(tmp_path, WORK)
+    result = simulate(chip(elf, native_hook=native), [], {})
+    count, code = counted_by_instruction(elf)
+    # The simulator stops where the block of the exit ends: at most the way back from main() to the halt loop.
+    assert result.executed_instructions is not None
+    assert 0 <= count - result.executed_instructions <= 3
+    assert count > 100_000
+    assert result.exit_code == code
+
+
+def test_count_is_exact_when_the_exit_ends_the_block(tmp_path: Path) -> None:
+    source = WORK.replace("exit_with(sum);\n    return 0;", "exit_with(sum);\n    dovetail_halt(); return 0;")
+    elf = build(tmp_path, "void dovetail_halt(void);\n" + source)
+    assert simulate(chip(elf), [], {}).executed_instructions == counted_by_instruction(elf)[0]
+
+
+def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    uint8_t out[64]; static uint8_t near_[64] __attribute__((section(".l1")));
+    int main(void) {
+        for (;;) {
+            READY(); DOVETAIL_MARK(4);
+            dma_wait(dma_copy_1d(near_, (const void *)main, 64u));
+            DOVETAIL_MARK(5);
+            for (uint32_t i = 0; i < 64u; i++) { out[i] = (uint8_t)(near_[i] * 3u / (i + 1u)); }
+            DOVETAIL_MARK_END(); DONE();
+        }
+    }""")
+    runs = [simulate(chip(elf, DMA, native_hook=native), [{}] * 3, {"out": 64}) for native in (True, False)]
+    assert runs[0] == runs[1]
+    first, last = runs[0].inferences[0], runs[0].inferences[2]
+    assert [marker.layer for marker in first.markers] == [4, 5]
+    assert first.markers[0].end_cycle == first.markers[1].start_cycle
+    assert first == last
+    assert first.total_cycles == (first.core_cycles or 0) + (first.idle_cycles or 0)
+    assert [a.moved for a in first.activities["dma"]] == [64]
+
+
+ASSEMBLER = """
+    .globl main
+main:
+    li   s0, 0x1a000000
+    lw   s1, 12(s0)
+    nop
+    j    1f
+1:
+{body}
+    j    2f
+2:  lw   s2, 12(s0)
+    j    3f
+3:  sub  a0, s2, s1
+    sw   a0, 4(s0)
+    li   t0, 3
+    sw   t0, 0(s0)
+    ret
+"""
+
+# The cycle counter is read with its whole block counted, so what lies between the two reads is the body, its jump
+# (2), and the second block: one load (1) and one jump (2).
+AROUND = 2 + 1 + 2
+
+
+@pytest.mark.parametrize(("body", "cycles"), [
+    ("nop\n nop\n nop", 3),
+    ("li a1, 10\n 4: addi a1, a1, -1\n bnez a1, 4b", 1 + 10 * 1 + 9 * 3 + 1),
+    ("mul a1, a2, a3\n mulhu a1, a2, a3\n divu a1, a2, a3\n rem a1, a2, a3", 1 + 5 + 35 + 35),
+    ("lw a1, 0(sp)\n nop\n add a1, a1, a1", 3),
+    ("lw a1, 0(sp)\n add a1, a1, a1", 3),
+    ("lw a1, 0(sp)\n add a2, a2, a2", 2),
+    ("lw s0, 0(sp)\n sw s0, -4(sp)\n li s0, 0x1a000000", 1 + 2 + 1),
+    ("csrr a1, mie\n csrr a1, mie", 8),
+    ("beqz sp, 4f\n 4: bnez sp, 5f\n nop\n 5:", 1 + 3),
+    ("jal t1, 4f\n nop\n 4: nop", 2 + 1),
+])
+def test_cycles_follow_the_table(tmp_path: Path, body: str, cycles: int) -> None:
+    if "(sp)" in body:
+        body, cycles = f"addi sp, sp, -16\n {body}\n addi sp, sp, 16", cycles + 2
+    elf = build(tmp_path, ASSEMBLER.format(body=body), assembler=True)
+    assert simulate(chip(elf), [], {}).exit_code == cycles + AROUND
+
+
+def test_core_and_dma_work_at_the_same_time(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    uint8_t out[2]; uint8_t far_[4096] = {1};
+    static uint8_t near_[4096] __attribute__((section(".l1")));
+    int main(void) {
+        for (;;) {
+            READY();
+            near_[0] = 9;
+            far_[0] = 1;
+            const uint32_t ticket = dma_copy_1d(near_, far_, 4096u);
+            out[0] = *(volatile uint8_t *)near_;
+            for (volatile uint32_t i = 0; i < 20u; i++) { }
+            dma_wait(ticket);
+            out[1] = near_[0];
+            DONE();
+        }
+    }""")
+    run = simulate(chip(elf, DMA), [{}], {"out": 2}, instruction_limit=100_000).inferences[0]
+    assert run.outputs["out"] == bytes([9, 1])  # stale before the transfer's end
+    (copy,) = run.activities["dma"]
+    assert copy.end - copy.start == 16 + 4096 // 8
+    assert run.total_cycles is not None and run.core_cycles is not None and run.idle_cycles is not None
+    assert run.idle_cycles > 100
+    assert copy.end - copy.start < run.total_cycles < copy.end - copy.start + run.core_cycles
+
+
+def test_waking_up_takes_as_long_as_the_timer(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    int main(void) {
+        const uint32_t start = dovetail_mmio_read(DOVETAIL_SIM_CYCLES_LOW);
+        dovetail_mmio_write(0x1A200000u, 5000u);
+        dovetail_wait_for_interrupt();
+        exit_with(dovetail_mmio_read(DOVETAIL_SIM_CYCLES_LOW) - start);
+        for (;;) { dovetail_wait_for_interrupt(); }
+    }""")
+    exit_code = simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).exit_code
+    assert exit_code is not None and 5000 <= exit_code < 5050
+
+
+HANDLER = """
+static volatile uint32_t rings, seen_cause, calls;
+__attribute__((interrupt("machine"), aligned(4))) static void handler(void)
+{
+    uint32_t cause;
+    __asm__ volatile("csrr %0, mcause" : "=r"(cause));
+    seen_cause = cause;
+    rings = dovetail_mmio_read(0x1A200000u);
+    calls++;
+    if (calls < 3u) { dovetail_mmio_write(0x1A200000u, 300u); }
+}
+static void enable(void)
+{
+    __asm__ volatile("csrw mtvec, %0" ::"r"(handler));
+    __asm__ volatile("csrsi mstatus, 8" ::: "memory");
+}
+"""
+
+
+def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
+    elf = build(tmp_path, HANDLER + """
+    int main(void) {
+        enable();
+        dovetail_mmio_write(0x1A200000u, 300u);
+        uint32_t turns = 0;
+        while (calls < 3u) { turns++; }
+        exit_with(seen_cause == 0x8000000Bu && rings == 3u && turns > 100u ? 1u : 2u);
+        for (;;) { }
+    }""")
+    for native in (True, False):
+        assert simulate(chip(elf, TIMER, native_hook=native), [], {}, instruction_limit=100_000).exit_code == 1
+
+
+def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path) -> None:
+    elf = build(tmp_path, HANDLER + """
+    int main(void) {
+        dovetail_mmio_write(0x1A200000u, 10u);
+        for (volatile uint32_t i = 0; i < 50u; i++) { }
+        const uint32_t before = calls;
+        enable();
+        const uint32_t after = calls;
+        exit_with(before * 10u + after);
+        for (;;) { }
+    }""")
+    assert simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).exit_code == 1
+
+
+def test_an_interrupt_that_comes_during_a_register_access_is_not_lost(tmp_path: Path) -> None:
+    elf = build(tmp_path, HANDLER + """
+    int main(void) {
+        enable();
+        dovetail_mmio_write(0x1A200000u, 5u);
+        __asm__ volatile("j 1f\\n 1: .rept 10\\n nop\\n .endr");
+        (void)dovetail_mmio_read(0x1A100038u); /* the same block: the timer rings while it runs */
+        for (uint32_t turns = 0; turns < 20u && calls == 0u; turns++) { __asm__ volatile(""); }
+        exit_with(calls);
+        for (;;) { }
+    }""")
+    assert simulate(chip(elf, TIMER, DMA), [], {}, instruction_limit=100_000).exit_code == 1
+
+
+def test_what_follows_wfi_in_a_straight_line_is_counted_once(tmp_path: Path) -> None:
+    counts = []
+    for sleep in ("wfi", "nop; .option push; .option norvc; nop; .option pop"):
+        elf = build(tmp_path, f"""
+        .globl main
+        main: li s0, 0x1a200000
+        li s1, 100
+        sw s1, 0(s0)
+        {sleep}
+        .rept 30
+        nop
+        .endr
+        li s0, 0x1a000000
+        li s1, 3
+        sw s1, 0(s0)
+        ret""", assembler=True)
+        counts.append(simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).executed_instructions)
+    assert counts[1] == (counts[0] or 0) + 1  # two instructions in the place of wfi
+
+
+def test_a_session_keeps_the_firmware_running(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    uint8_t in[4]; uint8_t out[8]; static uint32_t runs;
+    int main(void) {
+        for (;;) {
+            READY();
+            runs++;
+            for (uint32_t i = 0; i < 4u; i++) { out[i] = (uint8_t)(in[i] + 1u); out[i + 4u] = (uint8_t)runs; }
+            DONE();
+        }
+    }""")
+    with IssSession(chip(elf)) as session:
+        first = session.run([{"in": bytes([1, 2, 3, 4])}, {"in": b"\0\0\0\xff"}], {"out": 8})
+        assert first.inferences[0].outputs["out"] == bytes([2, 3, 4, 5, 1, 1, 1, 1])
+        assert first.inferences[1].outputs["out"] == bytes([1, 1, 1, 0, 2, 2, 2, 2])
+        second = session.run([{"in": bytes(4)}], {"out": 8})
+        assert second.inferences[0].outputs["out"] == bytes([1, 1, 1, 1, 3, 3, 3, 3])
+        assert second.inferences[0].instructions == first.inferences[1].instructions
+        assert second.inferences[0].total_cycles == first.inferences[1].total_cycles
+        for inputs, words in (({"inn": b""}, "no symbol 'inn'"), ({"in": bytes(5)}, "5 bytes")):
+            with pytest.raises(SimulationError, match=words):
+                session.run([inputs], {})
+
+
+def test_runtime_functions_against_python(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    int64_t in[3]; int64_t out[8]; uint8_t memory[104];
+    void *memmove(void *, const void *, unsigned);
+    int main(void) {
+        for (;;) {
+            READY();
+            const volatile int64_t *const v64 = in; /* separate reads keep / and % from sharing one division */
+            const int64_t a = v64[0], b = v64[1]; const uint64_t u = (uint64_t)a, v = (uint64_t)b;
+            const uint32_t s = (uint32_t)in[2] & 63u, n = (uint32_t)in[2] >> 8 & 31u, k = (uint32_t)in[2] >> 16 & 7u;
+            out[0] = a / b; out[1] = v64[0] % v64[1];
+            out[2] = (int64_t)(u / v); out[3] = (int64_t)((uint64_t)v64[0] % (uint64_t)v64[1]);
+            out[4] = (int64_t)(u << s); out[5] = (int64_t)(u >> s); out[6] = a >> s; out[7] = (int64_t)(u * v);
+            __builtin_memset(memory + k, 0x11 + (int)k, n);
+            __builtin_memcpy(memory + 40 + (k ^ 3u), in, n & 15u);
+            memmove(memory + 60 + k, memory + 62, n);
+            DONE();
+        }
+    }""")
+    generator = random.Random(5)
+    triples = [(generator.choice([-1, 1]) * generator.getrandbits(generator.randrange(1, 64)),
+                generator.choice([-1, 1]) * (generator.getrandbits(generator.randrange(1, 64)) | 1),
+                generator.getrandbits(24)) for _ in range(120)]
+    inputs = [{"in": struct.pack("<qqq", *triple)} for triple in triples]
+    runs = simulate(chip(elf), inputs, {"out": 64, "memory": 104}).inferences
+    memory = bytearray(104)
+    for (a, b, c), content, run in zip(triples, inputs, runs, strict=True):
+        assert struct.unpack("<8Q", run.outputs["out"]) == tuple(x % 2**64 for x in arithmetic(a, b, c & 63))
+        n, k = c >> 8 & 31, c >> 16 & 7
+        memory[k : k + n] = bytes([0x11 + k]) * n
+        start = 40 + (k ^ 3)
+        memory[start : start + (n & 15)] = content["in"][: n & 15]
+        memory[60 + k : 60 + k + n] = memory[62 : 62 + n]
+        assert run.outputs["memory"] == bytes(memory)
+
+
+def arithmetic(a: int, b: int, s: int) -> list[int]:
+    """What C computes from int64 a, b and a shift."""
+    u, v = a % 2**64, b % 2**64
+    quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return [quotient, a - quotient * b, u // v, u % v, u << s, u >> s, a >> s, u * v]
+
+
+def test_initialised_data_is_copied_to_another_memory(tmp_path: Path) -> None:
+    elf = build(tmp_path, """
+    volatile uint32_t values[3] = {7, 8, 9}; volatile uint32_t zero;
+    int main(void) { exit_with(values[0] + values[1] * 100u + values[2] * 10000u + zero); return 0; }""", data="l1")
+    assert symbols(elf)["values"].address >> 16 == 0x1000
+    assert simulate(chip(elf), [], {}).exit_code == 90807

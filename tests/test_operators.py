@@ -1,0 +1,355 @@
+"""Every operator: its numpy meaning against its ONNX form, against plain loops, and its cropping rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dovetail.graph.check import check_graph
+from dovetail.graph.graph import GraphBuilder
+from dovetail.graph.types import Array, Box, DType, TensorType, box_shape, box_slices
+from dovetail.operators.activation import Clamp, FixedSoftmax, Softmax, Unary, UnaryKind
+from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift, fixed_point
+from dovetail.operators.base import Operator
+from dovetail.operators.catalogue import OPERATORS
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.operators.quantization import Dequantize, Quantize
+
+I4, I8, U8, I16, I32 = DType.INT4, DType.INT8, DType.UINT8, DType.INT16, DType.INT32
+I64, F32 = DType.INT64, DType.FLOAT32
+PADDED = ((1, 0), (2, 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator and the types of its operands, with the range each operand is drawn from."""
+
+    operator: Operator
+    operands: tuple[TensorType, ...]
+    ranges: tuple[tuple[float, float] | None, ...] = ()
+    """Of each operand; None or absent for the whole range of its type."""
+
+    def arrays(self, seed: int = 0) -> list[Array]:
+        """Random operands, the extreme values among them."""
+        rng = np.random.default_rng(seed)
+        found = []
+        for index, kind in enumerate(self.operands):
+            limits = self.ranges[index] if index < len(self.ranges) else None
+            if kind.dtype is F32:
+                low, high = limits or (-4.0, 4.0)
+                found.append(rng.uniform(low, high, kind.shape).astype(np.float32))
+                continue
+            low, high = (int(v) for v in limits) if limits else (kind.dtype.low, kind.dtype.high)
+            array = rng.integers(low, high + 1, kind.shape)
+            array.reshape(-1)[:2] = (low, high)[: array.size]
+            found.append(array.astype(kind.dtype.numpy))
+        return found
+
+
+def of(dtype: DType, *shape: int) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+def requantize(rounding: Rounding, channels: int, x: DType = I32, **attributes: int) -> Case:
+    wide = (-(1 << 46), 1 << 46) if x is I64 else (-(1 << 24), 1 << 24) if x is I32 else None
+    shifts = (-20, 3) if x is not I64 else (-20, 0)
+    operands = (of(x, 2, 3, 7), of(I32, channels), of(I32, channels))
+    return Case(Requantize(rounding, **attributes), operands, (wide, (1 << 30, (1 << 31) - 1), shifts))
+
+
+def pools(x: DType) -> list[Case]:
+    image = (of(x, 2, 9, 8, 3),)
+    return [
+        Case(MaxPool2d((3, 2), (2, 1)), image),
+        Case(MaxPool2d((3, 3), (2, 2), PADDED), image),
+        Case(AveragePool2d((3, 3), (2, 2), PADDED), image),
+        Case(AveragePool2d((9, 8), (1, 1)), image),
+    ]
+
+
+LINEAR = [
+    Case(Conv2d(), (of(I8, 1, 5, 6, 4), of(I8, 3, 1, 1, 4))),
+    Case(
+        Conv2d((2, 1), (1, 2), -128, 0),
+        (of(I8, 2, 9, 8, 4), of(I8, 6, 3, 2, 4), of(I32, 6)),
+        (None, None, (-9999, 9999)),
+    ),
+    Case(Conv2d((1, 1), (1, 1), 3, 17), (of(U8, 1, 7, 7, 4), of(U8, 6, 3, 3, 4))),
+    Case(Conv2d((1, 1), (1, 1), 200, -5), (of(U8, 1, 7, 7, 4), of(I8, 6, 3, 3, 2))),
+    Case(Conv2d((1, 2), (1, 1), 5, 0), (of(I8, 1, 7, 7, 4), of(I4, 6, 3, 3, 4))),
+    Case(
+        Conv2d((1, 1), (1, 1), 77, 0),
+        (of(I16, 1, 7, 7, 4), of(I8, 6, 3, 3, 4), of(I64, 6)),
+        (None, None, (-(1 << 40), 1 << 40)),
+    ),
+    Case(Conv2d(), (of(F32, 1, 5, 6, 4), of(F32, 3, 2, 2, 4), of(F32, 3))),
+    Case(
+        DepthwiseConv2d((2, 2), (1, 1), -3, 0),
+        (of(I8, 2, 9, 8, 4), of(I8, 1, 3, 3, 4), of(I32, 4)),
+        (None, None, (-99, 99)),
+    ),
+    Case(DepthwiseConv2d((1, 1), (2, 1), 9, 2), (of(U8, 1, 9, 8, 3), of(I8, 1, 3, 2, 6))),
+    Case(DepthwiseConv2d(), (of(I16, 1, 5, 5, 3), of(I8, 1, 3, 2, 3))),
+    Case(DepthwiseConv2d(), (of(F32, 1, 5, 6, 4), of(F32, 1, 2, 2, 4))),
+    Case(FullyConnected(-7, 0), (of(I8, 5, 33), of(I8, 7, 33), of(I32, 7)), (None, None, (-99999, 99999))),
+    Case(FullyConnected(7, 128), (of(U8, 1, 2, 33), of(U8, 7, 33))),
+    Case(FullyConnected(-70, 0), (of(I16, 5, 33), of(I8, 7, 33), of(I64, 7)), (None, None, (-(1 << 40), 1 << 40))),
+    Case(FullyConnected(), (of(F32, 5, 33), of(F32, 7, 33), of(F32, 7))),
+]
+MOVEMENT = [
+    *(Case(Pad((0, 1, 0, 2), (0, 0, 3, 1), 5), (of(kind, 1, 3, 4, 2),)) for kind in (I8, U8, I16, I32, F32)),
+    *(Case(Concat(1), (of(kind, 2, 3, 4), of(kind, 2, 5, 4))) for kind in (I8, I16, F32)),
+    *(Case(Reshape((4, 6)), (of(kind, 2, 3, 4),)) for kind in (I8, F32)),
+    *(Case(Transpose((2, 0, 1)), (of(kind, 2, 3, 4),)) for kind in (I8, I16, F32)),
+    *(Case(Slice((0, 1, 2), (2, 7, 6), (1, 2, 3)), (of(kind, 2, 8, 9),)) for kind in (I8, I16, F32)),
+    *(Case(Patches((3, 2), (2, 1), (1, 2)), (of(kind, 2, 7, 6, 3),)) for kind in (I8, F32)),
+]
+ARITHMETIC = [
+    *(requantize(rounding, channels) for rounding in (Rounding.DOUBLE, Rounding.SINGLE) for channels in (1, 7)),
+    requantize(Rounding.DOUBLE, 1, I8, input_zero_point=-100, left_shift=20),
+    requantize(Rounding.SINGLE, 7, I32, output_zero_point=-128),
+    requantize(Rounding.WIDE, 7, I64, output_zero_point=3),
+    Case(
+        ScaleShift(),
+        (of(I32, 2, 3, 5), *[of(I32, 5)] * 3),
+        ((-(1 << 16), 1 << 16), (0, 255), (-(1 << 20), 1 << 20), (0, 20)),
+    ),
+    *(Case(Clip(-100, 90, I8), (of(kind, 4, 50),)) for kind in (I8, I16, I32, I64)),
+    Case(Offset(128, U8), (of(I8, 4, 90),)),
+    Case(Offset(-128, I8), (of(U8, 4, 90),)),
+    Case(Add(), (of(I32, 2, 3, 4, 5), of(I32, 1, 3, 1, 5)), ((-(1 << 29), 1 << 29),) * 2),
+    Case(Add(), (of(F32, 2, 3, 4, 5), of(F32, 5))),
+    Case(Lookup(), (of(I8, 3, 300), of(I8, 256))),
+    Case(Lookup(), (of(U8, 3, 300), of(I16, 256))),
+]
+POOLS = [
+    *(case for kind in (I8, U8, I16, I32, F32) for case in pools(kind)),
+    *(Case(SumPool2d((3, 3), (2, 2), PADDED, -7), (of(kind, 2, 9, 8, 3),)) for kind in (I8, U8, I16)),
+]
+FLOAT = [
+    *(
+        Case(Quantize(kind), (of(F32, 3, 40), of(F32, 1), of(I32, 1)), (None, (0.01, 0.02), (-9, 9)))
+        for kind in (I4, I8, U8, I16)
+    ),
+    Case(Quantize(I8, 1), (of(F32, 3, 40, 2), of(F32, 40), of(I32, 40)), ((-9, 9), (0.01, 0.1), (-9, 9))),
+    *(
+        Case(Dequantize(), (of(kind, 3, 40), of(F32, 1), of(I32, 1)), (None, (0.01, 0.1), (-9, 9)))
+        for kind in (I8, U8, I16, I32)
+    ),
+    Case(Dequantize(0), (of(I4, 3, 40), of(F32, 3), of(I32, 3)), (None, (0.01, 0.1), (0, 0))),
+    Case(Clamp(0.0, math.inf), (of(F32, 3, 40),)),
+    Case(Clamp(-1.0, 1.0), (of(F32, 3, 40),)),
+    *(Case(Unary(kind, 0.3), (of(F32, 3, 40),)) for kind in UnaryKind),
+    Case(Softmax(0.5), (of(F32, 3, 40),)),
+    *(
+        Case(FixedSoftmax(1374389534, 22, -124, result), (of(x, 3, 5, 40),))
+        for x in (I8, U8)
+        for result in (I8, U8, I16)
+    ),
+    Case(FixedSoftmax(1374389534, 26, -15, I8), (of(I8, 3, 5, 400),)),
+]
+CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT]
+
+
+def test_every_operator_has_a_case() -> None:
+    assert {type(case.operator) for case in CASES} == set(OPERATORS.values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_numpy_and_onnx_runtime_agree(case: Case) -> None:
+    """Integers exactly, floats within `FLOAT_TOLERANCE`, and the type rule tells what comes out."""
+    pytest.importorskip("onnxruntime")
+    builder = GraphBuilder("case")
+    names = [builder.input(f"x{index}", kind) for index, kind in enumerate(case.operands)]
+    graph = builder.finish([builder.add(case.operator, names, "y")])
+    for seed in range(2):
+        arrays = case.arrays(seed)
+        result = case.operator.evaluate(arrays)
+        assert (result.shape, result.dtype) == (graph.types["y"].shape, graph.types["y"].dtype.numpy)
+        assert check_graph(graph, dict(zip(names, arrays, strict=True))) == 1
+
+
+def plain_fixed_point(x: int, multiplier: int, shift: int, rounding: Rounding) -> int:
+    """The definitions in unbounded integers, one value at a time."""
+    if rounding is Rounding.DOUBLE:
+        high = math.floor(Fraction(x * multiplier, 1 << 31) + Fraction(1, 2))
+        size = math.floor(Fraction(abs(high), 1 << -shift) + (Fraction(1, 2) if shift else 0))
+        return size if high >= 0 else -size
+    if rounding is Rounding.WIDE:
+        multiplier = (multiplier + (1 << 15)) >> 16 if multiplier < 0x7FFF0000 else 0x7FFF
+        return (x * multiplier + (1 << (14 - shift))) >> (15 - shift)
+    return (x * multiplier + (1 << (30 - shift))) >> (31 - shift)
+
+
+@given(
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.integers(1 << 30, (1 << 31) - 1),
+    st.integers(-31, 0),
+    st.sampled_from(list(Rounding)),
+)
+@settings(deadline=None, max_examples=500)
+def test_fixed_point_is_its_definition(x: int, multiplier: int, shift: int, rounding: Rounding) -> None:
+    found = fixed_point(np.array([x], np.int64), multiplier, shift, rounding)
+    assert found.tolist() == [plain_fixed_point(x, multiplier, shift, rounding)]
+
+
+def test_the_roundings_differ_where_they_should() -> None:
+    """A negative half: DOUBLE moves it away from zero, SINGLE up; a 31-bit multiplier is cut by WIDE."""
+    half = np.array([-3], np.int64)
+    assert fixed_point(half, 1 << 30, 0, Rounding.DOUBLE).tolist() == [-1]
+    assert fixed_point(half, 1 << 30, -1, Rounding.DOUBLE).tolist() == [-1]
+    assert fixed_point(np.array([-2], np.int64), 1 << 30, -1, Rounding.DOUBLE).tolist() == [-1]
+    assert fixed_point(np.array([-2], np.int64), 1 << 30, -1, Rounding.SINGLE).tolist() == [0]
+    large = np.array([1 << 29], np.int64)
+    wide, single = (fixed_point(large, (1 << 30) + 99, 0, kind) for kind in (Rounding.WIDE, Rounding.SINGLE))
+    assert wide.tolist() != single.tolist()
+
+
+def plain_convolution(x: Array, w: Array, stride: Sequence[int], dilation: Sequence[int], zx: int, zw: int) -> Array:
+    """A convolution without groups by its definition, element by element."""
+    _, height, width, _ = x.shape
+    outputs, rows, columns, _ = w.shape
+    high = (height - (rows - 1) * dilation[0] - 1) // stride[0] + 1
+    wide = (width - (columns - 1) * dilation[1] - 1) // stride[1] + 1
+    y = np.zeros((len(x), high, wide, outputs), np.int64)
+    for n, i, j, o in np.ndindex(*y.shape):
+        for a, b in np.ndindex(rows, columns):
+            pixel = x[n, i * stride[0] + a * dilation[0], j * stride[1] + b * dilation[1]].astype(np.int64) - zx
+            y[n, i, j, o] += int(pixel @ (w[o, a, b].astype(np.int64) - zw))
+    return y
+
+
+def test_convolutions_are_their_definition() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(-128, 128, (2, 8, 7, 3)).astype(np.int8)
+    w = rng.integers(-128, 128, (4, 3, 2, 3)).astype(np.int8)
+    bias = rng.integers(-999, 999, 4).astype(np.int32)
+    expected = plain_convolution(x, w, (2, 1), (1, 2), -5, 3)
+    np.testing.assert_array_equal(Conv2d((2, 1), (1, 2), -5, 3).evaluate([x, w, bias]), expected + bias)
+    halves = Conv2d((2, 1), (1, 2), -5, 3).evaluate([np.concatenate([x, x + 1], axis=3), w])
+    np.testing.assert_array_equal(halves[..., :2], expected[..., :2])
+    patches = Patches((3, 2), (2, 1), (1, 2)).evaluate([x])
+    product = FullyConnected(-5, 3).evaluate([patches, w.reshape(4, -1)])
+    np.testing.assert_array_equal(product, expected)
+    deep = rng.integers(-128, 128, (1, 3, 2, 6)).astype(np.int8)
+    found = DepthwiseConv2d((2, 1), (1, 2), -5, 3).evaluate([x, deep])
+    for channel in range(6):
+        single = plain_convolution(
+            x[..., channel // 2 : channel // 2 + 1], deep[..., channel : channel + 1], (2, 1), (1, 2), -5, 3
+        )
+        np.testing.assert_array_equal(found[..., channel], single[..., 0])
+
+
+def test_pools_are_their_definition() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.integers(-128, 128, (1, 6, 5, 2)).astype(np.int8)
+    kernel, stride = (3, 3), (2, 2)
+    largest = MaxPool2d(kernel, stride, PADDED).evaluate([x])
+    average = AveragePool2d(kernel, stride, PADDED).evaluate([x])
+    total = SumPool2d(kernel, stride, PADDED, 9).evaluate([x])
+    real = AveragePool2d(kernel, stride, PADDED).evaluate([x.astype(np.float32)])
+    for _, i, j, c in np.ndindex(*largest.shape):
+        rows = [row for row in range(2 * i - 1, 2 * i + 2) if 0 <= row < 6]
+        columns = [column for column in range(2 * j - 2, 2 * j + 1) if 0 <= column < 5]
+        window = [int(x[0, row, column, c]) for row in rows for column in columns]
+        mean = Fraction(sum(window), len(window))
+        away = math.floor(abs(mean) + Fraction(1, 2)) * (1 if mean >= 0 else -1)
+        assert largest[0, i, j, c] == max(window)
+        assert average[0, i, j, c] == away
+        assert total[0, i, j, c] == sum(window) - 9 * len(window)
+        assert real[0, i, j, c] == pytest.approx(float(mean), abs=1e-5)
+
+
+def test_fixed_softmax_is_a_softmax() -> None:
+    """Within the rounding of 8 bits and its Q0.31 exponentials; rows sum to about 1."""
+    x = np.random.default_rng(5).integers(-128, 128, (200, 12)).astype(np.int8)
+    operator = FixedSoftmax(1717986918, 22, -248, I8)  # scale 0.05
+    found = (operator.evaluate([x]).astype(np.float64) + 128) / 256
+    powers = np.exp(0.05 * (x.astype(np.float64) - x.max(axis=1, keepdims=True)))
+    expected = np.minimum(powers / powers.sum(axis=1, keepdims=True), 255 / 256)
+    assert np.abs(found - expected).max() <= 0.5 / 256 + 1e-6
+
+
+def test_type_rules_refuse_what_does_not_fit() -> None:
+    refused: list[tuple[Operator, list[TensorType]]] = [
+        (MaxPool2d((2, 2), (1, 1), ((2, 0), (0, 0))), [of(I8, 1, 4, 4, 1)]),
+        (AveragePool2d((5, 5), (1, 1)), [of(I8, 1, 4, 4, 1)]),
+        (SumPool2d((2, 2), (1, 1)), [of(F32, 1, 4, 4, 1)]),
+        (FixedSoftmax(1 << 30, 20, -100, I8), [of(I16, 1, 4)]),
+        (FixedSoftmax(1 << 30, 20, -100, I8), [of(I8, 1, 5000)]),
+        (Quantize(I8), [of(F32, 3, 4), of(F32, 3), of(I32, 3)]),
+        (Quantize(F32), [of(F32, 3, 4), of(F32, 1), of(I32, 1)]),
+        (Dequantize(), [of(F32, 3, 4), of(F32, 1), of(I32, 1)]),
+        (Clamp(0, 1), [of(I8, 3)]),
+        (Softmax(), [of(I8, 3)]),
+        (Clip(-200, 0, I8), [of(I32, 3)]),
+    ]
+    for operator, kinds in refused:
+        with pytest.raises(ValueError, match=r"."):
+            operator.infer(kinds)
+
+
+WHOLE_ONLY = (Reshape, Concat, Slice)
+"""Operators that are never computed in parts."""
+CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
+
+
+def random_box(data: st.DataObject, shape: Sequence[int]) -> Box:
+    """A part of a tensor, whole axes often."""
+    spans = []
+    for size in shape:
+        if data.draw(st.booleans()):
+            spans.append((0, size))
+            continue
+        start = data.draw(st.integers(0, size - 1))
+        spans.append((start, data.draw(st.integers(start + 1, size))))
+    return tuple(spans)
+
+
+@pytest.mark.parametrize("case", CROPPED, ids=str)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(data=st.data())
+def test_cropping_computes_the_crop(case: Case, data: st.DataObject) -> None:
+    """The cropped operator on the cropped operands is the crop of the whole result."""
+    kinds = case.operands
+    box = random_box(data, case.operator.infer(kinds).shape)
+    try:
+        operator, boxes = case.operator.crop(box, kinds)
+    except ValueError as error:
+        assert "not tiled" in str(error)
+        return
+    arrays = case.arrays()
+    parts = [array[box_slices(part)] for array, part in zip(arrays, boxes, strict=True)]
+    cut = [TensorType(box_shape(part), kind.dtype) for part, kind in zip(boxes, kinds, strict=True)]
+    expected = case.operator.evaluate(arrays)[box_slices(box)]
+    assert operator.infer(cut) == TensorType(box_shape(box), case.operator.infer(kinds).dtype)
+    found = operator.evaluate(parts)
+    if found.dtype == np.float32:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("case", CROPPED, ids=str)
+def test_the_first_row_can_be_cropped(case: Case) -> None:
+    """No operator refuses every box."""
+    shape = case.operator.infer(case.operands).shape
+    box = ((0, 1), *((0, size) for size in shape[1:]))
+    _, boxes = case.operator.crop(box, case.operands)
+    assert len(boxes) == len(case.operands)
+
+
+@pytest.mark.parametrize("kind", WHOLE_ONLY)
+def test_some_operators_are_not_tiled(kind: type[Operator]) -> None:
+    case = next(case for case in CASES if isinstance(case.operator, kind))
+    with pytest.raises(ValueError, match="cannot be tiled"):
+        case.operator.crop(((0, 1),), case.operands)

@@ -1,0 +1,244 @@
+"""The quantize stage's rules on hand-made graphs, on ONNX models, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import derived_file
+
+from dovetail.errors import ModelError
+from dovetail.frontend import load_model
+from dovetail.graph.check import check_stages
+from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
+from dovetail.operators.arithmetic import Add
+from dovetail.operators.linear import FullyConnected
+from dovetail.operators.movement import Concat, Reshape, Transpose
+from dovetail.operators.pooling import AveragePool2d, MaxPool2d
+from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.quantize import quantize
+
+
+class QdqBuilder:
+    """Builds QDQ graphs by hand."""
+
+    def __init__(self) -> None:
+        self.builder = GraphBuilder("hand made")
+
+    def parameters(self, scale: float | list[float], zero_point: int | list[int] = 0) -> list[str]:
+        """Scale and zero point constants."""
+        scales = np.atleast_1d(np.array(scale, np.float32))
+        zero_points = np.broadcast_to(np.array(zero_point, np.int32), scales.shape)
+        return [self.builder.constant("scale", scales), self.builder.constant("zero_point", zero_points)]
+
+    def real(self, value: str, scale: float | list[float], zero_point: int | list[int] = 0, axis: int = -1) -> str:
+        """A value dequantised."""
+        return self.builder.add(Dequantize(axis), [value, *self.parameters(scale, zero_point)], "real")
+
+    def input(self, shape: tuple[int, ...], scale: float, zero_point: int = 0, dtype: DType = DType.INT8) -> str:
+        """A quantised input, dequantised."""
+        name = self.builder.fresh("x")
+        return self.real(self.builder.input(name, TensorType(shape, dtype)), scale, zero_point)
+
+    def quantised(
+        self, value: str, scale: float, zero_point: int = 0, dtype: DType = DType.INT8, stem: str = "y"
+    ) -> str:
+        """A float value quantised."""
+        return self.builder.add(Quantize(dtype), [value, *self.parameters(scale, zero_point)], stem, "MADE 0 (y)")
+
+    def graph(self, *outputs: str) -> Graph:
+        """The graph of what was added."""
+        return self.builder.finish(outputs)
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Random values of each input's whole range."""
+    rng = np.random.default_rng(seed)
+    kinds = {name: graph.types[name] for name in graph.inputs}
+    return {
+        name: rng.normal(0, 2, kind.shape).astype(np.float32)
+        if kind.dtype is DType.FLOAT32
+        else rng.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
+        for name, kind in kinds.items()
+    }
+
+
+def check_meaning(graph: Graph, lsb: int = 1) -> Graph:
+    """Quantise the graph and compare it with its float meaning; returns the integer graph."""
+    integers = quantize(graph)
+    verify(integers)
+    assert check_stages(graph, integers, random_inputs(graph), lsb) > 0
+    return integers
+
+
+def kinds_of(graph: Graph) -> list[str]:
+    return [type(node.operator).__name__ for node in graph.nodes]
+
+
+def test_a_float_model_is_refused_with_advice() -> None:
+    builder = GraphBuilder("float")
+    x = builder.input("x", TensorType((1, 4), DType.FLOAT32))
+    w = builder.constant("w", np.ones((2, 4), np.float32))
+    y = builder.add(FullyConnected(), [x, w], "y", "FULLY_CONNECTED 0 (y)")
+    with pytest.raises(ModelError, match=r"FULLY_CONNECTED 0 \(y\).*not quantised.*(?s:.*)post-training"):
+        quantize(builder.finish([y]))
+
+
+def test_a_float_operator_between_quantised_ones_is_named() -> None:
+    made = QdqBuilder()
+    x = made.input((1, 4), 0.1)
+    bare = made.builder.add(Softmax(), [x], "soft", "SOFTMAX 3 (soft)")
+    graph = made.graph(made.quantised(made.builder.add(Add(), [bare, x], "sum", "ADD 4 (sum)"), 0.1))
+    with pytest.raises(ModelError, match=r"SOFTMAX 3 \(soft\): Softmax gives the float value soft"):
+        quantize(graph)
+    with pytest.raises(ModelError, match="float value soft"):
+        quantize(made.graph(bare))
+
+
+def test_float_weights_are_refused() -> None:
+    made = QdqBuilder()
+    w = made.builder.constant("w", np.ones((2, 4), np.float32))
+    y = made.builder.add(FullyConnected(), [made.input((1, 4), 0.1), w], "sum", "DENSE 1 (sum)")
+    with pytest.raises(ModelError, match=r"DENSE 1 \(sum\): the weights of FullyConnected are float"):
+        quantize(made.graph(made.quantised(y, 0.1)))
+
+
+def dense(weights_array: Array, zero_point: int | list[int], scale: float | list[float], bias_of: str | None) -> Graph:
+    """A dense layer by hand; the bias is float, quantised with another scale, or absent."""
+    made = QdqBuilder()
+    operands = [made.input((3, weights_array.shape[1]), 0.05, 7)]
+    w = made.builder.constant("w", weights_array)
+    operands.append(made.real(w, scale, zero_point, 0))
+    if bias_of == "float":
+        operands.append(made.builder.constant("b", np.linspace(-3, 3, len(weights_array), dtype=np.float32)))
+    elif bias_of is not None:
+        b = made.builder.constant("b", np.arange(len(weights_array), dtype=np.int32) * 40 - 60)
+        operands.append(made.real(b, 0.03, 4))
+    y = made.builder.add(FullyConnected(), operands, "sum", "DENSE 1 (sum)")
+    return made.graph(made.quantised(y, 0.4, -5))
+
+
+@pytest.mark.parametrize("bias_of", ["float", "other scale", None])
+def test_biases_of_every_kind(bias_of: str | None) -> None:
+    array = np.random.default_rng(1).integers(-127, 128, (4, 30)).astype(np.int8)
+    check_meaning(dense(array, 0, [0.01, 0.02, 0.03, 0.015], bias_of))
+
+
+def test_zero_points_of_weights_are_taken_off() -> None:
+    array = np.random.default_rng(1).integers(0, 256, (4, 30)).astype(np.uint8)
+    graph = check_meaning(dense(array, 128, 0.02, "float"))
+    assert graph.nodes[0].operator == FullyConnected(7, 0)
+    assert graph.types[graph.nodes[0].inputs[1]].dtype is DType.INT8
+    graph = check_meaning(dense(array, 90, 0.02, "float"))
+    assert graph.nodes[0].operator == FullyConnected(7, 90)
+    check_meaning(dense((array // 2).astype(np.uint8), [64, 60, 50, 0], [0.02] * 4, None))
+    with pytest.raises(ModelError, match="do not fit int8"):
+        quantize(dense(array, [128, 90, 128, 128], [0.02] * 4, None))
+
+
+def test_weights_that_were_transposed() -> None:
+    made = QdqBuilder()
+    array = np.random.default_rng(1).integers(-127, 128, (30, 4)).astype(np.int8)
+    real = made.real(made.builder.constant("w", array), [0.01, 0.02, 0.03, 0.015], 0, 1)
+    w = made.builder.add(Transpose((1, 0)), [real])
+    y = made.builder.add(FullyConnected(), [made.input((3, 30), 0.05, 7), w], "sum")
+    graph = check_meaning(made.graph(made.quantised(y, 0.4, -5)))
+    assert "Transpose" not in kinds_of(graph)
+
+
+def test_float_borders_stay() -> None:
+    """A float NCHW input is quantised first and transposed as integers; a float output is dequantised last."""
+    made = QdqBuilder()
+    image = made.builder.input("image", TensorType((1, 3, 6, 6), DType.FLOAT32))
+    quantised = made.quantised(made.builder.add(Transpose((0, 2, 3, 1)), [image]), 0.03, 3, stem="q")
+    real = made.real(quantised, 0.03, 3)
+    pooled = made.quantised(made.builder.add(MaxPool2d((2, 2), (2, 2)), [real]), 0.03, 3)
+    output = made.builder.add(Reshape((1, 27)), [made.real(pooled, 0.03, 3)], "out")
+    graph = check_meaning(made.graph(output), 0)
+    assert kinds_of(graph) == ["Quantize", "Transpose", "MaxPool2d", "Reshape", "Dequantize"]
+    assert graph.outputs == ("out",)
+
+
+def test_concatenation_brings_its_operands_to_one_quantisation() -> None:
+    made = QdqBuilder()
+    operands = [made.input((2, 20), 0.05, 7), made.input((2, 30), 0.03, -9), made.input((2, 10), 0.04, 1)]
+    y = made.builder.add(Concat(1), operands)
+    graph = check_meaning(made.graph(made.quantised(y, 0.04, 1)))
+    assert kinds_of(graph).count("Requantize") == 2
+
+
+def test_pools_that_change_the_quantisation() -> None:
+    made = QdqBuilder()
+    x = made.input((1, 8, 8, 6), 0.05, 7)
+    plain = made.quantised(made.builder.add(AveragePool2d((2, 2), (2, 2)), [x]), 0.02, 3, stem="plain")
+    padded = made.builder.add(AveragePool2d((3, 3), (2, 2), ((1, 1), (1, 1))), [x])
+    padded = made.quantised(padded, 0.02, 3, stem="padded")
+    largest = made.builder.add(MaxPool2d((3, 3), (2, 2), ((1, 1), (1, 1))), [x])
+    largest = made.quantised(made.builder.add(Clamp(0.0, 6.0), [largest]), 0.06, -3, stem="largest")
+    graph = check_meaning(made.graph(plain, padded, largest))
+    assert {"SumPool2d", "AveragePool2d", "MaxPool2d"} <= set(kinds_of(graph))
+
+
+@pytest.mark.parametrize("kind", list(UnaryKind))
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+def test_tables_are_the_functions_rounded(kind: UnaryKind, dtype: DType) -> None:
+    made = QdqBuilder()
+    x = made.input((1, 500), 0.05, 11, dtype)
+    y = made.builder.add(Unary(kind, 0.2), [x])
+    graph = check_meaning(made.graph(made.quantised(y, 0.03, 8, dtype)), 1)
+    assert kinds_of(graph) == ["Lookup"]
+
+
+def test_signedness_changes_by_an_offset() -> None:
+    made = QdqBuilder()
+    x = made.input((1, 50), 0.05, 130, DType.UINT8)
+    assert kinds_of(check_meaning(made.graph(made.quantised(x, 0.05, 2)), 0)) == ["Offset"]
+    assert kinds_of(check_meaning(made.graph(made.quantised(x, 0.05, 3)))) == ["Requantize", "Clip"]
+
+
+def test_a_softmax_with_any_result() -> None:
+    made = QdqBuilder()
+    soft = made.builder.add(Softmax(), [made.input((4, 10), 0.1, 5, DType.UINT8)])
+    graph = check_meaning(made.graph(made.quantised(soft, 1 / 200, 0, DType.UINT8)), 1)
+    assert kinds_of(graph) == ["FixedSoftmax", "Requantize", "Clip"]
+
+
+def test_an_addition_of_a_constant_scales_it_at_compile_time() -> None:
+    made = QdqBuilder()
+    array = np.arange(-6, 6, dtype=np.int8).reshape(1, 1, 1, 12)
+    constant = made.real(made.builder.constant("c", array), 0.2, 3)
+    y = made.builder.add(Add(), [made.input((1, 3, 3, 12), 0.1, 5), constant])
+    graph = check_meaning(made.graph(made.quantised(y, 0.12, -4)))
+    assert kinds_of(graph).count("Requantize") == 2
+
+
+def test_an_output_that_is_its_own_operand_keeps_its_name() -> None:
+    made = QdqBuilder()
+    x = made.input((1, 50), 0.05, 3)
+    graph = check_meaning(made.graph(made.quantised(x, 0.05, 3, stem="same")), 0)
+    assert graph.outputs == ("same",) and kinds_of(graph) == ["Reshape"]
+
+
+ONNX_MODELS = ("kws_dscnn_qdq_s8s8_perchannel", "vww_mbv1_qdq_u8s8", "mnist8_qop_u8s8")
+
+
+@pytest.mark.parametrize("name", ONNX_MODELS)
+def test_onnx_models_stay_within_one_step_per_requantisation(name: str) -> None:
+    """The QDQ graph is what ONNX Runtime computes; each requantisation of the integers is one step off at most."""
+    path = derived_file(f"{name}.onnx")
+    graph = load_model(path)
+    with np.load(derived_file(f"{name}.onnx.ref.npz")) as stored:
+        inputs = {graph.inputs[0]: stored["in_0"]}
+        found = evaluate(graph, inputs)[graph.outputs[0]]
+        np.testing.assert_allclose(found, stored["out_0__ort_precise"].reshape(found.shape), rtol=0, atol=1e-6)
+    integers = quantize(graph)
+    verify(integers)
+    assert check_stages(graph, integers, inputs, lsb=1) > 10
+    assert check_stages(graph, integers, random_inputs(graph), lsb=1) > 10
+    assert not any(isinstance(node.operator, Dequantize) for node in integers.nodes[:-1])
+
+
+def test_a_model_with_quantised_weights_alone_is_refused() -> None:
+    with pytest.raises(ModelError, match="not quantised"):
+        quantize(load_model(derived_file("conv_fc_mnist_dynamic_wi4.tflite")))

@@ -1,0 +1,222 @@
+"""Compilers, their cache, the linker script, and what is read back from ELF files."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from firmware import MEMORIES, require_cross_compiler
+
+from dovetail.build import toolchain
+from dovetail.build.elf import Symbol, describe_address, section_sizes, symbols
+from dovetail.build.toolchain import Compiler, compile_firmware, compile_host, find_compiler
+from dovetail.emit.runtime import RUNTIME, SIMULATION_MAIN, START, runtime_path
+from dovetail.emit.runtime.linker import linker_script
+from dovetail.errors import BuildError, MissingExtraError, SimulationError
+from dovetail.simulate.host import HostSession, simulate_host
+from dovetail.simulate.iss import simulate
+from dovetail.simulate.protocol import SimulationSetup
+
+MODEL = """
+#include "net.h"
+int8_t net_in[16]; int8_t net_out[16];
+static const int8_t weights[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+static int32_t calls = 3;
+void net_run(void)
+{
+    calls++;
+    for (int i = 0; i < 16; i++) { net_out[i] = (int8_t)(net_in[i] * SCALE + weights[(i + calls) & 15]); }
+}
+"""
+SOURCES = [Path("net.c"), Path(START), Path("dovetail_rt.c"), Path(SIMULATION_MAIN)]
+DEFINES = {"DOVETAIL_SIM": 1, "DOVETAIL_MODEL_HEADER": '"net.h"', "DOVETAIL_MODEL_RUN": "net_run"}
+
+
+def project(folder: Path, scale: int = 2) -> Path:
+    """Write a tiny project."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (START, SIMULATION_MAIN, *RUNTIME):
+        (folder / name).write_bytes(runtime_path(name).read_bytes())
+    (folder / "net.c").write_text(MODEL)
+    (folder / "net.h").write_text(f"#include <stdint.h>\n#define SCALE {scale}\nvoid net_run(void);\n")
+    (folder / "link.ld").write_text(linker_script(MEMORIES, text="l2", data="l1", stack_bytes=1000))
+    return folder
+
+
+def compile_project(folder: Path, cache: Path, **more: object) -> Path:
+    """Compile it."""
+    return compile_firmware(folder, SOURCES, linker_script=Path("link.ld"), defines=DEFINES, cache=cache, **more)  # type: ignore[arg-type]
+
+
+def test_a_project_compiles_runs_and_has_the_sizes_it_should(tmp_path: Path) -> None:
+    require_cross_compiler()
+    elf = compile_project(project(tmp_path / "p"), tmp_path / "cache", out=tmp_path / "build" / "fw.elf")
+    assert elf == tmp_path / "build" / "fw.elf" and [p.name for p in elf.parent.iterdir()] == ["fw.elf"]
+    sizes = section_sizes(elf)
+    assert (sizes["rodata"], sizes["data"], sizes["bss"], sizes["stack"]) == (16, 4, 32, 1008)
+    assert 100 < sizes["text"] < 700
+    table = symbols(elf)
+    assert table["net_in"].size == 16 and table["net_run"].function
+    assert table["__stack_top"].address - table["__stack_bottom"].address == 1008
+    assert table["__stack_bottom"].address == MEMORIES[1].base  # an overflow leaves the memory
+    values = bytes(range(16))
+    setup = SimulationSetup(elf, MEMORIES)
+    run = simulate(setup, [{"net_in": values}], {"net_out": 16}).inferences[0]
+    assert run.outputs["net_out"] == bytes(2 * i + (i + 4) % 16 + 1 for i in range(16))
+
+
+def test_the_cache_answers_for_equal_content_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_cross_compiler()
+    runs: list[list[str]] = []
+    real = subprocess.run
+
+    def counted(command: list[str], **options: object) -> object:
+        runs.append(command)
+        return real(command, **options)  # type: ignore[call-overload]
+
+    find_compiler("rv32imc")
+    monkeypatch.setattr("dovetail.build.toolchain.subprocess.run", counted)
+    cache = tmp_path / "cache"
+    first = compile_project(project(tmp_path / "a"), cache).read_bytes()
+    assert len(runs) == 5
+    again = compile_project(project(tmp_path / "elsewhere" / "b"), cache).read_bytes()
+    assert len(runs) == 5 and again == first
+    other = compile_project(project(tmp_path / "a", scale=3), cache).read_bytes()  # only a header changed
+    assert len(runs) == 10 and other != first
+    compile_project(project(tmp_path / "a", scale=3), cache, flags=("-DUNUSED",))
+    assert len(runs) == 15
+    script = tmp_path / "a" / "link.ld"
+    script.write_text(script.read_text().replace("0x3f0", "0x7f0"))
+    assert section_sizes(compile_project(tmp_path / "a", cache, flags=("-DUNUSED",)))["stack"] == 2032
+    assert len(runs) == 16  # only the link
+    assert not list(cache.glob(".*"))
+
+
+def test_output_does_not_depend_on_folder_or_cache(tmp_path: Path) -> None:
+    require_cross_compiler()
+    files = [compile_project(project(tmp_path / name / name), tmp_path / name / "cache") for name in ("a", "long_b")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_first_error_comes_first(tmp_path: Path) -> None:
+    require_cross_compiler()
+    folder = project(tmp_path)
+    (folder / "net.c").write_text(MODEL.replace("calls++;", "calls++; undeclared_one = 1; undeclared_two = 2;"))
+    with pytest.raises(BuildError) as caught:
+        compile_project(folder, tmp_path / "cache")
+    assert "undeclared_one" in caught.value.what.splitlines()[0]
+    assert caught.value.where.startswith("net.c:8:")
+    (folder / "net.c").write_text(MODEL.replace("calls++;", "extern void nowhere(void); nowhere();"))
+    with pytest.raises(BuildError, match="nowhere"):
+        compile_project(folder, tmp_path / "cache")
+    with pytest.raises(BuildError, match=r"no source file 'missing\.c'"):
+        compile_firmware(folder, [Path("missing.c")], linker_script=Path("link.ld"), cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.elf"))
+
+
+def test_firmware_too_large_for_its_memory_is_an_error(tmp_path: Path) -> None:
+    require_cross_compiler()
+    folder = project(tmp_path)
+    (folder / "net.c").write_text(MODEL.replace("net_in[16]", "net_in[100000]"))
+    with pytest.raises(BuildError, match="l1"):
+        compile_project(folder, tmp_path / "cache")
+
+
+def test_compilers_are_found_or_their_absence_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BuildError, match="no compiler for the instruction set 'z80'"):
+        find_compiler("z80")
+    with pytest.raises(BuildError, match="'no-such-gcc' was asked for"):
+        find_compiler("rv32imc", "no-such-gcc")
+    monkeypatch.setenv("DOVETAIL_CC", "no-such-gcc")
+    with pytest.raises(BuildError, match="no-such-gcc"):
+        find_compiler("rv32imc")
+    monkeypatch.delenv("DOVETAIL_CC")
+    monkeypatch.setattr(toolchain, "_zig", lambda: None)
+    monkeypatch.setattr("dovetail.build.toolchain.shutil.which", lambda *_, **__: None)
+    with pytest.raises(MissingExtraError, match="ziglang"):
+        find_compiler("rv32imc")
+    with pytest.raises(BuildError, match="no C compiler for this computer"):
+        find_compiler("host")
+
+
+def test_gcc_is_told_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GCC need not be installed: a script that records its arguments stands in for it."""
+    log = tmp_path / "log"
+    fake = tmp_path / "fake-gcc"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {log}\nfor last; do :; done\n[ "$1" = --version ] || : > "$last"\n'
+                    "echo fake 1.0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("DOVETAIL_CC", str(fake))
+    compiler = find_compiler("rv32imc")
+    assert compiler == Compiler((str(fake),), "gcc", "fake 1.0")
+    compile_project(project(tmp_path / "p"), tmp_path / "cache")
+    lines = log.read_text().splitlines()
+    assert len(lines) == 6  # version, four sources, link
+    assert all("-march=rv32imc -misa-spec=2.2 -mabi=ilp32" in line for line in lines[1:])
+    assert "-nostdlib" in lines[-1] and "-lgcc" in lines[-1] and "-lgcc" not in lines[1]
+
+
+@pytest.mark.skipif(shutil.which("riscv64-unknown-elf-gcc") is None, reason="riscv64-unknown-elf-gcc is not installed")
+def test_gcc_and_zig_firmware_agree(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p")
+    outputs = []
+    for name in ("zig", "gcc"):
+        elf = compile_project(folder, tmp_path / "cache", compiler=find_compiler("rv32imc", name))
+        run = simulate(SimulationSetup(elf, MEMORIES), [{"net_in": bytes(range(16))}], {"net_out": 16})
+        outputs.append(run.inferences[0].outputs)
+    assert outputs[0] == outputs[1]
+
+
+def host_library(folder: Path, source: str) -> Path:
+    """Compile `source` for this computer, or skip."""
+    try:
+        find_compiler("host")
+    except BuildError as error:
+        pytest.skip(str(error))
+    (folder / "lib.c").write_text(source)
+    return compile_host(folder, [Path("lib.c")], cache=folder / "cache")
+
+
+def test_host_code_runs_and_keeps_its_state(tmp_path: Path) -> None:
+    library = host_library(tmp_path, """
+    #include <stdint.h>
+    #include <stdio.h>
+    int32_t in[2], out[2]; static int32_t calls;
+    void run(void) { puts("noise"); fflush(stdout); out[0] = in[0] * in[1]; out[1] = ++calls; }""")
+    with HostSession(library, "run") as session:
+        for call, (a, b) in enumerate([(3, 4), (-5, 6), (7, 8)], start=1):
+            run = session.run([{"in": struct.pack("<2i", a, b)}], {"out": 8}).inferences[0]
+            assert struct.unpack("<2i", run.outputs["out"]) == (a * b, call)
+        with pytest.raises(SimulationError, match="no symbol 'inn'"):
+            session.run([{"inn": b"1"}], {})
+
+
+def test_host_code_that_crashes_or_is_missing_is_an_error(tmp_path: Path) -> None:
+    library = host_library(tmp_path, "void run(void) { *(volatile int *)0 = 1; }\nvoid hang(void) { for (;;) { } }")
+    with pytest.raises(SimulationError, match=r"died \(signal 11\)"):
+        simulate_host(library, "run", [{}], {})
+    with pytest.raises(SimulationError, match="no answer within 1 s"):
+        simulate_host(library, "hang", [{}], {}, timeout=1)
+    with pytest.raises(SimulationError, match="nothing_here"):
+        simulate_host(library, "nothing_here", [{}], {})
+
+
+def test_the_linker_script_refuses_unknown_memories() -> None:
+    with pytest.raises(BuildError, match=r"section \.l3 is put into the memory 'l3'"):
+        linker_script(MEMORIES, text="l2", data="l2", extra={".l3": "l3"})
+
+
+def test_addresses_are_named_by_the_symbol_they_lie_in() -> None:
+    table = {"a": Symbol(16, 8, True), "label": Symbol(24, 0, False), "b": Symbol(24, 8, True),
+             "c": Symbol(40, 4, False)}
+    named = {at: describe_address(at, table) for at in (8, 16, 23, 24, 33, 41)}
+    assert named == {8: "0x8", 16: "a+0x0", 23: "a+0x7", 24: "b+0x0", 33: "label+0x9", 41: "c+0x1"}
+
+
+def test_what_is_no_elf_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x.elf").write_bytes(b"no")
+    with pytest.raises(BuildError, match=r"x\.elf: not a readable ELF file"):
+        section_sizes(tmp_path / "x.elf")

@@ -1,0 +1,289 @@
+"""The zoo's models: valid, deterministic, as costly as the originals, alive in every layer, and right about digits."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+
+from dovetail import zoo
+from dovetail.errors import ModelError
+from dovetail.zoo import architectures
+from dovetail.zoo.arithmetic import forward
+from dovetail.zoo.network import Network, same_padding
+from dovetail.zoo.weights import random_parameters, stored, synthetic_inputs
+
+ort = pytest.importorskip("onnxruntime")
+
+MANIFEST = Path(__file__).resolve().parents[2] / "shared" / "models" / "manifest.json"
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train_digits.py"
+ORIGINALS = {
+    "resnet8": "mlperf_tiny/ic_resnet8_int8.tflite",
+    "ds_cnn": "mlperf_tiny/kws_dscnn_int8.tflite",
+    "mobilenet_v1": "mlperf_tiny/vww_mobilenetv1_int8.tflite",
+    "autoencoder": "mlperf_tiny/ad_autoencoder_int8.tflite",
+}
+MACS = {"resnet8": 12501632, "ds_cnn": 2656768, "mobilenet_v1": 7489664, "autoencoder": 264192, "digits": 54848}
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "resnet8": architectures.resnet8,
+    "ds_cnn": architectures.ds_cnn,
+    "mobilenet_v1": architectures.mobilenet_v1,
+    "autoencoder": architectures.autoencoder,
+    "digits": architectures.digits,
+}
+every_model = pytest.mark.parametrize("name", zoo.names())
+
+
+@cache
+def built(name: str) -> bytes:
+    return zoo.build(name)
+
+
+def run(model: bytes, inputs: npt.NDArray[np.int8]) -> list[npt.NDArray[Any]]:
+    """Each output of the model for a batch of inputs, one by one through ONNX Runtime."""
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    results = [session.run(None, {"input": one[None]}) for one in inputs]
+    return [np.concatenate(column) for column in zip(*results, strict=True)]
+
+
+def some_inputs(name: str, count: int) -> npt.NDArray[np.int8]:
+    return zoo.digits_samples(count)[0] if name == "digits" else zoo.inputs(name, count, seed=5)
+
+
+def shape_of(value: onnx.ValueInfoProto) -> list[int]:
+    return [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+
+
+def shapes_of(model: onnx.ModelProto) -> dict[str, list[int]]:
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    shapes = {value.name: shape_of(value) for value in [*inferred.input, *inferred.value_info, *inferred.output]}
+    return shapes | {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+
+
+def multiply_accumulates(model: onnx.ModelProto) -> int:
+    """Each output element of a Conv or Gemm costs one product per weight of its output channel."""
+    shapes = shapes_of(model)
+    linear = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    return sum(prod(shapes[node.output[0]]) * prod(shapes[node.input[1]][1:]) for node in linear)
+
+
+@every_model
+def test_model_is_valid_and_its_border_is_int8(name: str) -> None:
+    model = onnx.load_from_string(built(name))
+    onnx.checker.check_model(model, full_check=True)
+    ends = [*model.graph.input, *model.graph.output]
+    assert [end.name for end in ends] == ["input", "output"]
+    assert all(end.type.tensor_type.elem_type == onnx.TensorProto.INT8 for end in ends)
+    assert shape_of(model.graph.input[0]) == [1, *some_inputs(name, 1).shape[1:]]
+    assert model.ir_version <= 13
+
+
+@every_model
+def test_every_operator_stands_between_integers(name: str) -> None:
+    """No float reaches another operator, but for the sums a ReLU reads."""
+    nodes = onnx.load_from_string(built(name)).graph.node
+    producers = {output: node.op_type for node in nodes for output in node.output}
+    for node in nodes:
+        if node.op_type == "DequantizeLinear":
+            assert producers.get(node.input[0], "QuantizeLinear") == "QuantizeLinear"
+        elif node.op_type == "Relu":
+            assert producers[node.input[0]] in ("Conv", "Gemm", "Add")
+        elif node.op_type != "QuantizeLinear":
+            assert {producers[source] for source in node.input} == {"DequantizeLinear"}, node.name
+
+
+@every_model
+def test_weights_are_symmetric_per_channel_and_biases_have_their_scale(name: str) -> None:
+    graph = onnx.load_from_string(built(name)).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    dequantisers = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    for node in graph.node:
+        if node.op_type not in ("Conv", "Gemm"):
+            continue
+        x, weight, bias = (
+            [constants[i] for i in dequantisers[source].input if i in constants] for source in node.input
+        )
+        assert weight[0].dtype == np.int8 and not weight[2].any()
+        assert weight[1].shape == weight[0].shape[:1]
+        assert (np.abs(weight[0].astype(int)).reshape(len(weight[0]), -1).max(axis=1) == 127).all()
+        assert bias[0].dtype == np.int32
+        np.testing.assert_array_equal(bias[1], x[-2] * weight[1])
+
+
+@every_model
+def test_multiply_accumulates(name: str) -> None:
+    counted = multiply_accumulates(onnx.load_from_string(built(name)))
+    assert counted == MACS[name]
+    if name in ORIGINALS and MANIFEST.exists():
+        entries = {entry["file"]: entry for entry in json.loads(MANIFEST.read_text())}
+        assert counted == entries[ORIGINALS[name]]["macs"]
+
+
+@pytest.mark.skipif(not MANIFEST.exists(), reason="the shared models are not beside the repository")
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_weight_shapes_are_the_originals(name: str) -> None:
+    """The same multiset of weight shapes, in the file's order, as the .tflite file's linear layers have."""
+    tflite = pytest.importorskip("tflite")
+    subgraph = tflite.Model.GetRootAs((MANIFEST.parent / ORIGINALS[name]).read_bytes(), 0).Subgraphs(0)
+    theirs = []
+    for operator in (subgraph.Operators(i) for i in range(subgraph.OperatorsLength())):
+        tensors = [subgraph.Tensors(i) for i in operator.InputsAsNumpy()]
+        if len(tensors) == 3:
+            theirs.append(sorted(d for d in tensors[1].ShapeAsNumpy().tolist() if d > 1))
+    model = onnx.load_from_string(built(name))
+    shapes = shapes_of(model)
+    linear = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    assert [sorted(d for d in shapes[node.input[1]] if d > 1) for node in linear] == theirs
+
+
+def test_padding_is_tensorflows() -> None:
+    """By hand: pad_total = max((ceil(size / stride) - 1) * stride + kernel - size, 0), the odd one at the end."""
+    assert [same_padding(*case) for case in ((32, 3, 1), (32, 3, 2), (49, 10, 2), (10, 4, 2), (8, 1, 2))] == [
+        (1, 1),
+        (0, 1),
+        (4, 5),
+        (1, 1),
+        (0, 0),
+    ]
+
+
+def test_same_bytes_in_other_processes_and_thread_counts() -> None:
+    code = (
+        "import hashlib\nfrom dovetail import zoo\n"
+        "for n in zoo.names(): print(hashlib.sha256(zoo.build(n)).hexdigest())"
+    )
+    here = [hashlib.sha256(built(name)).hexdigest() for name in zoo.names()]
+    for threads, kernels in (("1", "Nehalem"), ("2", "Haswell")):
+        settings = {"OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": kernels, "PYTHONHASHSEED": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | settings, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == here
+
+
+def test_seed_changes_random_weights_only() -> None:
+    assert zoo.build("autoencoder", seed=1) != built("autoencoder")
+    assert zoo.build("digits", seed=1) == built("digits")
+
+
+@every_model
+def test_answers_depend_on_the_input(name: str) -> None:
+    (answers,) = run(built(name), some_inputs(name, 24))
+    assert len(np.unique(answers, axis=0)) >= 10
+    assert answers.std(axis=0).mean() > 10
+    assert len(set(answers.argmax(axis=1))) >= 2
+
+
+@every_model
+def test_every_activation_is_alive_and_follows_the_float_network(name: str) -> None:
+    """Each quantised tensor of ONNX Runtime on new inputs: spread, not saturated, and numpy's on the float weights."""
+    model = onnx.load_from_string(built(name))
+    nodes = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    probes = [onnx.helper.make_tensor_value_info(n.output[0], onnx.TensorProto.INT8, None) for n in nodes[:-1]]
+    model.graph.output.extend(probes)
+    last, *inner = run(model.SerializeToString(), some_inputs(name, 16))
+    network = NETWORKS[name]()
+    prepared = stored().prepared if name == "digits" else random_parameters(network, seed=0)
+    real = stored().images[:16] if name == "digits" else synthetic_inputs(network, 16, 5)
+    floats = forward(network, prepared.parameters, real, exact=False)
+    for layer, value in zip(network.layers, [*inner, last], strict=True):
+        correlation = np.corrcoef(value.reshape(-1), floats[layer.name].reshape(-1))[0, 1]
+        assert correlation > 0.93, f"{layer.name}: correlation {correlation:.3f}"
+        assert value.std() > 6, layer.name
+        assert layer is network.layers[-1] or (value == 127).mean() < 0.05, layer.name
+
+
+def test_digits_are_read() -> None:
+    images, labels = zoo.digits_samples(360)
+    assert images.shape == (360, 1, 8, 8) and images.dtype == np.int8
+    (answers,) = run(built("digits"), images)
+    accuracy = float((answers.argmax(axis=1) == labels).mean())
+    assert zoo.digits_accuracy() >= 0.96
+    assert abs(accuracy - zoo.digits_accuracy()) <= 0.012, f"int8 {accuracy:.4f}"
+
+
+def test_stored_images_are_scikit_learns_and_calibration_is_not_from_the_test_set() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    data = datasets.load_digits()
+    known = {image.tobytes(): int(label) for image, label in zip(data.images, data.target, strict=True)}
+    content = stored()
+    tests = [(image[0] * 16).tobytes() for image in content.images]
+    assert [known[image] for image in tests] == content.labels.tolist()
+    calibration = {(image[0] * 16).tobytes() for image in content.prepared.calibration}
+    assert calibration <= known.keys() and not calibration & set(tests)
+
+
+def test_default_samples_and_unknown_name() -> None:
+    images, labels = zoo.digits_samples()
+    assert len(images) == len(labels) == 64 and len(set(labels.tolist())) == 10
+    with pytest.raises(ModelError, match=r"'resnet9'(.|\n)*resnet8, ds_cnn"):
+        zoo.build("resnet9")
+    with pytest.raises(ModelError, match="not -1"):
+        zoo.build("resnet8", seed=-1)
+
+
+def test_only_numpy_and_onnx_are_needed() -> None:
+    code = (
+        "import sys\n"
+        "for n in ('onnxruntime', 'sklearn', 'scipy', 'tflite'): sys.modules[n] = None\n"
+        "from dovetail import zoo\nassert 'onnx' not in sys.modules and 'numpy' not in sys.modules\n"
+        "for n in zoo.names(): zoo.build(n)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleType:
+    pytest.importorskip("sklearn")
+    spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_digits"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gradients_equal_finite_differences(training: ModuleType) -> None:
+    network, data = architectures.digits(), training.split(0)
+    parameters = random_parameters(network, 3).parameters
+    images, labels = data.images[:6], data.labels[:6]
+    _, gradients = training.loss_and_gradients(network, parameters, images, labels)
+    generator = np.random.default_rng(0)
+    for name, gradient in gradients.items():
+        for kind in ("weight", "bias"):
+            values = getattr(parameters[name], kind).reshape(-1)
+            index = int(generator.integers(values.size))
+            kept, losses = values[index], []
+            for step in (1e-6, -1e-6):
+                values[index] = kept + step
+                losses.append(training.loss_and_gradients(network, parameters, images, labels)[0])
+            values[index] = kept
+            slope = (losses[0] - losses[1]) / 2e-6
+            assert getattr(gradient, kind).reshape(-1)[index] == pytest.approx(slope, rel=1e-4, abs=1e-6), (name, kind)
+
+
+def test_training_is_reproducible_and_stored_accuracy_is_true(training: ModuleType) -> None:
+    network, data = architectures.digits(), training.split(0)
+    first, second = (training.train(network, data, seed=0, epochs=1) for _ in range(2))
+    assert all((first[name].weight == second[name].weight).all() for name in first)
+    content = stored()
+    np.testing.assert_array_equal(content.images, data.test_images)
+    score = training.accuracy(network, content.prepared.parameters, data.test_images, data.test_labels)
+    assert score == zoo.digits_accuracy()
