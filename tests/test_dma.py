@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from firmware import DMA, build, chip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from dovetail.simulate.device import Activity, MemoryBus, MemoryRegion
 from dovetail.simulate.dma import QUEUE, DmaDevice, Register, Transfer, transfer_cycles
 from dovetail.simulate.host import simulate_host
 from dovetail.simulate.iss import simulate
+from firmware import DMA, build, chip
 
 FAR, NEAR = 0x1000, 0x9000
 REGIONS = (MemoryRegion("far", FAR, 4096), MemoryRegion("near", NEAR, 4096))

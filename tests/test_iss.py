@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from firmware import DMA, TIMER, build, chip
 
 from dovetail.build.elf import symbols
 from dovetail.errors import SimulationError
 from dovetail.simulate.iss import IssSession, simulate
+from firmware import DMA, TIMER, build, chip
 
 WORK = """
 static uint32_t table[256];

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from firmware import DMA, MEMORIES, TIMER, build, chip
 
 from dovetail.errors import MissingExtraError, SimulationError
 from dovetail.simulate.iss import IssSession, simulate
 from dovetail.simulate.protocol import DeviceSpec, SimulationSetup
+from firmware import DMA, MEMORIES, TIMER, build, chip
 
 
 def fault(elf: Path, *devices: DeviceSpec, limit: int = 1_000_000) -> SimulationError:

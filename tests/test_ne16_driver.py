@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ne16_device import OneMemory, jobs, load_output, place_operands, small_job
 
 from dovetail.targets.ne16.device import Ne16Device
 from dovetail.targets.ne16.job import Job, task_words
+from test_ne16_device import OneMemory, jobs, load_output, place_operands, small_job
 
 DRIVER = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "ne16" / "driver"
 BASE = 0x00201000

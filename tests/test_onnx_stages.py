@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from oracles import NETWORKS, network_bytes, references
-from test_operators import CASES, Case
 
 from dovetail.errors import DovetailError, MissingExtraError, ModelError
 from dovetail.frontend.tflite import load_tflite
@@ -24,6 +22,8 @@ from dovetail.graph.types import DType, TensorType
 from dovetail.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.operators.linear import Conv2d, FullyConnected
 from dovetail.quantize import quantize
+from oracles import NETWORKS, network_bytes, references
+from test_operators import CASES, Case
 
 
 def network(name: str) -> tuple[Graph, Graph]:

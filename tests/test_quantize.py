@@ -7,15 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import (
-    NETWORKS,
-    SingleOperator,
-    TensorEntry,
-    network_bytes,
-    references,
-    run_micro,
-    tflite_bytes,
-)
 
 from dovetail.frontend.tflite import load_tflite
 from dovetail.graph.check import check_stages
@@ -26,6 +17,15 @@ from dovetail.operators.arithmetic import Rounding
 from dovetail.operators.pooling import AveragePool2d
 from dovetail.quantize import quantize
 from dovetail.quantize.multiplier import softmax_parameters
+from oracles import (
+    NETWORKS,
+    SingleOperator,
+    TensorEntry,
+    network_bytes,
+    references,
+    run_micro,
+    tflite_bytes,
+)
 
 SEEDS = range(4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import derived_file
 
 from dovetail.errors import ModelError
 from dovetail.frontend import load_model
@@ -18,6 +17,7 @@ from dovetail.operators.movement import Concat, Reshape, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.quantize import quantize
+from oracles import derived_file
 
 
 class QdqBuilder:

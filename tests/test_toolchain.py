@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from firmware import MEMORIES, require_cross_compiler
 
 from dovetail.build import toolchain
 from dovetail.build.elf import Symbol, describe_address, section_sizes, symbols
@@ -19,6 +18,7 @@ from dovetail.errors import BuildError, MissingExtraError, SimulationError
 from dovetail.simulate.host import HostSession, simulate_host
 from dovetail.simulate.iss import simulate
 from dovetail.simulate.protocol import SimulationSetup
+from firmware import MEMORIES, require_cross_compiler
 
 MODEL = """
 #include "net.h"

@@ -1,1 +1,39 @@
-"""Adapt."""
+"""Adapt: bring the integer graph into the form a target takes.
+
+The rewrites here are tools a target chooses from; which it uses, and when, is said in its policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.adapt.engine_requantisation import RequantisationLimits, engine_requantisation, split_bias
+from dovetail.adapt.patches import convolution_as_patches, stride_as_slice
+from dovetail.adapt.residual import addition_as_convolution
+from dovetail.adapt.unsigned import unsigned_activations
+from dovetail.graph.graph import Graph
+from dovetail.target.description import Policy
+
+Stage = Callable[[str, Graph, bool], None]
+"""Told the name of each rewrite, the graph after it, and whether it is exact."""
+
+
+def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
+    """The graph after every rewrite of a policy, in its order."""
+    for rewrite in policy.rewrites:
+        graph = rewrite.apply(graph)
+        if done is not None:
+            done(rewrite.name, graph, rewrite.exact)
+    return graph
+
+
+__all__ = [
+    "RequantisationLimits",
+    "adapt",
+    "addition_as_convolution",
+    "convolution_as_patches",
+    "engine_requantisation",
+    "split_bias",
+    "stride_as_slice",
+    "unsigned_activations",
+]

@@ -1,0 +1,52 @@
+# `make test` and `make demo` need Python >= 3.11, a C compiler, and the network the first time.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO := build/demo
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help venv demo lint test clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make venv    create $(VENV) with Dovetail and everything its tests need'
+	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
+	@echo 'make clean   remove $(VENV), build/ and caches'
+
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo "'$(PYTHON)' was not found: install Python >= 3.11, or say which: make PYTHON=python3.12" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Dovetail needs Python >= 3.11, this is $$('$(PYTHON)' -V 2>&1): make PYTHON=python3.12" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot create virtual environments (on Debian or Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo 'Installing Dovetail and its tools into $(VENV) (a few minutes the first time)'
+	@'$(PYTHON)' -m venv '$(VENV)'
+	@'$(BIN)/python' -m pip install -q -e '.[all,test,dev]'
+	@touch '$@'
+
+demo: $(INSTALLED)
+	@mkdir -p '$(DEMO)'
+	$(BIN)/dovetail zoo digits -o $(DEMO)/digits.onnx
+	$(BIN)/dovetail compile $(DEMO)/digits.onnx --target ne16 -o $(DEMO)/digits_ne16 --force
+	$(BIN)/dovetail run $(DEMO)/digits_ne16
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check dovetail tests scripts
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+clean:
+	rm -rf '$(VENV)' build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find dovetail tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

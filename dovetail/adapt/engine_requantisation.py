@@ -1,0 +1,142 @@
+"""Requantisation in an engine's own arithmetic: y = (x * scale + offset) >> shift with a small scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.graph.graph import Graph, Node
+from dovetail.graph.rewrite import Draft, run
+from dovetail.graph.types import Array, DType
+from dovetail.operators.arithmetic import Add, Requantize, ScaleShift
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+
+Linear = (Conv2d, DepthwiseConv2d, FullyConnected)
+
+Accepts = Callable[[Mapping[str, object], Node], bool]
+"""Whether the engine computes a linear node; told the types of all values."""
+
+
+@dataclass(frozen=True)
+class RequantisationLimits:
+    """What an engine's scale and shift can hold."""
+
+    scale_bits: int
+    """Bits of the unsigned scale."""
+    most_shift: int
+    """The largest right shift."""
+
+
+def scale_and_shift(
+    real: NDArray[np.float64],
+    addend: NDArray[np.float64],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    zero_point: int,
+    limits: RequantisationLimits,
+) -> tuple[Array, Array, Array] | None:
+    """Scale, offset and shift per channel, so that (acc * scale + offset) >> shift = round((acc + addend) * real) + zero_point.
+
+    Args:
+        real: the factor, at least 0.
+        addend: added to the accumulator (bias with the zero point folded in).
+        low: smallest accumulator.
+        high: largest accumulator.
+        zero_point: of the result.
+        limits: of the engine.
+
+    Returns:
+        Three int32 arrays; None when some channel cannot be kept within int32. The shift is the largest for which
+        neither product nor sum leaves int32.
+    """
+    scales, offsets, shifts = (np.zeros(real.shape, np.int64) for _ in range(3))
+    reach = np.maximum(np.abs(low), np.abs(high))
+    for channel, factor in enumerate(real):
+        found = False
+        for shift in range(limits.most_shift, -1, -1):
+            scale = int(np.rint(factor * 2.0**shift))
+            if scale >= 1 << limits.scale_bits:
+                continue
+            offset = int(addend[channel]) * scale + (zero_point << shift) + ((1 << shift) >> 1)
+            edges = (int(low[channel]) * scale + offset, int(high[channel]) * scale + offset)
+            if int(reach[channel]) * scale < 1 << 31 and max(abs(offset), *map(abs, edges)) < 1 << 31:
+                scales[channel], offsets[channel], shifts[channel] = scale, offset, shift
+                found = True
+                break
+        if not found:
+            return None
+    return scales.astype(np.int32), offsets.astype(np.int32), shifts.astype(np.int32)
+
+
+def channel_sums(operator: object, weights: Array) -> Array:
+    """Per output channel the weights that meet it, as [C, taps] int64."""
+    if isinstance(operator, DepthwiseConv2d):
+        return weights.astype(np.int64).reshape(-1, weights.shape[-1]).T
+    return weights.astype(np.int64).reshape(weights.shape[0], -1)
+
+
+def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Callable[[Graph], Graph]:
+    """A rewrite: clip(requantize(linear)) of accepted layers with uint8 operands becomes clip(scale-shift(linear)).
+
+    Bias and input zero point move into the offset. Within 1 of the original at each requantisation.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        requantize, linear = node.operator, draft.made_by(node.inputs[0], *Linear) if node.inputs else None
+        if not isinstance(requantize, Requantize) or linear is None or draft.users(linear.output) > 1:
+            return None
+        operator = linear.operator
+        assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
+        if draft.types[linear.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
+            return None
+        if any(value not in draft.constants for value in (*node.inputs[1:], *linear.inputs[1:])):
+            return None
+        if requantize.input_zero_point or requantize.left_shift or not accepts(draft.types, linear):
+            return None
+        weights = channel_sums(operator, draft.constants[linear.inputs[1]])
+        channels = weights.shape[0]
+        bias = draft.constants[linear.inputs[2]].astype(np.int64) if len(linear.inputs) > 2 else np.zeros(channels, int)
+        multiplier, shift = (np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in node.inputs[1:])
+        found = scale_and_shift(
+            multiplier * 2.0 ** (shift - 31),
+            (bias - operator.input_zero_point * weights.sum(axis=1)).astype(np.float64),
+            255.0 * np.minimum(weights, 0).sum(axis=1),
+            255.0 * np.maximum(weights, 0).sum(axis=1),
+            requantize.output_zero_point,
+            limits,
+        )
+        if found is None:
+            return None
+        bare = replace(operator, input_zero_point=0)
+        accumulator = draft.add(bare, linear.inputs[:2], linear)
+        names = [draft.constant(array, DType.INT32, linear.inputs[1]) for array in found]
+        return draft.add(ScaleShift(), [accumulator, *names], node)
+
+    return lambda graph: run(graph, [rule])
+
+
+def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
+    """A rewrite: accepted linear layers lose bias and input zero point to an addition behind them. Exact."""
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        operator = node.operator
+        if not isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected) or not accepts(draft.types, node):
+            return None
+        if draft.types[node.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
+            return None
+        if any(value not in draft.constants for value in node.inputs[1:]):
+            return None
+        if len(node.inputs) == 2 and operator.input_zero_point == 0:
+            return None
+        weights = channel_sums(operator, draft.constants[node.inputs[1]])
+        bias = draft.constants[node.inputs[2]].astype(np.int64) if len(node.inputs) > 2 else 0
+        addend = (bias - operator.input_zero_point * weights.sum(axis=1)).astype(np.int32)
+        bare = draft.add(replace(operator, input_zero_point=0), node.inputs[:2], node)
+        return draft.add(Add(), [bare, draft.constant(addend, DType.INT32, node.inputs[1])], node)
+
+    return lambda graph: run(graph, [rule])
+
+
