@@ -137,7 +137,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the kernels the core runs."""
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
-    parts += [text for name, text in kernels.HELPERS.items() if name in needed]
+    parts.append(kernels.helper_source(needed))
     parts += [kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(") for kernel in unit.kernels]
     prototypes = [_prototype(kernel) for kernel in unit.kernels]
     header = guard(f"{unit.model.upper()}_KERNELS_H", "#include <stdint.h>\n\n" + "\n".join(prototypes) + "\n")
@@ -298,7 +298,7 @@ def host_source(unit: Unit) -> str | None:
         table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in _driver_headers(unit)]
-    body = [text for name, text in kernels.HELPERS.items() if name in helpers]
+    body = [kernels.helper_source(helpers)]
     for function, lines in table.items():
         text = "\n".join(line.replace("return;", "return 0u;") for line in lines)
         functions.append(f"uint32_t {function}(const uint32_t *task)\n{{\n{text}\n    return 0u;\n}}\n")

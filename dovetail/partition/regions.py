@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
-from dovetail.operators.movement import Reshape
+from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.pattern import Match, Mismatch, match_pattern
 
@@ -108,11 +108,11 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     """Grow a core region upwards from its last node as long as its kernel generator still takes it."""
     producers, users = graph.producers(), graph.users()
     members = {node.output: node}
-    frontier = list(node.inputs)
+    frontier = [] if target.dma and _is_movement(node) else list(node.inputs)
     while frontier:
         value = frontier.pop(0)
         producer = producers.get(value)
-        if producer is None or value in claimed or value in graph.outputs or value in members:
+        if producer is None or (target.dma and _is_movement(producer)) or value in claimed or value in graph.outputs or value in members:
             continue
         if any(user.output not in members for user in users[value]) or _engine_takes(graph, target, producer):
             continue
@@ -120,11 +120,38 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
         if kernels.supports(_subgraph(graph, _in_order(graph, grown), "candidate")) is None:
             members = grown
             frontier.extend(producer.inputs)
+    members = _cut_where_narrow(graph, target, node, members)
     nodes = _in_order(graph, members)
     refusal = kernels.supports(_subgraph(graph, nodes, "candidate")) if not _is_view(nodes) else None
     if refusal:
         raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
     return _Claim(nodes, None, None, explain_mismatch(graph, target, node))
+
+
+def _cut_where_narrow(graph: Graph, target: Target, root: Node, members: dict[str, Node]) -> dict[str, Node]:
+    """Give back nodes at the top of a core region while it would read wide sums another core region must then store."""
+    producers = graph.producers()
+    kept = dict(members)
+    while True:
+        wide = [
+            member
+            for member in kept.values()
+            for value in member.inputs
+            if member is not root
+            and value in producers
+            and value not in kept
+            and graph.types[value].dtype.bits > graph.types[member.output].dtype.bits // 2
+            and graph.types[value].dtype.bits > 16
+            and not _engine_takes(graph, target, producers[value])
+        ]
+        if not wide:
+            return kept
+        del kept[wide[0].output]
+
+
+def _is_movement(node: Node) -> bool:
+    """True for what a DMA does by itself."""
+    return isinstance(node.operator, Pad | Patches | Slice | Concat | Transpose)
 
 
 def _is_view(nodes: Sequence[Node]) -> bool:

@@ -40,7 +40,10 @@ def load(setup: Json) -> Runner:
 
 def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes.c_ubyte]:
     try:
-        return (ctypes.c_ubyte * size).in_dll(library, symbol)
+        name, _, offset = symbol.partition("+")
+        start = int(offset or 0)
+        whole = (ctypes.c_ubyte * (start + size)).in_dll(library, name)
+        return (ctypes.c_ubyte * size).from_buffer(whole, start)
     except ValueError:
         raise SimulationError(f"the library has no symbol '{symbol}'") from None
 

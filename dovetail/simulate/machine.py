@@ -281,20 +281,26 @@ class Machine:
     def _clock(self) -> Clock:
         return Clock(self._state.cycles, self._state.instructions, self._idle)
 
-    def _symbol(self, name: str, nbytes: int) -> Symbol:
+    def _address(self, place: str, nbytes: int) -> int:
+        """Address of "symbol" or "symbol+offset"."""
+        name, _, offset = place.partition("+")
+        symbol, start = self._symbol(name), int(offset or 0)
+        if symbol.size and start + nbytes > symbol.size:
+            raise SimulationError(f"{start + nbytes} bytes for the symbol '{name}', which has {symbol.size}")
+        return symbol.address + start
+
+    def _symbol(self, name: str) -> Symbol:
         symbol = self._symbols.get(name)
         if symbol is None:
             raise SimulationError(f"the firmware has no symbol '{name}'",
                                   hint="keep the buffer alive (not static, used by the model)")
-        if symbol.size and nbytes > symbol.size:
-            raise SimulationError(f"{nbytes} bytes for the symbol '{name}', which has {symbol.size}")
         return symbol
 
     def _write_symbol(self, name: str, content: bytes) -> None:
-        self.bus.view(self._symbol(name, len(content)).address, len(content))[:] = memoryview(content)
+        self.bus.view(self._address(name, len(content)), len(content))[:] = memoryview(content)
 
     def _read_symbol(self, name: str, nbytes: int) -> bytes:
-        return self.bus.view(self._symbol(name, nbytes).address, nbytes).tobytes()
+        return self.bus.view(self._address(name, nbytes), nbytes).tobytes()
 
     def _pc(self) -> int:
         return int(self._core.reg_read(reg.UC_RISCV_REG_PC))

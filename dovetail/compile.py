@@ -1,0 +1,177 @@
+"""The way through the house, top to bottom: a model file in, a verified C project out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.adapt import adapt
+from dovetail.emit import Project, Unit, emit_project, make_unit
+from dovetail.errors import ModelError, TargetError
+from dovetail.frontend import load_model
+from dovetail.graph.graph import Graph
+from dovetail.graph.simplify import simplify
+from dovetail.graph.types import Array
+from dovetail.operators.arithmetic import Rounding
+from dovetail.partition import Region, partition
+from dovetail.plan import Plan, plan
+from dovetail.program.interpret import check_program
+from dovetail.program.verify import verify
+from dovetail.quantize import quantize
+from dovetail.target.description import Target
+
+CODE_RESERVE = 24 * 1024
+"""Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
+
+Progress = Callable[[str], None]
+"""Told what is being done now."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose."""
+
+    policy: str | None = None
+    """Requantisation policy of the target; None for its default."""
+    rounding: Rounding = Rounding.DOUBLE
+    """Rounding of the model's own requantisations."""
+    save_stages: Path | None = None
+    """Folder for an ONNX model after every stage."""
+    check: bool = False
+    """Compare every stage with the one before in ONNX Runtime."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Everything known about a compiled network."""
+
+    graph: Graph
+    """The integer graph as the target computes it."""
+    regions: tuple[Region, ...]
+    plan: Plan
+    unit: Unit
+    project: Project
+
+
+def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
+    """From the model file to the integer graph the target computes."""
+    stages = _Stages(options)
+    progress("reading the model")
+    graph = simplify(load_model(model))
+    stages.add("model", graph, exact=True)
+    progress("making every number an integer")
+    graph = quantize(graph, options.rounding)
+    stages.add("integer", graph, exact=False)
+    progress(f"adapting to {target.name}")
+    return adapt(graph, _policy(target, options), stages.add)
+
+
+def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
+    """From the model file to the project, verified and interpreted on the way.
+
+    Raises:
+        DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
+    """
+    graph = prepare(model, target, options, progress)
+    progress("partitioning")
+    regions = partition(graph, target)
+    progress("planning tiles, order and addresses")
+    planned = plan(graph, regions, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
+    progress("verifying the program")
+    verify(planned.program, target)
+    check_program(planned.program, target, graph, sample_inputs(graph))
+    progress("writing C")
+    unit = make_unit(planned.program, regions, target)
+    project = emit_project(unit, _manifest(model, target, options, graph, regions, planned))
+    return Compiled(graph, regions, planned, unit, project)
+
+
+def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Seeded inputs that use the whole range of their types."""
+    generator = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        if kind.dtype.is_integer:
+            found[name] = generator.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
+        else:
+            found[name] = generator.random(kind.shape, dtype=np.float32)
+    return found
+
+
+class _Stages:
+    """Saves and checks each stage as it is made."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._count = 0
+        self._before: Graph | None = None
+
+    def add(self, name: str, graph: Graph, exact: bool) -> None:
+        """Take note of a stage."""
+        if self._options.save_stages is not None:
+            from dovetail.graph.onnx_file import save_graph
+
+            self._options.save_stages.mkdir(parents=True, exist_ok=True)
+            save_graph(graph, self._options.save_stages / f"{self._count}_{name.replace(' ', '_')}.onnx")
+        if self._options.check:
+            from dovetail.graph.check import check_graph, check_stages
+
+            inputs = sample_inputs(graph)
+            check_graph(graph, inputs)
+            if self._before is not None:
+                check_stages(self._before, graph, inputs, lsb=0 if exact else 1)
+        self._before = graph
+        self._count += 1
+
+
+def _policy(target: Target, options: Options) -> Any:
+    try:
+        return target.policy(options.policy)
+    except KeyError:
+        known = ", ".join(policy.name for policy in target.policies)
+        raise TargetError(f"{target.name} has no requantisation policy '{options.policy}'", hint=f"use one of {known}") from None
+
+
+def _constant_bytes(graph: Graph) -> int:
+    return sum(array.nbytes for array in graph.constants.values())
+
+
+def _manifest(
+    model: Path, target: Target, options: Options, graph: Graph, regions: tuple[Region, ...], planned: Plan
+) -> dict[str, Any]:
+    if not regions:
+        raise ModelError("the model computes nothing", where=model.name)
+    layers = [
+        {
+            "name": region.name,
+            "operators": list(region.origins),
+            "engine": region.engine.name if region.engine else "core",
+            "macs": region.macs,
+            "reason_not_offloaded": region.reason,
+        }
+        for region in regions
+    ]
+    memory = {
+        placement.memory: {
+            "size": target.memory(placement.memory).size,
+            "peak": placement.peak,
+            "lower_bound": placement.lower_bound,
+        }
+        for placement in planned.placements
+    }
+    return {
+        "schema": 1,
+        "model": graph.name,
+        "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
+        "target": target.name,
+        "policy": target.policy(options.policy).name,
+        "rounding": options.rounding.value,
+        "layers": layers,
+        "memory": memory,
+    }

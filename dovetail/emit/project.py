@@ -1,0 +1,192 @@
+"""The files of an emitted project, and how they are written: all or nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__
+from dovetail.emit.runtime import runtime_path
+from dovetail.emit.runtime.linker import linker_script
+from dovetail.emit.source import (
+    Unit,
+    arenas,
+    constants_source,
+    header_source,
+    host_source,
+    kernels_source,
+    model_source,
+)
+from dovetail.errors import BuildError
+from dovetail.target.description import Target
+
+MANIFEST = "dovetail.json"
+"""Name of the file that describes a build."""
+
+_RUNTIME = ("rv32_start.S", "dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
+_DMA = ("dma.h", "dma.c")
+
+
+@dataclass(frozen=True)
+class Project:
+    """An emitted project in memory: file contents by relative path."""
+
+    files: Mapping[str, str]
+    target_sources: tuple[str, ...]
+    """What is compiled for the target, relative paths."""
+    host_sources: tuple[str, ...]
+    """What is compiled for the host."""
+
+
+def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
+    """Every file of the project.
+
+    Args:
+        unit: what to emit.
+        manifest: content of the build's description; sources, entry point and sizes are added.
+    """
+    model = unit.model
+    constants, kernels, host = constants_source(unit), kernels_source(unit), host_source(unit)
+    files = {
+        f"src/{model}.h": header_source(unit, __version__),
+        f"src/{model}.c": model_source(unit),
+        f"src/{model}_constants.h": constants[0],
+        f"src/{model}_constants.c": constants[1],
+        f"src/{model}_kernels.h": kernels[0],
+        f"src/{model}_kernels.c": kernels[1],
+    }
+    common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
+    for name in (*_RUNTIME, *(_DMA if unit.target.dma else ())):
+        files[f"runtime/{name}"] = runtime_path(name).read_text()
+    shared = [*common, *(["runtime/dma.c"] if unit.target.dma else [])]
+    drivers = []
+    for resource in (resource for engine in unit.target.engines for resource in engine.driver):
+        package, _, path = resource.partition(":")
+        name = f"driver/{path.rpartition('/')[2]}"
+        files[name] = resources.files(package).joinpath(path).read_text()
+        drivers += [name] if name.endswith(".c") else []
+    if host is not None:
+        files[f"src/{model}_host.c"] = host
+    target_sources = (*shared, *drivers, "runtime/rv32_start.S", "runtime/dovetail_rt.c", "runtime/sim_main.c")
+    host_sources = (*shared, *([f"src/{model}_host.c"] if host is not None else []))
+    files["link.ld"] = _linker_script(unit)
+    files["Makefile"] = _makefile(unit, target_sources)
+    described = {**manifest, **_description(unit, target_sources, host_sources)}
+    files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
+    return Project(files, target_sources, host_sources)
+
+
+def _linker_script(unit: Unit) -> str:
+    target = unit.target
+    near = {memory: memory for memory in arenas(unit) if memory != target.values}
+    return linker_script(
+        target.memories,
+        text=target.code,
+        data=target.values,
+        stack_bytes=target.core.stack,
+        extra={f".{memory.lower()}": memory for memory in near},
+    )
+
+
+def defines(unit_model: str, target: Target) -> dict[str, str | None]:
+    """Preprocessor definitions of a firmware for the simulator."""
+    found: dict[str, str | None] = {
+        "DOVETAIL_SIM": None,
+        "DOVETAIL_MODEL_HEADER": f'"{unit_model}.h"',
+        "DOVETAIL_MODEL_RUN": f"{unit_model}_run",
+    }
+    if target.dma:
+        found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    return found
+
+
+def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
+    given = " ".join(
+        f"-D{name}" if value is None else f"-D{name}='{value}'" for name, value in defines(unit.model, unit.target).items()
+    )
+    return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {unit.target.core.isa}.
+CC = riscv64-unknown-elf-gcc
+CFLAGS = -march={unit.target.core.isa} -mabi=ilp32 -std=c99 -O2 -ffreestanding -fno-strict-aliasing -fomit-frame-pointer \\
+\t-ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
+DEFINES = {given}
+SOURCES = {" ".join(sources)}
+
+{unit.model}.elf: $(SOURCES) link.ld
+\t$(CC) $(CFLAGS) $(DEFINES) -Isrc -Iruntime -Idriver -nostdlib -Wl,--gc-sections -T link.ld $(SOURCES) -lgcc -o $@
+
+clean:
+\trm -f {unit.model}.elf
+.PHONY: clean
+"""
+
+
+def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tuple[str, ...]) -> dict[str, Any]:
+    program = unit.program
+
+    def ports(kind: str) -> list[dict[str, Any]]:
+        views = program.inputs if kind == "input" else program.outputs
+        found = []
+        for name, view in views.items():
+            buffer = program.buffers[view.buffer]
+            assert buffer.address is not None
+            found.append(
+                {
+                    "name": name,
+                    "shape": list(view.type.shape),
+                    "dtype": view.type.dtype.text,
+                    "symbol": f"{unit.model}_{buffer.memory.lower()}",
+                    "offset": buffer.address - unit.target.memory(buffer.memory).base + view.offset,
+                    "bytes": view.type.nbytes,
+                }
+            )
+        return found
+
+    return {
+        "dovetail": __version__,
+        "entry": f"{unit.model}_run",
+        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.parameters),
+        "model_prefix": unit.model,
+        "inputs": ports("input"),
+        "outputs": ports("output"),
+        "sources": {"target": list(target_sources), "host": list(host_sources)},
+    }
+
+
+def write_project(project: Project, folder: Path, replace: bool = False) -> None:
+    """Write every file into a temporary folder beside `folder`, then rename it there.
+
+    Raises:
+        BuildError: the folder exists and `replace` is not given, or it is not a build of Dovetail's, or it cannot be written.
+    """
+    if folder.exists():
+        if not replace:
+            raise BuildError(f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it")
+        if not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BuildError(f"{folder} is not a build of Dovetail's and is not replaced", hint="choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise BuildError(f"cannot write to {folder.parent}: {error.strerror}") from None
+    try:
+        for name, text in project.files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        temporary.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise BuildError(f"cannot write {folder}: {error.strerror}") from None
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

@@ -1,0 +1,161 @@
+"""Builds an emitted project and runs it on a simulated chip."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.emit.project import MANIFEST, defines
+from dovetail.errors import BuildError, DovetailError
+from dovetail.graph.types import Array, DType
+from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
+from dovetail.target.description import Target
+from dovetail.targets import load_target
+
+SIMULATORS = ("iss", "host")
+"""Simulators a build runs on."""
+
+_MOST_MANIFEST = 64 << 20
+_FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+
+
+@dataclass(frozen=True)
+class Build:
+    """An emitted project on disk."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    target: Target
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What running a build gave."""
+
+    build: Build
+    simulator: str
+    outputs: tuple[Mapping[str, Array], ...]
+    """Per inference, by the model's tensor names."""
+    simulation: SimulationResult
+    sizes: Mapping[str, int]
+    """Bytes of text, rodata, data and bss; empty on the host."""
+
+
+def open_build(folder: Path) -> Build:
+    """Read a build's description; raises BuildError when the folder is not a build of this version's kind."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BuildError(f"{folder} is not a build: it has no {MANIFEST}", hint="make one with dovetail compile")
+    if path.stat().st_size > _MOST_MANIFEST:
+        raise BuildError(f"{path} is larger than {_MOST_MANIFEST} bytes")
+    try:
+        manifest = json.loads(path.read_text())
+        target = manifest["target"]
+        if manifest["schema"] != 1:
+            raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
+    return Build(folder, manifest, load_target(target))
+
+
+def run_build(build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None) -> RunResult:
+    """Compile the project (cached by content) and run one inference per set of inputs.
+
+    Args:
+        build: the project.
+        simulator: one of `SIMULATORS`.
+        inputs: arrays by input name, of exactly the model's shapes and types.
+        cache: folder of compiled objects; None for the user's.
+
+    Raises:
+        DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
+    """
+    ports = build.manifest["inputs"]
+    sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
+    wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
+    if simulator == "iss":
+        simulation, sizes = _run_iss(build, sets, wanted, cache)
+    elif simulator == "host":
+        simulation, sizes = _run_host(build, sets, wanted, cache), {}
+    else:
+        raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
+    outputs = tuple(_outputs(build, result) for result in simulation.inferences)
+    return RunResult(build, simulator, outputs, simulation, sizes)
+
+
+def _run_iss(
+    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+) -> tuple[SimulationResult, Mapping[str, int]]:
+    from dovetail.build.toolchain import compile_firmware, section_sizes
+    from dovetail.simulate.device import MemoryRegion
+    from dovetail.simulate.iss import IssSession
+    from dovetail.simulate.protocol import SimulationSetup
+
+    target = build.target
+    elf = compile_firmware(
+        build.folder,
+        [Path(name) for name in build.manifest["sources"]["target"]],
+        linker_script=Path("link.ld"),
+        isa=target.core.isa,
+        defines=defines(build.manifest["model_prefix"], target),
+        include=[Path("src"), Path("runtime"), Path("driver")],
+        flags=_FLAGS,
+        cache=cache,
+        compiler_runtime=bool(build.manifest["uses_float"]),
+    )
+    memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
+    setup = SimulationSetup(elf, memories, _devices(target))
+    with IssSession(setup) as session:
+        result = session.run(list(inputs), dict(wanted))
+    return result, section_sizes(elf)
+
+
+def _devices(target: Target) -> tuple[DeviceSpec, ...]:
+    found = [DeviceSpec(e.device.factory, e.device.base, e.device.size, e.device.arguments) for e in target.engines]
+    if target.dma:
+        arguments = {
+            "name": target.dma.name,
+            "bytes_per_cycle": target.dma.bytes_per_cycle,
+            "setup_cycles": target.dma.setup_cycles,
+        }
+        found.append(DeviceSpec("dovetail.simulate.dma:DmaDevice", target.dma.base, 0x100, arguments))
+    return tuple(found)
+
+
+def _run_host(
+    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+) -> SimulationResult:
+    from dovetail.build.toolchain import compile_host
+    from dovetail.simulate.host import HostSession
+
+    library = compile_host(
+        build.folder,
+        [Path(name) for name in build.manifest["sources"]["host"]],
+        defines={"DOVETAIL_HOST": None},
+        include=[Path("src"), Path("runtime"), Path("driver")],
+        flags=("-O2", *_FLAGS),
+        cache=cache,
+    )
+    with HostSession(library, build.manifest["entry"]) as session:
+        return session.run(list(inputs), dict(wanted))
+
+
+def _place(port: Mapping[str, Any]) -> str:
+    return f"{port['symbol']}+{port['offset']}"
+
+
+def _contents(port: Mapping[str, Any], array: Array) -> bytes:
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _outputs(build: Build, result: InferenceResult) -> dict[str, Array]:
+    found = {}
+    for port in build.manifest["outputs"]:
+        dtype = next(kind for kind in DType if kind.text == port["dtype"]).numpy
+        found[port["name"]] = np.frombuffer(result.outputs[_place(port)], dtype).reshape(port["shape"])
+    return found
