@@ -135,7 +135,9 @@ def _policy(target: Target, options: Options) -> Any:
         return target.policy(options.policy)
     except KeyError:
         known = ", ".join(policy.name for policy in target.policies)
-        raise TargetError(f"{target.name} has no requantisation policy '{options.policy}'", hint=f"use one of {known}") from None
+        raise TargetError(
+            f"{target.name} has no requantisation policy '{options.policy}'", hint=f"use one of {known}"
+        ) from None
 
 
 def _constant_bytes(graph: Graph) -> int:

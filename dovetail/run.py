@@ -63,7 +63,9 @@ def open_build(folder: Path) -> Build:
     return Build(folder, manifest, load_target(target))
 
 
-def run_build(build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None) -> RunResult:
+def run_build(
+    build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
+) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs.
 
     Args:

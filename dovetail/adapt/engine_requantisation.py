@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.rewrite import Draft, run
-from dovetail.graph.types import Array, DType
+from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.arithmetic import Add, Requantize, ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 
 Linear = (Conv2d, DepthwiseConv2d, FullyConnected)
 
-Accepts = Callable[[Mapping[str, object], Node], bool]
+Accepts = Callable[[Mapping[str, TensorType], Node], bool]
 """Whether the engine computes a linear node; told the types of all values."""
 
 
@@ -38,7 +38,7 @@ def scale_and_shift(
     zero_point: int,
     limits: RequantisationLimits,
 ) -> tuple[Array, Array, Array] | None:
-    """Scale, offset and shift per channel, so that (acc * scale + offset) >> shift = round((acc + addend) * real) + zero_point.
+    """Scale, offset, shift per channel: (acc * scale + offset) >> shift = round((acc + addend) * real) + zero_point.
 
     Args:
         real: the factor, at least 0.
@@ -138,5 +138,3 @@ def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
         return draft.add(Add(), [bare, draft.constant(addend, DType.INT32, node.inputs[1])], node)
 
     return lambda graph: run(graph, [rule])
-
-

@@ -64,7 +64,12 @@ class _Draft:
         operator = node.operator
         keeps_name = node.output in self.graph.outputs
         data = [self.is_int8(value) for value in node.inputs]
-        if isinstance(operator, Clip) and operator.dtype is DType.INT8 and not keeps_name and self._clip(node, operator):
+        if (
+            isinstance(operator, Clip)
+            and operator.dtype is DType.INT8
+            and not keeps_name
+            and self._clip(node, operator)
+        ):
             return
         if data and all(data) and isinstance(operator, (*_MOVERS, Pad)) and not keeps_name:
             moved = replace(operator, value=operator.value + _SHIFT) if isinstance(operator, Pad) else operator
@@ -100,5 +105,3 @@ class _Draft:
     def _add_raised(self, node: Node, operator: Operator, inputs: list[str]) -> None:
         stem = f"{node.output}_unsigned"
         self.raised[node.output] = self.builder.add(operator, inputs, stem, node.origin)
-
-

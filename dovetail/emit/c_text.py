@@ -26,9 +26,11 @@ C_TYPES = {
 
 _LINE = 112
 _RESERVED = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long "
-    "register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while main".split()
+    """auto break case char const continue default do double else enum extern float for goto if inline int long main
+    register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
+    """.split()  # noqa: SIM905
 )
+"""Words no identifier may be."""
 
 
 def identifier(text: str, most: int = 24) -> str:

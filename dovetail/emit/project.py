@@ -109,12 +109,13 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
 
 def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
     given = " ".join(
-        f"-D{name}" if value is None else f"-D{name}='{value}'" for name, value in defines(unit.model, unit.target).items()
+        f"-D{name}" if value is None else f"-D{name}='{value}'"
+        for name, value in defines(unit.model, unit.target).items()
     )
     return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {unit.target.core.isa}.
 CC = riscv64-unknown-elf-gcc
-CFLAGS = -march={unit.target.core.isa} -mabi=ilp32 -std=c99 -O2 -ffreestanding -fno-strict-aliasing -fomit-frame-pointer \\
-\t-ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
+CFLAGS = -march={unit.target.core.isa} -mabi=ilp32 -std=c99 -O2 -ffreestanding -fno-strict-aliasing \\
+\t-fomit-frame-pointer -ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
 DEFINES = {given}
 SOURCES = {" ".join(sources)}
 
@@ -163,11 +164,13 @@ def write_project(project: Project, folder: Path, replace: bool = False) -> None
     """Write every file into a temporary folder beside `folder`, then rename it there.
 
     Raises:
-        BuildError: the folder exists and `replace` is not given, or it is not a build of Dovetail's, or it cannot be written.
+        BuildError: the folder exists and `replace` is not given, or it is not a build, or it cannot be written.
     """
     if folder.exists():
         if not replace:
-            raise BuildError(f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it")
+            raise BuildError(
+                f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
+            )
         if not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise BuildError(f"{folder} is not a build of Dovetail's and is not replaced", hint="choose another folder")
     try:

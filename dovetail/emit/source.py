@@ -11,7 +11,7 @@ from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array
 from dovetail.kernels import CoreKernel
 from dovetail.partition.regions import Region
-from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait, queue_of
+from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, transfers
 from dovetail.target.description import Command, Operand, Target
 
@@ -138,7 +138,10 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
     parts.append(kernels.helper_source(needed))
-    parts += [kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(") for kernel in unit.kernels]
+    parts += [
+        kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
+        for kernel in unit.kernels
+    ]
     prototypes = [_prototype(kernel) for kernel in unit.kernels]
     header = guard(f"{unit.model.upper()}_KERNELS_H", "#include <stdint.h>\n\n" + "\n".join(prototypes) + "\n")
     return header, "\n".join(parts)
@@ -222,7 +225,11 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         region = unit.regions[layer]
         where = region.engine.name if region.engine else "the core"
         origin = one_line(", ".join(region.origins))[:160]
-        text = [f"/* {region.name} on {where}: {origin or 'made by the compiler'} */", f"static void {region.name}(void)", "{"]
+        text = [
+            f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
+            f"static void {region.name}(void)",
+            "{",
+        ]
         text.append(f"    DOVETAIL_MARK({layer});")
         for index in members:
             text += [f"    {line}" for line in _statement(unit, index, unit.program.statements[index])]
@@ -319,7 +326,9 @@ def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functio
 
 def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str:
     """A function that gathers strided operands, computes, and scatters the result."""
-    lines, arguments, after = [], [], []
+    lines: list[str] = []
+    arguments: list[str] = []
+    after: list[str] = []
     for parameter in kernel.parameters:
         stem = f"{parameter.name}_"
         if parameter.is_constant:
@@ -346,7 +355,8 @@ def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool)
     depth = len(view.type.shape)
     indices = [f"i{axis}" for axis in range(depth)]
     loops = "".join(
-        f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in zip(indices, view.type.shape, strict=True)
+        f"for (int32_t {index} = 0; {index} < {size}; {index}++) "
+        for index, size in zip(indices, view.type.shape, strict=True)
     )
     offset = " + ".join(f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True))
     dense = "0"
@@ -384,5 +394,3 @@ def header_source(unit: Unit, version: str) -> str:
         "",
     ]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
-
-

@@ -311,7 +311,7 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
         if name not in values:
             kind = graph.types[name]
             if name in graph.constants:
-                array = scope.constant(name, "addend", graph.constants[name])
+                array = scope.constant(name, "addends", graph.constants[name])
             else:
                 array = scope.input(name)
             values[name] = expression_of(scope.element(array, kind.shape), kind.dtype)

@@ -1,4 +1,5 @@
 """Partition: which part of the network runs where, and why."""
+
 from dovetail.partition.regions import Region, explain_mismatch, partition
 
 __all__ = ["Region", "explain_mismatch", "partition"]

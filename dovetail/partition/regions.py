@@ -112,7 +112,13 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     while frontier:
         value = frontier.pop(0)
         producer = producers.get(value)
-        if producer is None or (target.dma and _is_movement(producer)) or value in claimed or value in graph.outputs or value in members:
+        if (
+            producer is None
+            or (target.dma and _is_movement(producer))
+            or value in claimed
+            or value in graph.outputs
+            or value in members
+        ):
             continue
         if any(user.output not in members for user in users[value]) or _engine_takes(graph, target, producer):
             continue

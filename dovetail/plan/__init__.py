@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
@@ -10,13 +10,13 @@ from dovetail.graph.graph import Graph
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
-from dovetail.plan.tiles import Tiling, choose_tiling, complete, packed_bytes
-from dovetail.program.ir import Program, Role, Statement
+from dovetail.plan.tiles import Tiling, choose_tiling, complete
+from dovetail.program.ir import Buffer, Program, Role, Statement
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
 
 _EXACT_SECONDS = 2.0
-_MOST_ROUNDS = 200
+"""Deterministic solver time for placing activations; memories close to an engine only have to fit."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,41 @@ def plan(graph: Graph, regions: Sequence[Region], target: Target, reserved: Mapp
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    homes = _first_homes(graph, regions, target)
-    early = frozenset(region.name for region in regions if region.engine is not None)
-    for _ in range(_MOST_ROUNDS):
-        tilings = _tilings(regions, target, homes)
-        lowered = lower(graph, regions, tilings, target, homes, early)
-        dma = target.dma.name if target.dma else "dma"
+    choice = _Choice(
+        _first_homes(graph, regions, target), frozenset(region.name for region in regions if region.engine is not None)
+    )
+    dma = target.dma.name if target.dma else "dma"
+    while True:
+        tilings, stuck = _tilings(regions, target, choice.homes)
+        if stuck is not None:
+            choice = _spill_for(stuck, regions, target, choice)
+            continue
+        lowered = lower(graph, regions, tilings, target, choice.homes, choice.early)
         statements = synchronise(lowered.statements, dma)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
             return Plan(_program(graph, regions, lowered, statements, placements, dma), placements, tilings)
-        relief = _relieve(crowded, lowered, statements, target, homes, early, dma)
+        alive = _alive(crowded, lowered, statements, dma)
+        relief = _relieve(alive, lowered, choice, target) if crowded.memory != target.values else None
         if relief is None:
-            raise _too_large(crowded, lowered, statements, dma, _room(target, crowded.memory, reserved))
-        homes, early = relief
-    raise PlanError(f"no placement found in {_MOST_ROUNDS} rounds")
+            raise _too_large(crowded, alive, _room(target, crowded.memory, reserved))
+        choice = relief
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What planning may still give up; each round gives up one thing, so it ends."""
+
+    homes: Mapping[str, str]
+    """Memory of every value."""
+    early: frozenset[str]
+    """Regions whose constants are fetched while the region before is computed."""
+
+    def moved(self, values: Collection[str], memory: str) -> _Choice:
+        """The choice with some values in another memory."""
+        homes = {name: memory if name in values else home for name, home in self.homes.items()}
+        return replace(self, homes=homes)
 
 
 def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dict[str, str]:
@@ -73,84 +92,91 @@ def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dic
     return homes
 
 
-def _tilings(regions: Sequence[Region], target: Target, homes: Mapping[str, str]) -> dict[str, Tiling]:
+def _tilings(
+    regions: Sequence[Region], target: Target, homes: Mapping[str, str]
+) -> tuple[dict[str, Tiling], tuple[Region, PlanError] | None]:
+    """Tilings by region name, and the first region there is no room for."""
     found: dict[str, Tiling] = {}
     for region in regions:
         if region.engine is not None:
             budget = target.memory(region.engine.memory).size - _resident(region, regions, homes)
-            found[region.name] = complete(region, choose_tiling(region, target, homes, budget))
-    return found
+            try:
+                found[region.name] = complete(region, choose_tiling(region, target, homes, budget))
+            except PlanError as error:
+                return found, (region, error)
+    return found, None
+
+
+def _spill_for(stuck: tuple[Region, PlanError], regions: Sequence[Region], target: Target, choice: _Choice) -> _Choice:
+    """Move the largest value that is in a region's way out of the engine's memory; raises its error when none is."""
+    region, error = stuck
+    values = [(r.graph.types[r.output].nbytes, r.output) for r in _resident_regions(region, regions, choice.homes)]
+    if not values:
+        raise error
+    largest = max(values)[1]
+    return choice.moved(_sharing(largest, regions), target.values)
+
+
+def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
+    """A value and every other name for the same bytes."""
+    names = {value}
+    for region in regions:
+        if region.is_view and region.graph.inputs[0] in names:
+            names.add(region.output)
+    return names
 
 
 def _resident(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> int:
     """Bytes of the engine's memory that values hold while a region runs."""
+    return sum(r.graph.types[r.output].nbytes for r in _resident_regions(region, regions, homes))
+
+
+def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:
+    """The regions whose results lie in the engine's memory while a region runs, its own included."""
     assert region.engine is not None
     position = regions.index(region)
-    total = 0
+    found = []
     for index, producer in enumerate(regions[: position + 1]):
         if homes[producer.output] != region.engine.memory or producer.is_view:
             continue
-        last = max((i for i, user in enumerate(regions) if producer.output in user.graph.inputs), default=index)
+        names = _sharing(producer.output, regions)
+        last = max((i for i, user in enumerate(regions) if names & set(user.graph.inputs)), default=index)
         if last >= position:
-            total += producer.graph.types[producer.output].nbytes
-    return total
+            found.append(producer)
+    return found
 
 
-def _placements(
-    target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str
-) -> tuple[Placement, ...]:
+def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str) -> tuple[Placement, ...]:
     spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
-    return tuple(place(memory, lowered.buffers, spans, order, _EXACT_SECONDS) for memory in target.memories)
+    seconds = {target.values: _EXACT_SECONDS}
+    return tuple(
+        place(memory, lowered.buffers, spans, order, seconds.get(memory.name, 0.0)) for memory in target.memories
+    )
 
 
 def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:
     return target.memory(memory).size - reserved.get(memory, 0)
 
 
-def _relieve(
-    crowded: Placement,
-    lowered: Lowered,
-    statements: Sequence[Statement],
-    target: Target,
-    homes: Mapping[str, str],
-    early: frozenset[str],
-    dma: str,
-) -> tuple[dict[str, str], frozenset[str]] | None:
-    """Give up the largest thing at the busiest moment that can be given up; None when nothing can."""
-    if crowded.memory == target.values:
-        return None
+def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str) -> list[Buffer]:
+    """The buffers in use at the busiest moment of a memory, largest first."""
     spans = lifetimes(statements, lowered.buffers, dma)
-    values = {view.buffer: name for name, view in lowered.values.items()}
-    alive = [
+    found = [
         buffer
-        for buffer in lowered.buffers.values()
-        if buffer.memory == crowded.memory
-        and buffer.name in spans
-        and spans[buffer.name].first <= crowded.busiest <= spans[buffer.name].last
+        for name, buffer in lowered.buffers.items()
+        if buffer.memory == crowded.memory and name in spans and spans[name].covers(crowded.busiest)
     ]
-    for buffer in sorted(alive, key=lambda b: (-b.nbytes, b.name)):
-        owner = buffer.name.removesuffix("_constants_0")
-        if buffer.role is Role.TILE and owner in early and statements[crowded.busiest].layer < _layer_of(owner, statements, lowered):
-            return dict(homes), early - {owner}
+    return sorted(found, key=lambda buffer: (-buffer.nbytes, buffer.name))
+
+
+def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target: Target) -> _Choice | None:
+    """Give up the largest thing in use that can be given up; None when nothing can."""
+    for buffer in alive:
+        if lowered.fetches.get(buffer.name) in choice.early:
+            return replace(choice, early=choice.early - {lowered.fetches[buffer.name]})
         if buffer.role is Role.VALUE:
-            moved = {name for name, view in lowered.values.items() if view.buffer == buffer.name}
-            return {name: target.values if name in moved else home for name, home in homes.items()}, early
-    fetched = [b for b in alive if b.role is Role.TILE and b.name.removesuffix("_constants_0") in early]
-    del values
-    if fetched:
-        largest = max(fetched, key=lambda b: (b.nbytes, b.name))
-        return dict(homes), early - {largest.name.removesuffix("_constants_0")}
+            return choice.moved({n for n, view in lowered.values.items() if view.buffer == buffer.name}, target.values)
     return None
-
-
-def _layer_of(region: str, statements: Sequence[Statement], lowered: Lowered) -> int:
-    """Index of the layer that launches on a region's first constants."""
-    from dovetail.program.ir import Launch, reads
-
-    for statement in statements:
-        if isinstance(statement, Launch) and any(v.buffer == f"{region}_constants_0" for v in reads(statement)):
-            return statement.layer
-    return 0
 
 
 def _program(
@@ -162,9 +188,7 @@ def _program(
     dma: str,
 ) -> Program:
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
-    buffers = {
-        name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()
-    }
+    buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
     return Program(
         name=graph.name,
         buffers=buffers,
@@ -178,19 +202,9 @@ def _program(
     )
 
 
-def _too_large(
-    crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str, room: int
-) -> PlanError:
+def _too_large(crowded: Placement, alive: Sequence[Buffer], room: int) -> PlanError:
     """The error of a network that does not fit, naming what is in memory at the busiest moment."""
-    spans = lifetimes(statements, lowered.buffers, dma)
-    alive = sorted(
-        (buffer.nbytes, buffer.name)
-        for buffer in lowered.buffers.values()
-        if buffer.memory == crowded.memory
-        and buffer.name in spans
-        and spans[buffer.name].first <= crowded.busiest <= spans[buffer.name].last
-    )
-    listing = ", ".join(f"{name} {nbytes}" for nbytes, name in reversed(alive))
+    listing = ", ".join(f"{buffer.name} {buffer.nbytes}" for buffer in alive)
     return PlanError(
         f"{crowded.memory} needs {crowded.peak} bytes and has {room}: {crowded.peak - room} bytes short",
         where=f"at the busiest moment it holds {listing}",
@@ -198,4 +212,4 @@ def _too_large(
     )
 
 
-__all__ = ["Plan", "packed_bytes", "plan"]
+__all__ = ["Plan", "plan"]

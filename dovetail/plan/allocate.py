@@ -20,6 +20,10 @@ class Lifetime:
     first_by_queue: Mapping[str, int]
     last_by_queue: Mapping[str, int]
 
+    def covers(self, index: int) -> bool:
+        """True when the buffer is in use at a statement."""
+        return self.first <= index <= self.last
+
 
 @dataclass(frozen=True)
 class Placement:

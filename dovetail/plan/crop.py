@@ -37,5 +37,5 @@ def crop(graph: Graph, box: Box) -> Tile:
                 raise ValueError(f"'{name}' is read in two different parts")
     types = {name: TensorType(box_shape(part), graph.types[name].dtype) for name, part in wanted.items()}
     constants: dict[str, Array] = {name: array[box_slices(wanted[name])] for name, array in graph.constants.items()}
-    part = replace(graph, nodes=tuple(reversed(nodes)), types=types, constants=constants)
-    return Tile(part, box, {name: wanted[name] for name in graph.inputs})
+    cropped = replace(graph, nodes=tuple(reversed(nodes)), types=types, constants=constants)
+    return Tile(cropped, box, {name: wanted[name] for name in graph.inputs})

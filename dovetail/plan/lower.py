@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array, Box, DType, TensorType
-from dovetail.operators.movement import Reshape
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import EngineTile, Tiling
@@ -28,6 +27,8 @@ class Lowered:
     buffers: dict[str, Buffer]
     constants: dict[str, Array]
     values: dict[str, View]
+    fetches: dict[str, str]
+    """Buffer that constants are fetched into -> name of the region they are for."""
 
 
 @dataclass
@@ -38,6 +39,7 @@ class _Context:
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
     blobs: dict[bytes, str] = field(default_factory=dict)
+    fetches: dict[str, str] = field(default_factory=dict)
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
         """Declare a buffer; returns its name."""
@@ -83,12 +85,10 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
-    return Lowered(tuple(ordered), context.buffers, context.constants, context.values)
+    return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
 
 
-def _early_of_next(
-    regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]
-) -> dict[int, list[Statement]]:
+def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
     """Move each early region's constants behind the first loads of the engine region before it (or the very start)."""
     placed: dict[int, list[Statement]] = {}
     previous = 0
@@ -102,9 +102,7 @@ def _early_of_next(
     return placed
 
 
-def _region(
-    context: _Context, graph: Graph, index: int, region: Region, tilings: Mapping[str, Tiling]
-) -> _Parts:
+def _region(context: _Context, graph: Graph, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
     kind = graph.types[region.output]
     if region.is_view:
         source = context.values[region.graph.inputs[0]]
@@ -154,7 +152,7 @@ def _store(
 
 
 def _slots(keys: Sequence[object]) -> list[tuple[int, bool]]:
-    """For each tile the slot (0 or 1) its operand is in, and whether it must be loaded: equal neighbours share a load."""
+    """For each tile the slot (0 or 1) its operand is in, and whether it must be loaded: equal neighbours share one."""
     found: list[tuple[int, bool]] = []
     for number, key in enumerate(keys):
         if number and keys[number - 1] == key:
@@ -179,6 +177,7 @@ def _tile_loads(
             source = _constant_blob(context, region, tile)
             nbytes = source.type.elements
             target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, nbytes)
+            context.fetches[target] = region.name
             constants.append(Copy(index, source, dense_view(target, source.type)))
     for value in region.graph.inputs:
         if value in tiling.in_place:
@@ -238,9 +237,7 @@ def pack_offsets(packed: Mapping[str, Array]) -> dict[str, int]:
     return {**offsets, "": total}
 
 
-def _launch(
-    context: _Context, index: int, region: Region, tiling: Tiling, number: int, result: View
-) -> Launch:
+def _launch(context: _Context, index: int, region: Region, tiling: Tiling, number: int, result: View) -> Launch:
     assert region.engine is not None
     tile = tiling.tiles[number]
     graph = tile.tile.graph
@@ -266,5 +263,3 @@ def _launch(
         buffer = _tile_buffer(context, f"{region.name}_out_{number % 2}", region.engine.memory, kind.nbytes)
         written = dense_view(buffer, kind)
     return Launch(index, region.engine.name, tile.match, operands, written, tile.packed)
-
-

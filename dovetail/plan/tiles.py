@@ -59,9 +59,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
     """
     assert region.engine is not None
     shape = region.graph.types[region.output].shape
-    in_place = frozenset(
-        name for name in (*region.graph.inputs, region.output) if homes[name] == region.engine.memory
-    )
+    in_place = frozenset(name for name in (*region.graph.inputs, region.output) if homes[name] == region.engine.memory)
     best: Tiling | None = None
     smallest: tuple[int, Shape] | None = None
     for size in _candidates(region, shape):

@@ -48,7 +48,9 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
             if not np.array_equal(actual, expected[name]):
                 count = int((actual != expected[name]).sum())
                 layer = program.layers[statement.layer]
-                raise ProgramError(f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph")
+                raise ProgramError(
+                    f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph"
+                )
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:

@@ -158,7 +158,9 @@ def _check_shapes(state: _State, statement: Statement) -> None:
                 raise ProgramError(f"{engine.name} reaches {engine.memory} only; {view.buffer} lies in {memory}")
         for name, array in statement.packed.items():
             if statement.operands[name].type.nbytes != array.nbytes:
-                raise ProgramError(f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes")
+                raise ProgramError(
+                    f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes"
+                )
     if isinstance(statement, Launch | Call):
         graph = statement.graph
         for name in graph.inputs:

@@ -74,7 +74,8 @@ class Command:
 class Offload:
     """One thing an engine can be asked to compute.
 
-    `region` below is always the pattern's own sub-graph, cropped to a tile: its shapes, pads and constants are the tile's.
+    The match given to its functions lies in the region's own graph, cut to a tile: shapes, pads and constants are
+    the tile's.
     """
 
     name: str

@@ -28,7 +28,9 @@ def load_target(name: str) -> Target:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
-        raise TargetError(f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file")
+        raise TargetError(
+            f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
+        )
     target = getattr(module, "TARGET", None)
     if not isinstance(target, Target):
         raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")

@@ -151,16 +151,20 @@ CONSTRAINTS = (
 )  # fmt: skip
 REQUANTISED = (
     Constraint("outputs must be uint8, clipped to 0..255 only",
-               lambda m: [m.operator("clip", Clip).dtype.text, m.operator("clip", Clip).low, m.operator("clip", Clip).high],
+               lambda m: [m.result.dtype.text, m.operator("clip", Clip).low, m.operator("clip", Clip).high],
                lambda v: v == ["uint8", 0, 255]),
 )  # fmt: skip
 IMAGE = (
-    Constraint("the kernel must be 1x1 or 3x3", lambda m: m.type("weights").shape[1:3], lambda v: v in ((1, 1), (3, 3))),
+    Constraint(
+        "the kernel must be 1x1 or 3x3", lambda m: m.type("weights").shape[1:3], lambda v: v in ((1, 1), (3, 3))
+    ),
     Constraint("the stride must be 1x1 or 2x2", lambda m: _convolution(m).stride, lambda v: v in ((1, 1), (2, 2))),
     Constraint("the dilation must be 1x1", lambda m: _convolution(m).dilation, lambda v: v == (1, 1)),
 )
 FULL = (
-    Constraint("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], lambda v: v == 1),
+    Constraint(
+        "the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], lambda v: v == 1
+    ),
 )
 DEPTHWISE = (
     Constraint("the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
@@ -182,11 +186,15 @@ def _offloads() -> tuple[Offload, ...]:
         for padded in (True, False) if kind is not FullyConnected else (False,):
             x = operand("x")
             layer = apply(kind, maybe(Pad, x, name="pad") if padded else x, constant("weights"), name="layer")
-            scaled = apply(ScaleShift, layer, constant("scale"), constant("offset"), constant("shift"), name="scale_shift")
+            scaled = apply(
+                ScaleShift, layer, constant("scale"), constant("offset"), constant("shift"), name="scale_shift"
+            )
             shared = (*CONSTRAINTS, *limits, *LIMIT)
             full = (*REQUANTISED, *shared)
             label = f"padded {name}" if padded else name
-            found.append(Offload(label, apply(Clip, scaled), full, pack, commands, cycles, channel_step=step, row_step=6))
+            found.append(
+                Offload(label, apply(Clip, scaled), full, pack, commands, cycles, channel_step=step, row_step=6)
+            )
             bare = f"{label}, 32-bit results"
             found.append(Offload(bare, layer, shared, pack, commands, cycles, channel_step=step, row_step=6))
     return tuple(sorted(found, key=lambda offload: "32-bit" in offload.name))
@@ -210,7 +218,11 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether a convolution is faster, or only possible, as a 1x1 convolution of patches gathered by the DMA."""
     operator = node.operator
     assert isinstance(operator, Conv2d)
-    if operator.dilation[1] != 1 or types[node.inputs[0]].shape[0] != 1 or types[node.inputs[0]].dtype is not DType.UINT8:
+    if (
+        operator.dilation[1] != 1
+        or types[node.inputs[0]].shape[0] != 1
+        or types[node.inputs[0]].dtype is not DType.UINT8
+    ):
         return False
     kernel, (_, height, width, channels) = types[node.inputs[1]].shape, types[node.output].shape
     depth = kernel[1] * kernel[2] * kernel[3]
