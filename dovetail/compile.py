@@ -17,6 +17,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
+from dovetail.layout import choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
 from dovetail.plan import Plan, plan
@@ -80,8 +81,9 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     graph = prepare(model, target, options, progress)
     progress("partitioning")
     regions = partition(graph, target)
+    layouts = choose_layouts(graph, regions)
     progress("planning tiles, order and addresses")
-    planned = plan(graph, regions, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
+    planned = plan(graph, regions, layouts, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
     progress("verifying the program")
     verify(planned.program, target)
     check_program(planned.program, target, graph, sample_inputs(graph))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
 from dovetail.graph.graph import Graph
+from dovetail.layout import Layouts
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
@@ -28,7 +29,9 @@ class Plan:
     tilings: Mapping[str, Tiling]
 
 
-def plan(graph: Graph, regions: Sequence[Region], target: Target, reserved: Mapping[str, int]) -> Plan:
+def plan(
+    graph: Graph, regions: Sequence[Region], layouts: Layouts, target: Target, reserved: Mapping[str, int]
+) -> Plan:
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
@@ -37,6 +40,7 @@ def plan(graph: Graph, regions: Sequence[Region], target: Target, reserved: Mapp
     Args:
         graph: the whole network.
         regions: in execution order.
+        layouts: the values that lie inside others.
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
 
@@ -50,9 +54,9 @@ def plan(graph: Graph, regions: Sequence[Region], target: Target, reserved: Mapp
     while True:
         tilings, stuck = _tilings(regions, target, choice.homes)
         if stuck is not None:
-            choice = _spill_for(stuck, regions, target, choice)
+            choice = _spill_for(stuck, regions, layouts, target, choice)
             continue
-        lowered = lower(graph, regions, tilings, target, choice.homes, choice.early)
+        lowered = lower(graph, regions, tilings, target, choice.homes, choice.early, layouts)
         statements = synchronise(lowered.statements, dma)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
@@ -107,14 +111,18 @@ def _tilings(
     return found, None
 
 
-def _spill_for(stuck: tuple[Region, PlanError], regions: Sequence[Region], target: Target, choice: _Choice) -> _Choice:
+def _spill_for(
+    stuck: tuple[Region, PlanError], regions: Sequence[Region], layouts: Layouts, target: Target, choice: _Choice
+) -> _Choice:
     """Move the largest value that is in a region's way out of the engine's memory; raises its error when none is."""
     region, error = stuck
     values = [(r.graph.types[r.output].nbytes, r.output) for r in _resident_regions(region, regions, choice.homes)]
     if not values:
         raise error
     largest = max(values)[1]
-    return choice.moved(_sharing(largest, regions), target.values)
+    outer = layouts[largest].outer if largest in layouts else largest
+    names = {outer, *(value for value, inside in layouts.items() if inside.outer == outer)}
+    return choice.moved({name for value in names for name in _sharing(value, regions)}, target.values)
 
 
 def _sharing(value: str, regions: Sequence[Region]) -> set[str]:

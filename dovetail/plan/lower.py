@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array, Box, DType, TensorType
+from dovetail.layout import Layouts
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import EngineTile, Tiling
@@ -35,6 +36,7 @@ class Lowered:
 class _Context:
     target: Target
     homes: Mapping[str, str]
+    layouts: Layouts
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
@@ -63,6 +65,7 @@ def lower(
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
+    layouts: Layouts,
 ) -> Lowered:
     """Statements in issue order, without waits.
 
@@ -73,8 +76,9 @@ def lower(
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
+        layouts: the values that lie inside others.
     """
-    context = _Context(target, homes)
+    context = _Context(target, homes, layouts)
     for index, name in enumerate(graph.inputs):
         kind = graph.types[name]
         buffer = context.buffer(f"input_{index}", homes[name], kind.nbytes, Role.INPUT)
@@ -108,18 +112,42 @@ def _region(context: _Context, graph: Graph, index: int, region: Region, tilings
         source = context.values[region.graph.inputs[0]]
         context.values[region.output] = dense_view(source.buffer, kind, source.offset)
         return _Parts()
-    role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
-    name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
-    buffer = context.buffer(name, context.homes[region.output], kind.nbytes, role)
-    result = dense_view(buffer, kind)
+    result = _result(context, graph, region)
     context.values[region.output] = result
     if region.engine is not None:
         return _engine(context, index, region, tilings[region.name], result)
     operands = {value: context.values[value] for value in region.graph.inputs}
     moved = copies(index, region.graph, operands, result) if context.target.dma else None
-    if moved:
-        return _Parts(head=list(moved))
+    if moved is not None:
+        return _Parts(head=[copy for copy in moved if not _in_place(copy)])
     return _Parts(head=[Call(index, region.graph, operands, result)])
+
+
+def _in_place(copy: Copy) -> bool:
+    """True when what is copied lies at its destination already."""
+    return copy.source == copy.destination and not copy.before
+
+
+def _result(context: _Context, graph: Graph, region: Region) -> View:
+    """Where a region's result lies; declares the buffer unless another region has."""
+    inside = context.layouts.get(region.output)
+    if inside is not None:
+        return _outer(context, graph, inside.outer).part(inside.box)
+    if any(layout.outer == region.output for layout in context.layouts.values()):
+        return _outer(context, graph, region.output)
+    kind = graph.types[region.output]
+    role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
+    name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    return dense_view(context.buffer(name, context.homes[region.output], kind.nbytes, role), kind)
+
+
+def _outer(context: _Context, graph: Graph, value: str) -> View:
+    """Where a value that others lie in lies."""
+    position = sorted({layout.outer for layout in context.layouts.values()}).index(value)
+    name = f"joined_{position}"
+    if name not in context.buffers:
+        context.buffer(name, context.homes[value], graph.types[value].nbytes, Role.VALUE)
+    return dense_view(name, graph.types[value])
 
 
 def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
