@@ -64,10 +64,10 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     stages = _Stages(options)
     progress("reading the model")
     graph = simplify(load_model(model))
-    stages.add("model", graph, exact=True)
+    stages.add("model", graph, lsb=0)
     progress("making every number an integer")
     graph = quantize(graph, options.rounding)
-    stages.add("integer", graph, exact=False)
+    stages.add("integer", graph, lsb=1)
     progress(f"adapting to {target.name}")
     return adapt(graph, _policy(target, options), stages.add)
 
@@ -114,7 +114,7 @@ class _Stages:
         self._count = 0
         self._before: Graph | None = None
 
-    def add(self, name: str, graph: Graph, exact: bool) -> None:
+    def add(self, name: str, graph: Graph, lsb: int) -> None:
         """Take note of a stage."""
         if self._options.save_stages is not None:
             from dovetail.graph.onnx_file import save_graph
@@ -127,7 +127,7 @@ class _Stages:
             inputs = sample_inputs(graph)
             check_graph(graph, inputs)
             if self._before is not None:
-                check_stages(self._before, graph, inputs, lsb=0 if exact else 1)
+                check_stages(self._before, graph, inputs, lsb=lsb)
         self._before = graph
         self._count += 1
 

@@ -14,8 +14,8 @@ from dovetail.adapt.unsigned import unsigned_activations
 from dovetail.graph.graph import Graph
 from dovetail.target.description import Policy
 
-Stage = Callable[[str, Graph, bool], None]
-"""Told the name of each rewrite, the graph after it, and whether it is exact."""
+Stage = Callable[[str, Graph, int], None]
+"""Told the name of each rewrite, the graph after it, and how far a value may have moved."""
 
 
 def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
@@ -23,7 +23,7 @@ def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
     for rewrite in policy.rewrites:
         graph = rewrite.apply(graph)
         if done is not None:
-            done(rewrite.name, graph, rewrite.exact)
+            done(rewrite.name, graph, rewrite.lsb)
     return graph
 
 

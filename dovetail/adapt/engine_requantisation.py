@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.rewrite import Draft, run
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Add, Requantize, ScaleShift
+from dovetail.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 
 Linear = (Conv2d, DepthwiseConv2d, FullyConnected)
@@ -81,25 +81,29 @@ def channel_sums(operator: object, weights: Array) -> Array:
 def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Callable[[Graph], Graph]:
     """A rewrite: clip(requantize(linear)) of accepted layers with uint8 operands becomes clip(scale-shift(linear)).
 
-    Bias and input zero point move into the offset. Within 1 of the original at each requantisation.
+    Bias and input zero point move into the offset. A scale of 8 bits is right to 1 part in 256, so a result in 0..255
+    is within 2 of the original.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
-        requantize, linear = node.operator, draft.made_by(node.inputs[0], *Linear) if node.inputs else None
-        if not isinstance(requantize, Requantize) or linear is None or draft.users(linear.output) > 1:
+        scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
+        linear = draft.made_by(scaled.inputs[0], *Linear) if scaled is not None else None
+        if scaled is None or linear is None or max(draft.users(scaled.output), draft.users(linear.output)) > 1:
             return None
-        operator = linear.operator
-        assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
+        requantize, operator = scaled.operator, linear.operator
+        assert isinstance(requantize, Requantize) and isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
         if draft.types[linear.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
             return None
-        if any(value not in draft.constants for value in (*node.inputs[1:], *linear.inputs[1:])):
+        if any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])):
             return None
         if requantize.input_zero_point or requantize.left_shift or not accepts(draft.types, linear):
             return None
         weights = channel_sums(operator, draft.constants[linear.inputs[1]])
         channels = weights.shape[0]
         bias = draft.constants[linear.inputs[2]].astype(np.int64) if len(linear.inputs) > 2 else np.zeros(channels, int)
-        multiplier, shift = (np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in node.inputs[1:])
+        multiplier, shift = (
+            np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in scaled.inputs[1:]
+        )
         found = scale_and_shift(
             multiplier * 2.0 ** (shift - 31),
             (bias - operator.input_zero_point * weights.sum(axis=1)).astype(np.float64),
@@ -111,9 +115,10 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
         if found is None:
             return None
         bare = replace(operator, input_zero_point=0)
-        accumulator = draft.add(bare, linear.inputs[:2], linear)
+        accumulator = draft.add(bare, linear.inputs[:2], linear, f"{linear.output}_bare")
         names = [draft.constant(array, DType.INT32, linear.inputs[1]) for array in found]
-        return draft.add(ScaleShift(), [accumulator, *names], node)
+        shifted = draft.add(ScaleShift(), [accumulator, *names], scaled, f"{node.output}_by_engine")
+        return draft.add(node.operator, [shifted], node)
 
     return lambda graph: run(graph, [rule])
 

@@ -10,7 +10,7 @@ from dovetail.adapt.engine_requantisation import RequantisationLimits, scale_and
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.rewrite import Draft, run
 from dovetail.graph.types import DType
-from dovetail.operators.arithmetic import Add, Requantize, ScaleShift
+from dovetail.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.operators.linear import Conv2d
 from dovetail.operators.movement import Concat
 
@@ -21,13 +21,16 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two uint8 images of one shape becomes a 1x1
     convolution of both, channels side by side, with a diagonal per operand, requantised as the engine does.
 
-    The weights hold the ratio of the two scales to about 1 part in 200; the result is within 1 of the original.
+    The weights hold the ratio of the two scales to about 1 part in 200; the result is within 2 of the original.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
-        outer, added = node.operator, draft.made_by(node.inputs[0], Add) if node.inputs else None
-        if not isinstance(outer, Requantize) or added is None or draft.users(added.output) > 1:
+        scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
+        added = draft.made_by(scaled.inputs[0], Add) if scaled is not None else None
+        if scaled is None or added is None or max(draft.users(scaled.output), draft.users(added.output)) > 1:
             return None
+        outer = scaled.operator
+        assert isinstance(outer, Requantize)
         sides = [draft.made_by(value, Requantize) for value in added.inputs]
         if any(side is None or draft.types[side.inputs[0]].dtype is not DType.UINT8 for side in sides):
             return None
@@ -35,8 +38,8 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         kind = draft.types[left.inputs[0]]
         if kind != draft.types[right.inputs[0]] or len(kind.shape) != 4 or left.inputs[0] == right.inputs[0]:
             return None
-        factors = [_factor(draft, side) * _factor(draft, node) for side in (left, right)]
-        if any(factor is None or factor <= 0 for factor in factors):
+        factors = [_factor(draft, side) * _factor(draft, scaled) for side in (left, right)]
+        if any(factor <= 0 for factor in factors):
             return None
         weights = _weights(factors[0], factors[1])
         zeros = [side.operator.input_zero_point for side in (left, right) if isinstance(side.operator, Requantize)]
@@ -57,7 +60,8 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         table = diagonal.astype(np.int8).reshape(channels, 1, 1, 2 * channels)
         accumulator = draft.add(Conv2d(), [both, draft.constant(table, DType.INT8, node.output)], node)
         names = [draft.constant(array, DType.INT32, node.output) for array in found]
-        return draft.add(ScaleShift(), [accumulator, *names], node)
+        shifted = draft.add(ScaleShift(), [accumulator, *names], scaled, f"{node.output}_by_engine")
+        return draft.add(node.operator, [shifted], node)
 
     return lambda graph: run(graph, [rule])
 

@@ -1,7 +1,7 @@
 """Layout: how every value of the network lies, chosen for the graph as a whole so that as few bytes as possible move.
 
-Every value lies in its logical order (NHWC), row-major, unless it can lie inside a larger value it becomes part of: then
-a concatenation moves nothing. A view (reshape) lies where its operand lies.
+Every value lies in its logical order (NHWC), row-major, unless it can lie inside a larger value it becomes part of:
+then a concatenation moves nothing. A view (reshape) lies where its operand lies.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class Rewrite:
 
     name: str
     apply: Callable[[Graph], Graph]
-    exact: bool
-    """True when every remaining value keeps every bit; otherwise each requantisation may move by one."""
+    lsb: int
+    """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
 
 
 @dataclass(frozen=True)

@@ -245,9 +245,9 @@ ENGINE = Engine(
     prepare="ne16_init",
 )
 SHARED = (
-    Rewrite("unsigned", unsigned_activations, exact=True),
-    Rewrite("patches", convolution_as_patches(patches_pay), exact=True),
-    Rewrite("stride", stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), exact=True),
+    Rewrite("unsigned", unsigned_activations, lsb=0),
+    Rewrite("patches", convolution_as_patches(patches_pay), lsb=0),
+    Rewrite("stride", stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0),
 )
 TARGET = Target(
     name="ne16",
@@ -260,9 +260,9 @@ TARGET = Target(
     engines=(ENGINE,),
     policies=(
         Policy("engine", "the engine requantises with its own scale and shift",
-               (*SHARED, Rewrite("requantisation", engine_requantisation(takes, LIMITS), exact=False),
-                Rewrite("residual", addition_as_convolution(LIMITS), exact=False))),
+               (*SHARED, Rewrite("requantisation", engine_requantisation(takes, LIMITS), lsb=2),
+                Rewrite("residual", addition_as_convolution(LIMITS), lsb=2))),
         Policy("exact", "the engine gives 32-bit sums, the core requantises as TFLite Micro does",
-               (*SHARED, Rewrite("split bias", split_bias(takes), exact=True))),
+               (*SHARED, Rewrite("split bias", split_bias(takes), lsb=0))),
     ),
 )  # fmt: skip
