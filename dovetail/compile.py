@@ -79,6 +79,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
     graph = prepare(model, target, options, progress)
+    _refuse_idle_outputs(graph, model)
     progress("partitioning")
     regions = partition(graph, target)
     layouts = choose_layouts(graph, regions)
@@ -104,6 +105,13 @@ def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
         else:
             found[name] = generator.random(kind.shape, dtype=np.float32)
     return found
+
+
+def _refuse_idle_outputs(graph: Graph, model: Path) -> None:
+    computed = {node.output for node in graph.nodes}
+    idle = [name for name in graph.outputs if name not in computed]
+    if idle:
+        raise ModelError(f"the output '{idle[0]}' is not computed from the inputs", where=model.name)
 
 
 class _Stages:
@@ -149,8 +157,6 @@ def _constant_bytes(graph: Graph) -> int:
 def _manifest(
     model: Path, target: Target, options: Options, graph: Graph, regions: tuple[Region, ...], planned: Plan
 ) -> dict[str, Any]:
-    if not regions:
-        raise ModelError("the model computes nothing", where=model.name)
     layers = [
         {
             "name": region.name,

@@ -32,17 +32,20 @@ class RequantisationLimits:
 
 def scale_and_shift(
     real: NDArray[np.float64],
-    addend: NDArray[np.float64],
+    bias: NDArray[np.float64],
+    correction: NDArray[np.float64],
     low: NDArray[np.float64],
     high: NDArray[np.float64],
     zero_point: int,
     limits: RequantisationLimits,
 ) -> tuple[Array, Array, Array] | None:
-    """Scale, offset, shift per channel: (acc * scale + offset) >> shift = round((acc + addend) * real) + zero_point.
+    """Scale, offset, shift per channel: (acc * scale + offset) >> shift = round((acc + correction + bias) * real) + zero_point.
 
     Args:
         real: the factor, at least 0.
-        addend: added to the accumulator (bias with the zero point folded in).
+        bias: constant part of the sum; scaled by the exact factor.
+        correction: what takes the input zero point off the accumulator; scaled as the accumulator is, so that their
+            errors cancel.
         low: smallest accumulator.
         high: largest accumulator.
         zero_point: of the result.
@@ -60,7 +63,8 @@ def scale_and_shift(
             scale = int(np.rint(factor * 2.0**shift))
             if scale >= 1 << limits.scale_bits:
                 continue
-            offset = int(addend[channel]) * scale + (zero_point << shift) + ((1 << shift) >> 1)
+            exact = int(np.rint(bias[channel] * factor * 2.0**shift))
+            offset = int(correction[channel]) * scale + exact + (zero_point << shift) + ((1 << shift) >> 1)
             edges = (int(low[channel]) * scale + offset, int(high[channel]) * scale + offset)
             if int(reach[channel]) * scale < 1 << 31 and max(abs(offset), *map(abs, edges)) < 1 << 31:
                 scales[channel], offsets[channel], shifts[channel] = scale, offset, shift
@@ -106,7 +110,8 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
         )
         found = scale_and_shift(
             multiplier * 2.0 ** (shift - 31),
-            (bias - operator.input_zero_point * weights.sum(axis=1)).astype(np.float64),
+            bias.astype(np.float64),
+            -float(operator.input_zero_point) * weights.sum(axis=1),
             255.0 * np.minimum(weights, 0).sum(axis=1),
             255.0 * np.maximum(weights, 0).sum(axis=1),
             requantize.output_zero_point,

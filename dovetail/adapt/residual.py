@@ -47,6 +47,7 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         every = np.ones(channels)
         found = scale_and_shift(
             every * (max(factors) / max(weights)),
+            every * 0.0,
             every * -(weights[0] * zeros[0] + weights[1] * zeros[1]),
             every * 0.0,
             every * 255.0 * sum(weights),

@@ -25,6 +25,8 @@ from dovetail.emit.source import (
     model_source,
 )
 from dovetail.errors import BuildError
+from dovetail.program.ir import Copy
+from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 
 MANIFEST = "dovetail.json"
@@ -156,8 +158,20 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "model_prefix": unit.model,
         "inputs": ports("input"),
         "outputs": ports("output"),
+        "movement": _movement(unit),
         "sources": {"target": list(target_sources), "host": list(host_sources)},
     }
+
+
+def _movement(unit: Unit) -> list[dict[str, int]]:
+    """Per layer: transfers of the DMA, and bytes they write (padding included)."""
+    found = [{"transfers": 0, "bytes": 0} for _ in unit.program.layers]
+    for statement in unit.program.statements:
+        if isinstance(statement, Copy):
+            for transfer in transfers(statement):
+                found[statement.layer]["transfers"] += 1
+                found[statement.layer]["bytes"] += transfer.nbytes
+    return found
 
 
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:

@@ -89,7 +89,7 @@ def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dic
     near = target.engines[0].memory if target.engines else target.values
     homes = {name: target.values for name in graph.inputs}
     for region in regions:
-        if region.is_view:
+        if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
         else:
             homes[region.output] = target.values if region.output in graph.outputs else near

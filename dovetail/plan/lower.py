@@ -108,7 +108,7 @@ def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozen
 
 def _region(context: _Context, graph: Graph, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
     kind = graph.types[region.output]
-    if region.is_view:
+    if region.is_view and region.output not in graph.outputs:
         source = context.values[region.graph.inputs[0]]
         context.values[region.output] = dense_view(source.buffer, kind, source.offset)
         return _Parts()

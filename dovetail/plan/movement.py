@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import TensorType
-from dovetail.operators.movement import Concat, Pad, Patches, Slice, Transpose
-from dovetail.program.ir import Copy, View
+from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.program.ir import Copy, View, dense_view
 
 
 def copies(layer: int, graph: Graph, operands: dict[str, View], result: View) -> tuple[Copy, ...] | None:
@@ -30,6 +30,8 @@ def copies(layer: int, graph: Graph, operands: dict[str, View], result: View) ->
         return (Copy(layer, source, result, operator.before, int(operator.value)),)
     if isinstance(operator, Patches):
         return _patches(layer, operator, source, result)
+    if isinstance(operator, Reshape):
+        return (Copy(layer, dense_view(source.buffer, result.type, source.offset), result),)
     if isinstance(operator, Transpose):
         strides = tuple(source.strides[axis] for axis in operator.permutation)
         return (Copy(layer, View(source.buffer, result.type, strides, source.offset), result),)

@@ -1,0 +1,172 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.cli.console import note, output, progress, say
+from dovetail.errors import BuildError
+
+if TYPE_CHECKING:
+    from dovetail.compile import Compiled
+    from dovetail.partition import Region
+
+
+def compile_to(
+    model: Path,
+    target_name: str,
+    folder: Path,
+    policy: str | None,
+    rounding: str,
+    save_stages: Path | None,
+    check: bool,
+    force: bool,
+    print_program: bool,
+) -> None:
+    """Compile a model into `folder`; raises DovetailError."""
+    if folder.exists() and not force:
+        raise BuildError(f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it")
+    with progress("starting") as report:
+        from dovetail.compile import Options, compile_model
+        from dovetail.emit.project import write_project
+        from dovetail.operators.arithmetic import Rounding
+        from dovetail.targets import load_target
+
+        options = Options(policy, Rounding(rounding), save_stages, check)
+        compiled = compile_model(model, load_target(target_name), options, report)
+        write_project(compiled.project, folder, replace=force)
+    if print_program:
+        from dovetail.program.printer import print_program as text_of
+
+        say(text_of(compiled.plan.program).rstrip())
+    say(f"{folder}: {_summary(compiled)}")
+
+
+def _summary(compiled: Compiled) -> str:
+    """One sentence: what went where and what memory it needs."""
+    regions = [region for region in compiled.regions if not region.is_view]
+    offloaded = [region for region in regions if region.engine is not None]
+    macs = sum(region.macs for region in regions)
+    share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
+    memory = "; ".join(
+        f"{use.memory} {use.peak:,} bytes at the peak, lower bound {use.lower_bound:,}" for use in compiled.plan.placements if use.peak
+    )
+    return f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine; {memory}"
+
+
+def run_folder(folder: Path, simulator: str, source: Path | None, result_file: Path | None, json_file: Path | None) -> None:
+    """Run a build, print the report and write what is asked for; raises DovetailError."""
+    with progress("starting") as show:
+        from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
+        from dovetail.report import make_report, print_report
+        from dovetail.run import open_build, run_build
+
+        build = open_build(folder)
+        ports = build.manifest["inputs"]
+        batched = False
+        if source is None:
+            inputs = [seeded_inputs(ports)]
+        else:
+            inputs, batched = read_inputs(source, ports)
+        show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
+        result = run_build(build, simulator, inputs)
+        report = make_report(result)
+    if source is None:
+        note("no --input: the inputs are random numbers with seed 0")
+    if result_file is not None:
+        write_outputs(result_file, result.outputs, batched)
+    if json_file is not None:
+        write_file(json_file, (json.dumps(report.to_json(), indent=2) + "\n").encode())
+    print_report(report, output())
+
+
+def explain(model: Path, target_name: str, policy: str | None, as_json: bool) -> None:
+    """Print where every operator goes; raises DovetailError."""
+    with progress("starting") as report:
+        from dovetail.compile import Options, prepare
+        from dovetail.partition import partition
+        from dovetail.targets import load_target
+
+        target = load_target(target_name)
+        graph = prepare(model, target, Options(policy), report)
+        regions = partition(graph, target)
+    rows = _placements(regions)
+    if as_json:
+        chosen = target.policies[0].name if policy is None else policy
+        described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
+        typer_echo(json.dumps(described, indent=2))
+        return
+    _print_placements(rows)
+
+
+def typer_echo(text: str) -> None:
+    """Print text on stdout as it is, without wrapping or colour."""
+    import typer
+
+    typer.echo(text)
+
+
+def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": region.name,
+            "operators": list(region.origins),
+            "engine": region.engine.name if region.engine else "core",
+            "offload": region.offload.name if region.offload else "",
+            "macs": region.macs,
+            "reason_not_offloaded": _reason(region),
+        }
+        for region in regions
+    ]
+
+
+def _reason(region: Region) -> str:
+    if region.is_view:
+        return "nothing is computed: the same bytes under another shape"
+    if region.engine is None and not region.reason:
+        return "the target has no engine"
+    return region.reason
+
+
+def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in ("layer", "operators", "where", "why not an engine"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        operators = "\n".join(row["operators"]) or "(added by Dovetail)"
+        place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
+        table.add_row(*(Text(text) for text in (row["name"], operators, place, row["reason_not_offloaded"])))
+    output().print(table, highlight=False)
+
+
+def list_targets() -> None:
+    """Print the targets Dovetail comes with."""
+    from dovetail.targets import BUILT_IN, load_target
+
+    for name in BUILT_IN:
+        target = load_target(name)
+        say(f"{name:8} {target.sentence}")
+        for index, policy in enumerate(target.policies):
+            say(f"{'':8} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
+
+
+def write_zoo(name: str | None, path: Path | None) -> None:
+    """Write a model of the zoo, or list its names; raises DovetailError."""
+    from dovetail import zoo
+    from dovetail.cli.arrays import write_file
+
+    if name is None:
+        for known in zoo.names():
+            say(known)
+        return
+    path = path or Path(f"{name}.onnx")
+    with progress(f"making {name}"):
+        content = zoo.build(name)
+    write_file(path, content)
+    say(f"{path}: {len(content):,} bytes")

@@ -1,0 +1,58 @@
+"""How the command line talks: errors and progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dovetail.errors import DovetailError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def output() -> Console:
+    """The console of results; as wide as its table needs where it is not a terminal."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def say(text: str) -> None:
+    """Print plain text on stdout."""
+    output().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_error(error: DovetailError) -> None:
+    """Print one message on stderr: what is wrong, where, and what to do."""
+    from rich.console import Console
+    from rich.text import Text
+
+    place = f"{error.where}: " if error.where else ""
+    message = Text.assemble(("error: ", "bold red"), f"{place}{error.what}")
+    if error.hint:
+        message.append_text(Text.assemble("\n  ", ("what to do: ", "bold"), error.hint))
+    Console(stderr=True).print(message, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that shows what is being done now; silent where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(first)) as status:
+        yield lambda text: status.update(Text(text))

@@ -1,0 +1,147 @@
+"""The command `dovetail`."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dovetail.errors import DovetailError
+
+app = typer.Typer(
+    help="Fits a quantised neural network to the accelerator you built: a model in, verified bare-metal C out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class RoundingChoice(enum.StrEnum):
+    """Rounding of the model's own requantisations."""
+
+    DOUBLE = "double"
+    SINGLE = "single"
+
+
+class Simulator(enum.StrEnum):
+    """What a build runs on."""
+
+    ISS = "iss"
+    HOST = "host"
+
+
+Model = Annotated[Path, typer.Argument(help="A quantised .tflite or .onnx file.", show_default=False)]
+TargetName = Annotated[
+    str, typer.Option("--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.", show_default=False)
+]
+Requant = Annotated[str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)]
+
+
+@app.command("compile")
+def compile_command(
+    model: Model,
+    target: TargetName,
+    build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
+    requant: Requant = None,
+    rounding: Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")] = RoundingChoice.DOUBLE,
+    save_stages: Annotated[
+        Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
+    print_program: Annotated[bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")] = False,
+) -> None:
+    """Compile a model to a C project, verified on the way.
+
+    Example: dovetail compile net.tflite --target ne16 -o build/net
+    """
+    from dovetail.cli import commands
+
+    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program)
+
+
+@app.command()
+def run(
+    build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
+    sim: Annotated[Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")] = Simulator.ISS,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False),
+    ] = None,
+    output_file: Annotated[
+        Path | None, typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False)
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)] = None,
+) -> None:
+    """Run a build on a simulated chip and report what it cost, layer by layer.
+
+    Example: dovetail run build/net --input x.npz --output y.npz
+    """
+    from dovetail.cli import commands
+
+    commands.run_folder(build, sim.value, input_file, output_file, json_file)
+
+
+@app.command()
+def explain(
+    model: Model,
+    target: TargetName,
+    requant: Requant = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where every operator goes and, if not to an engine, why.
+
+    Example: dovetail explain net.tflite --target ne16
+    """
+    from dovetail.cli import commands
+
+    commands.explain(model, target, requant, as_json)
+
+
+@app.command()
+def targets() -> None:
+    """List the targets and their requantisation policies.
+
+    Example: dovetail targets
+    """
+    from dovetail.cli import commands
+
+    commands.list_targets()
+
+
+@app.command()
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="A model; without it, the names are listed.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; NAME.onnx if not given.", show_default=False)] = None,
+) -> None:
+    """Write a model to try Dovetail with, or list them.
+
+    Example: dovetail zoo digits -o digits.onnx
+    """
+    from dovetail.cli import commands
+
+    commands.write_zoo(name, output)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: status 0, 1 after a message about a mistake, 2 for wrong usage; a bug shows its stack.
+
+    Args:
+        arguments: without the program's name; None for those of the process.
+    """
+    from dovetail.cli.console import show_error
+
+    try:
+        app(arguments, prog_name="dovetail")
+    except DovetailError as error:
+        show_error(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

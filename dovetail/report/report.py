@@ -1,0 +1,253 @@
+"""The report of a run as data, and its JSON.
+
+How costs are attributed:
+
+* Cycles of a layer are the time from its marker to the next layer's, so waiting for engines is counted where the core
+  waits. What comes before the first marker belongs to the first layer and what comes after the last one to the last:
+  the layers' cycles add up to the total.
+* Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
+  they were started, so each layer takes jobs until their MACs reach its own. Where the device's MACs differ from the
+  layers' (an engine that counts otherwise), a job belongs to the engine's layer the core was last told to start
+  before the job began.
+* Bytes moved are those the DMA writes for a layer, padding included, as the program says.
+
+Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
+On the host there is no time: every figure that needs it is None (`null`), and there is no timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.run import RunResult
+    from dovetail.simulate.device import Activity as DeviceActivity
+    from dovetail.simulate.protocol import InferenceResult
+
+SCHEMA = 1
+"""Version of the JSON. It grows when a field is removed or changes its meaning, not when one is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: what is computed together, by one engine or by the core."""
+
+    name: str
+    operators: tuple[str, ...]
+    """Operators of the user's model computed here."""
+    engine: str
+    """Name of the engine, or "core"."""
+    cycles: int | None
+    """From its beginning on the core to the next layer's; 0 where nothing is done."""
+    engine_cycles: int | None
+    """Busy cycles of the engine's jobs for it; 0 on the core."""
+    macs: int
+    ideal_macs_per_cycle: float | None
+    """The peak of its engine; None on the core."""
+    bytes_moved: int
+    """Bytes the DMA writes for it."""
+    reason_not_offloaded: str
+
+    @property
+    def macs_per_cycle(self) -> float | None:
+        """MACs per busy cycle of what computes it; None without time or MACs."""
+        cycles = self.engine_cycles if self.ideal_macs_per_cycle is not None else self.cycles
+        return self.macs / cycles if cycles and self.macs else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one memory that activations and tiles need."""
+
+    size: int
+    peak: int
+    lower_bound: int
+    """The most bytes live at any one moment: no placement needs less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One bar of the timeline; cycles since the start of the inference."""
+
+    start: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """One inference as a whole."""
+
+    instructions: int | None
+    cycles: Mapping[str, int | None]
+    """"total": from first to last instruction; "core": not asleep; every engine and the DMA: busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run cost; `to_json` is the documented form."""
+
+    schema: int
+    dovetail: str
+    """Version of Dovetail that made the build."""
+    model: str
+    target: str
+    policy: str
+    simulator: str
+    inferences: int
+    instructions: int | None
+    cycles: Mapping[str, int | None]
+    """As in `Totals`."""
+    macs: Mapping[str, int]
+    """"total", "core" and every engine: multiply-accumulates of an inference."""
+    memory: Mapping[str, MemoryUse]
+    sizes: Mapping[str, int]
+    """Bytes of text, rodata, data and bss of the firmware; empty on the host."""
+    stack: int | None
+    """Most bytes of stack used."""
+    layers: tuple[Layer, ...]
+    each: tuple[Totals, ...]
+    """Every inference."""
+    timeline: Mapping[str, tuple[Activity, ...]]
+    """By device; "core" has one bar per layer."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`, keys as the fields."""
+        return asdict(self)
+
+
+def make_report(result: RunResult) -> Report:
+    """The report of a run of at least one inference."""
+    manifest, simulation = result.build.manifest, result.simulation
+    first = simulation.inferences[0]
+    devices = _devices(result)
+    layers = _layers(result, first)
+    macs = {"total": sum(layer.macs for layer in layers)}
+    for name in ("core", *(engine.name for engine in result.build.target.engines)):
+        macs[name] = sum(layer.macs for layer in layers if layer.engine == name)
+    each = tuple(_totals(inference, devices) for inference in simulation.inferences)
+    return Report(
+        schema=SCHEMA,
+        dovetail=str(manifest["dovetail"]),
+        model=str(manifest["model"]),
+        target=str(manifest["target"]),
+        policy=str(manifest["policy"]),
+        simulator=result.simulator,
+        inferences=len(simulation.inferences),
+        instructions=first.instructions,
+        cycles=each[0].cycles,
+        macs=macs,
+        memory={name: MemoryUse(**use) for name, use in manifest["memory"].items()},
+        sizes={name: size for name, size in result.sizes.items() if name in ("text", "rodata", "data", "bss")},
+        stack=simulation.stack_bytes,
+        layers=layers,
+        each=each,
+        timeline=_timeline(first, layers),
+    )
+
+
+def _devices(result: RunResult) -> tuple[str, ...]:
+    target = result.build.target
+    return (*(engine.name for engine in target.engines), *([target.dma.name] if target.dma else []))
+
+
+def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
+    timed = inference.total_cycles is not None
+    cycles: dict[str, int | None] = {"total": inference.total_cycles, "core": inference.core_cycles}
+    for name in devices:
+        cycles[name] = _busy(inference.activities.get(name, ())) if timed else None
+    return Totals(inference.instructions, cycles)
+
+
+def _busy(activities: Sequence[DeviceActivity]) -> int:
+    """Cycles in which at least one of these is going on."""
+    total, reached = 0, 0
+    for activity in sorted(activities, key=lambda a: (a.start, a.end)):
+        total += max(0, activity.end - max(activity.start, reached))
+        reached = max(reached, activity.end)
+    return total
+
+
+def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
+    manifest = result.build.manifest
+    described = manifest["layers"]
+    cycles = _layer_cycles(first, len(described))
+    ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
+    busy: dict[int, int] = {}
+    for name in ideal:
+        own = {index: int(layer["macs"]) for index, layer in enumerate(described) if layer["engine"] == name}
+        for index, jobs in assign_jobs(own, first.activities.get(name, ()), _starts(first)).items():
+            busy[index] = _busy(jobs)
+    return tuple(
+        Layer(
+            name=layer["name"],
+            operators=tuple(layer["operators"]),
+            engine=layer["engine"],
+            cycles=None if cycles is None else cycles[index],
+            engine_cycles=None if cycles is None else busy.get(index, 0),
+            macs=int(layer["macs"]),
+            ideal_macs_per_cycle=ideal.get(layer["engine"]),
+            bytes_moved=int(moved["bytes"]),
+            reason_not_offloaded=layer["reason_not_offloaded"],
+        )
+        for index, (layer, moved) in enumerate(zip(described, manifest["movement"], strict=True))
+    )
+
+
+def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
+    """Cycles per layer, adding up to the inference's; None without time."""
+    if inference.total_cycles is None:
+        return None
+    found = [0] * count
+    markers = inference.markers
+    ends = [*(marker.start_cycle for marker in markers[1:]), inference.total_cycles]
+    starts = [0, *ends[:-1]]
+    for marker, start, end in zip(markers, starts, ends, strict=bool(markers)):
+        found[marker.layer] += end - start
+    return found
+
+
+def _starts(inference: InferenceResult) -> dict[int, int]:
+    """First cycle of each layer's marker."""
+    found: dict[int, int] = {}
+    for marker in inference.markers:
+        found.setdefault(marker.layer, marker.start_cycle)
+    return found
+
+
+def assign_jobs(
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], starts: Mapping[int, int]
+) -> dict[int, tuple[DeviceActivity, ...]]:
+    """The jobs of one engine by layer, as the head of this file says.
+
+    Args:
+        macs: MACs of each of the engine's layers, by index, in the order in which they are started.
+        jobs: in the order in which they ended.
+        starts: the cycle the core begins each layer at, by index.
+    """
+    found: dict[int, list[DeviceActivity]] = {index: [] for index in macs}
+    if not macs:
+        return {}
+    if sum(macs.values()) == sum(job.macs for job in jobs):
+        waiting = iter(jobs)
+        for index, wanted in macs.items():
+            while wanted > sum(job.macs for job in found[index]):
+                found[index].append(next(waiting))
+        found[max(macs)].extend(waiting)
+    else:
+        for job in jobs:
+            begun = [index for index in macs if starts.get(index, 0) <= job.start]
+            found[max(begun, default=min(macs))].append(job)
+    return {index: tuple(own) for index, own in found.items()}
+
+
+def _timeline(inference: InferenceResult, layers: Sequence[Layer]) -> dict[str, tuple[Activity, ...]]:
+    if inference.total_cycles is None:
+        return {}
+    core = tuple(Activity(m.start_cycle, m.end_cycle, layers[m.layer].name) for m in inference.markers)
+    found = {"core": core}
+    for name, activities in inference.activities.items():
+        found[name] = tuple(Activity(activity.start, activity.end, activity.label) for activity in activities)
+    return found

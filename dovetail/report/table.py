@@ -1,0 +1,69 @@
+"""The report as a table for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.report.report import Layer, Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print a table of the layers and the totals below it."""
+    from rich.table import Table
+
+    many = f", {report.inferences} inferences, the first:" if report.inferences > 1 else ""
+    title = f"{report.model} on {report.target} ({report.simulator}, policy {report.policy}){many}"
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("where", no_wrap=True)
+    for heading in ("cycles", "engine busy", "MACs", "MAC/cycle", "bytes moved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer in report.layers:
+        table.add_row(*_row(layer), style="" if layer.ideal_macs_per_cycle is not None else "dim")
+    console.print(table, highlight=False)
+    for line in totals(report):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def totals(report: Report) -> list[str]:
+    """The lines below the table."""
+    lines = []
+    if report.cycles["total"] is not None:
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in report.cycles.items() if name != "total")
+        lines.append(f"cycles        {_number(report.cycles['total'])} (busy: {parts})")
+        lines.append(f"instructions  {_number(report.instructions)}")
+    lines.append(f"MACs          {_share(report)}")
+    for name, use in report.memory.items():
+        bound = f"lower bound {_number(use.lower_bound)}"
+        lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
+    if report.sizes:
+        sizes = ", ".join(f"{name} {_number(size)}" for name, size in report.sizes.items())
+        stack = f", stack used {_number(report.stack)}" if report.stack is not None else ""
+        lines.append(f"firmware      {sizes}{stack} bytes")
+    return lines
+
+
+def _share(report: Report) -> str:
+    total = report.macs["total"]
+    engines = {name: macs for name, macs in report.macs.items() if name not in ("total", "core")}
+    shares = ", ".join(f"{100 * macs / total:.1f} % on {name}" for name, macs in engines.items()) if total else ""
+    return _number(total) + (f", {shares}" if shares else "")
+
+
+def _row(layer: Layer) -> tuple[str, ...]:
+    rate = layer.macs_per_cycle
+    speed = "" if rate is None else f"{rate:.2f}"
+    if rate is not None and layer.ideal_macs_per_cycle:
+        speed = f"{rate:.1f} of {layer.ideal_macs_per_cycle:g}"
+    busy = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
+    moved = _number(layer.bytes_moved) if layer.bytes_moved else ""
+    macs = _number(layer.macs) if layer.macs else ""
+    return layer.name, layer.engine, _number(layer.cycles), busy, macs, speed, moved
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
