@@ -161,7 +161,7 @@ def _manifest(
         {
             "name": region.name,
             "operators": list(region.origins),
-            "engine": region.engine.name if region.engine else "core",
+            "engine": region.place,
             "macs": region.macs,
             "reason_not_offloaded": region.reason,
         }

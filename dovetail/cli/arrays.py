@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import zipfile
@@ -56,13 +57,17 @@ def _read_archive(archive: zipfile.ZipFile, path: Path, ports: Sequence[Mapping[
         raise InputError(f"{len(archive.infolist())} arrays, the limit is {_MOST_ARRAYS}", where=str(path))
     total = sum(info.file_size for info in archive.infolist())
     if total > MOST_BYTES:
-        raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="run fewer inferences at once")
+        raise InputError(
+            f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="run fewer inferences at once"
+        )
     names = [str(port["name"]) for port in ports]
     if len(ports) == 1 and len(entries) == 1:
         entries = {names[0]: next(iter(entries.values()))}
     if set(entries) != set(names):
         raise InputError(
-            f"expected arrays {_list(names)}, got {_list(sorted(entries))}", where=str(path), hint="name each array as the model does"
+            f"expected arrays {_list(names)}, got {_list(sorted(entries))}",
+            where=str(path),
+            hint="name each array as the model does",
         )
     return {port["name"]: _read_array(archive, entries[port["name"]], path, port) for port in ports}
 
@@ -79,12 +84,18 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
             raise ValueError(f"unknown version {version} of the .npy format")
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read_header(stream, max_header_size=_MOST_HEADER)
-        fits = list(shape) == expected or (len(shape) == len(expected) + 1 and list(shape[1:]) == expected and shape[0] > 0)
+        fits = list(shape) == expected or (
+            len(shape) == len(expected) + 1 and list(shape[1:]) == expected and shape[0] > 0
+        )
         if not fits or dtype != kind.numpy:
             raise InputError(
                 f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for n inferences), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
+            )
+        if math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(
+                f"'{port['name']}' announces {math.prod(shape) * dtype.itemsize} bytes and has {info.file_size}"
             )
     with archive.open(info) as stream:
         array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_MOST_HEADER)
@@ -107,7 +118,8 @@ def _batch(
     arrays: Mapping[str, Array], path: Path, ports: Sequence[Mapping[str, Any]]
 ) -> tuple[list[dict[str, Array]], bool]:
     counts = {
-        port["name"]: arrays[port["name"]].shape[0] if arrays[port["name"]].ndim > len(port["shape"]) else None for port in ports
+        port["name"]: arrays[port["name"]].shape[0] if arrays[port["name"]].ndim > len(port["shape"]) else None
+        for port in ports
     }
     if len(set(counts.values())) > 1:
         got = ", ".join(f"'{name}' {'none' if count is None else count}" for name, count in counts.items())
@@ -172,7 +184,9 @@ def write_file(path: Path, content: bytes) -> None:
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise DovetailError(f"cannot be written: {error.strerror}", where=str(path), hint="choose another path") from None
+        raise DovetailError(
+            f"cannot be written: {error.strerror}", where=str(path), hint="choose another path"
+        ) from None
 
 
 def _dtype(port: Mapping[str, Any]) -> DType:

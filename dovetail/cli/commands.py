@@ -28,7 +28,9 @@ def compile_to(
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
-        raise BuildError(f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it")
+        raise BuildError(
+            f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
+        )
     with progress("starting") as report:
         from dovetail.compile import Options, compile_model
         from dovetail.emit.project import write_project
@@ -52,12 +54,16 @@ def _summary(compiled: Compiled) -> str:
     macs = sum(region.macs for region in regions)
     share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
     memory = "; ".join(
-        f"{use.memory} {use.peak:,} bytes at the peak, lower bound {use.lower_bound:,}" for use in compiled.plan.placements if use.peak
+        f"{use.memory} {use.peak:,} bytes at the peak, lower bound {use.lower_bound:,}"
+        for use in compiled.plan.placements
+        if use.peak
     )
     return f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine; {memory}"
 
 
-def run_folder(folder: Path, simulator: str, source: Path | None, result_file: Path | None, json_file: Path | None) -> None:
+def run_folder(
+    folder: Path, simulator: str, source: Path | None, result_file: Path | None, json_file: Path | None
+) -> None:
     """Run a build, print the report and write what is asked for; raises DovetailError."""
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
@@ -97,16 +103,9 @@ def explain(model: Path, target_name: str, policy: str | None, as_json: bool) ->
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
-        typer_echo(json.dumps(described, indent=2))
+        say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
-
-
-def typer_echo(text: str) -> None:
-    """Print text on stdout as it is, without wrapping or colour."""
-    import typer
-
-    typer.echo(text)
 
 
 def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:

@@ -37,9 +37,17 @@ class Simulator(enum.StrEnum):
 
 Model = Annotated[Path, typer.Argument(help="A quantised .tflite or .onnx file.", show_default=False)]
 TargetName = Annotated[
-    str, typer.Option("--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.", show_default=False)
+    str,
+    typer.Option(
+        "--target",
+        "-t",
+        help="A target's name (see dovetail targets), or the path of a target file.",
+        show_default=False,
+    ),
 ]
-Requant = Annotated[str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)]
+Requant = Annotated[
+    str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
+]
 
 
 @app.command("compile")
@@ -48,13 +56,19 @@ def compile_command(
     target: TargetName,
     build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
     requant: Requant = None,
-    rounding: Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")] = RoundingChoice.DOUBLE,
+    rounding: Annotated[
+        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
+    ] = RoundingChoice.DOUBLE,
     save_stages: Annotated[
         Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
-    print_program: Annotated[bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")] = False,
+    print_program: Annotated[
+        bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
+    ] = False,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
@@ -68,15 +82,22 @@ def compile_command(
 @app.command()
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    sim: Annotated[Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")] = Simulator.ISS,
+    sim: Annotated[
+        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
+    ] = Simulator.ISS,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False),
+        typer.Option(
+            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
+        ),
     ] = None,
     output_file: Annotated[
-        Path | None, typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False)
+        Path | None,
+        typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)
+    ] = None,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -116,8 +137,13 @@ def targets() -> None:
 
 @app.command()
 def zoo(
-    name: Annotated[str | None, typer.Argument(help="A model; without it, the names are listed.", show_default=False)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; NAME.onnx if not given.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A model; without it, the names are listed.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; NAME.onnx if not given.", show_default=False),
+    ] = None,
 ) -> None:
     """Write a model to try Dovetail with, or list them.
 

@@ -223,7 +223,7 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         if not members:
             continue
         region = unit.regions[layer]
-        where = region.engine.name if region.engine else "the core"
+        where = "the core" if region.place == "core" else region.place
         origin = one_line(", ".join(region.origins))[:160]
         text = [
             f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",

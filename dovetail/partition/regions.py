@@ -30,6 +30,13 @@ class Region:
     """On the core: the one sentence that says why no engine took it; empty where an engine did or none could."""
     origins: tuple[str, ...]
     """The operators of the user's model computed here."""
+    mover: str = ""
+    """Name of the DMA when it does the whole region, which only moves elements; empty otherwise."""
+
+    @property
+    def place(self) -> str:
+        """Who does the region: an engine, the DMA or "core"."""
+        return self.engine.name if self.engine else self.mover or "core"
 
     @property
     def output(self) -> str:
@@ -54,6 +61,7 @@ class _Claim:
     engine: Engine | None
     offload: Offload | None
     reason: str
+    mover: str = ""
 
 
 def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
@@ -108,13 +116,13 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     """Grow a core region upwards from its last node as long as its kernel generator still takes it."""
     producers, users = graph.producers(), graph.users()
     members = {node.output: node}
-    frontier = [] if target.dma and _is_movement(node) else list(node.inputs)
+    frontier = [] if target.dma and _is_movement(graph, node) else list(node.inputs)
     while frontier:
         value = frontier.pop(0)
         producer = producers.get(value)
         if (
             producer is None
-            or (target.dma and _is_movement(producer))
+            or (target.dma and _is_movement(graph, producer))
             or value in claimed
             or value in graph.outputs
             or value in members
@@ -131,6 +139,8 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     refusal = kernels.supports(_subgraph(graph, nodes, "candidate")) if not _is_view(nodes) else None
     if refusal:
         raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
+    if target.dma and _is_movement(graph, node):
+        return _Claim(nodes, None, None, "", target.dma.name)
     return _Claim(nodes, None, None, explain_mismatch(graph, target, node))
 
 
@@ -155,9 +165,17 @@ def _cut_where_narrow(graph: Graph, target: Target, root: Node, members: dict[st
         del kept[wide[0].output]
 
 
-def _is_movement(node: Node) -> bool:
-    """True for what a DMA does by itself."""
-    return isinstance(node.operator, Pad | Patches | Slice | Concat | Transpose)
+def _is_movement(graph: Graph, node: Node) -> bool:
+    """True for what strided copies do by themselves."""
+    operator, kind = node.operator, graph.types[node.inputs[0]]
+    if any(value in graph.constants for value in node.inputs):
+        return False
+    if isinstance(operator, Pad):
+        outer = (operator.before[0], operator.after[0], operator.before[-1], operator.after[-1])
+        return len(kind.shape) == 4 and kind.shape[0] == 1 and kind.dtype.numpy.itemsize == 1 and not any(outer)
+    if isinstance(operator, Patches):
+        return operator.dilation[1] == 1 and kind.shape[0] == 1
+    return isinstance(operator, Slice | Concat | Transpose)
 
 
 def _is_view(nodes: Sequence[Node]) -> bool:
@@ -196,7 +214,7 @@ def _region(graph: Graph, claim: _Claim, name: str) -> Region:
             raise ValueError(f"region {name} no longer matches: {found.sentence}")
         match = found
     origins = tuple(dict.fromkeys(node.origin for node in claim.nodes if node.origin))
-    return Region(name, inner, match, claim.engine, claim.offload, claim.reason, origins)
+    return Region(name, inner, match, claim.engine, claim.offload, claim.reason, origins, claim.mover)
 
 
 def _names(claims: Sequence[_Claim]) -> list[str]:

@@ -1,0 +1,240 @@
+"""Measures Dovetail on the MLPerf Tiny networks and prints the tables of docs/benchmarks.md; --write puts them there.
+
+Needs the reference models and facts in ../shared (models/mlperf_tiny, hardware/ne16_vectors.npz).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
+from dovetail.emit import write_project  # noqa: E402
+from dovetail.frontend import load_model  # noqa: E402
+from dovetail.graph.graph import Graph, evaluate  # noqa: E402
+from dovetail.graph.simplify import simplify  # noqa: E402
+from dovetail.operators.activation import FixedSoftmax  # noqa: E402
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected  # noqa: E402
+from dovetail.quantize import quantize  # noqa: E402
+from dovetail.run import RunResult, open_build, run_build  # noqa: E402
+from dovetail.targets import load_target  # noqa: E402
+
+NETWORKS = {
+    "ad_autoencoder": ("autoencoder", 65_046),
+    "ic_resnet8": ("ResNet8", 227_841),
+    "kws_dscnn": ("DS-CNN", 175_723),
+    "vww_mobilenetv1": ("MobileNetV1 0.25", 415_924),
+}
+"""File -> name, and cycles per inference of GAP9 silicon: 240 MHz over the median throughput of MLPerf Tiny v1.0
+(mlcommons/tiny_results_v1.0, closed/greenwaves-technologies, gap9_650_240)."""
+LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
+COLD = """
+import sys
+from pathlib import Path
+from dovetail.compile import Options, compile_model
+from dovetail.emit import write_project
+from dovetail.targets import load_target
+write_project(compile_model(Path(sys.argv[1]), load_target("ne16"), Options()).project, Path(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network compiled, built and run once on `iss`; its firmware equalled its integer graph."""
+
+    compiled: Compiled
+    result: RunResult
+
+
+def model_file(network: str) -> Path:
+    """The int8 TFLite file."""
+    return SHARED / "models" / "mlperf_tiny" / f"{network}_int8.tflite"
+
+
+def measure(network: str, target: str, policy: str | None) -> Measured:
+    """Compile, build and run one inference; raises RuntimeError when the firmware differs from the integer graph."""
+    compiled = compile_model(model_file(network), load_target(target), Options(policy))
+    given = sample_inputs(compiled.graph)
+    with tempfile.TemporaryDirectory() as folder:
+        write_project(compiled.project, Path(folder) / "build")
+        result = run_build(open_build(Path(folder) / "build"), "iss", [given])
+    expected = evaluate(compiled.graph, given)
+    for value in compiled.graph.outputs:
+        if not np.array_equal(result.outputs[0][value], expected[value]):
+            raise RuntimeError(f"{network} on {target}: the firmware differs from the integer graph")
+    return Measured(compiled, result)
+
+
+def macs_by_origin(graph: Graph) -> dict[str, int]:
+    """Multiply-accumulates of each operator of the user's model, padded taps counted."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if isinstance(node.operator, LINEAR):
+            count = node.operator.macs([graph.types[value] for value in node.inputs])
+            found[node.origin] = found.get(node.origin, 0) + count
+    return found
+
+
+def engine_share(network: str, measured: Measured) -> float:
+    """Percent of the user's multiply-accumulates done by the engine; rewrites' own (additions) do not count."""
+    plain = macs_by_origin(prepare(model_file(network), load_target("riscv"), Options()))
+    on_core = {
+        node.origin
+        for region in measured.compiled.regions
+        if region.engine is None
+        for node in region.graph.nodes
+        if isinstance(node.operator, LINEAR)
+    }
+    return 100.0 * sum(count for origin, count in plain.items() if origin not in on_core) / sum(plain.values())
+
+
+def difference_from_micro(network: str, policy: str) -> tuple[int, int]:
+    """Largest difference from TensorFlow Lite Micro before the softmax, in LSB, and over how many inputs.
+
+    Computed with the integer graph, which the firmware equals bit for bit.
+    """
+    from oracles import references
+
+    graph = quantize(simplify(load_model(model_file(network))), Options().rounding)
+    logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
+    graph = replace(graph, outputs=(*graph.outputs, *logits))
+    for rewrite in load_target("ne16").policy(policy).rewrites:
+        graph = rewrite.apply(graph)
+    stored, largest, count = references(network), 0, 0
+    key = "pretail" if logits else "out"
+    for index in range(sum(name.startswith("in_") for name in stored)):
+        if f"{key}_{index}__tflm" in stored:
+            found = evaluate(graph, {graph.inputs[0]: stored[f"in_{index}"]})[graph.outputs[-1]]
+            largest = max(largest, int(np.abs(found.astype(int) - stored[f"{key}_{index}__tflm"]).max()))
+            count += 1
+    return largest, count
+
+
+def cold_seconds(network: str) -> float:
+    """Wall time of compiling and writing the project in a new process, its start included."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        command = [sys.executable, "-c", COLD, str(model_file(network)), str(Path(folder) / "build")]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+        return time.perf_counter() - began
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A Markdown table, numbers to the right."""
+    lines = [" | ".join(header), " | ".join(["---", *["---:"] * (len(header) - 1)])]
+    lines += [" | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows]
+    return [f"| {line} |" for line in lines]
+
+
+def riscv_table() -> list[str]:
+    """The core alone."""
+    rows = []
+    for network, (name, _) in NETWORKS.items():
+        measured = measure(network, "riscv", None)
+        macs = sum(macs_by_origin(measured.compiled.graph).values())
+        instructions = measured.result.simulation.inferences[0].instructions or 0
+        cycles = measured.result.simulation.inferences[0].total_cycles or 0
+        sizes = measured.result.sizes
+        rows.append([name, macs, instructions, f"{instructions / macs:.2f}", cycles,
+                     sizes["text"], sizes["rodata"], sizes["data"], sizes["bss"]])  # fmt: skip
+    header = ["network", "MACs", "instructions", "per MAC", "cycles", "text", "rodata", "data", "bss"]
+    return ["### Core alone: `--target riscv`", "", *table(header, rows)]
+
+
+def busy(measured: Measured, device: str) -> int:
+    """Cycles in which a device worked."""
+    activities = measured.result.simulation.inferences[0].activities.get(device, ())
+    return sum(activity.end - activity.start for activity in activities)
+
+
+def engine_tables() -> list[str]:
+    """The NE16 with its own requantisation: time, then memory and compile time."""
+    times, places = [], []
+    for network, (name, published) in NETWORKS.items():
+        measured = measure(network, "ne16", "engine")
+        inference = measured.result.simulation.inferences[0]
+        largest, count = difference_from_micro(network, "engine")
+        times.append([name, inference.total_cycles or 0, published, inference.core_cycles or 0, busy(measured, "ne16"),
+                      busy(measured, "dma"), f"{engine_share(network, measured):.1f} %", f"{largest} ({count} inputs)"])  # fmt: skip
+        found = {p.memory: p for p in measured.compiled.plan.placements}
+        peaks = [value for memory in ("L2", "L1") for value in (found[memory].peak, found[memory].lower_bound)]
+        places.append([name, *peaks, measured.result.sizes["rodata"], f"{cold_seconds(network):.1f}"])
+    head = ["network", "cycles", "GAP9, published", "core busy", "engine busy", "DMA busy", "MACs on the engine",
+            "largest LSB from TFLM"]  # fmt: skip
+    second = ["network", "L2 peak", "L2 bound", "L1 peak", "L1 bound", "rodata", "compile, wall s"]
+    return ["### `--target ne16 --requant engine`: time", "", *table(head, times), "",
+            "### `--target ne16 --requant engine`: memory (bytes) and compile time", "", *table(second, places)]  # fmt: skip
+
+
+def exact_table() -> list[str]:
+    """The NE16 with TensorFlow Lite Micro's requantisation on the core."""
+    rows = []
+    for network, (name, _) in NETWORKS.items():
+        measured = measure(network, "ne16", "exact")
+        largest, count = difference_from_micro(network, "exact")
+        inference = measured.result.simulation.inferences[0]
+        rows.append([name, inference.total_cycles or 0, inference.core_cycles or 0, f"{largest} ({count} inputs)"])
+    return ["### `--target ne16 --requant exact`", "",
+            *table(["network", "cycles", "core busy", "largest LSB from TFLM"], rows)]  # fmt: skip
+
+
+def device_table() -> list[str]:
+    """The NE16 device model beside the public model's jobs."""
+    from test_ne16_device import OneMemory, load_output, run, vector_job
+
+    from dovetail.targets.ne16.device import Ne16Device
+
+    jobs, exact, worst = 0, 0, 0.0
+    with np.load(SHARED / "hardware" / "ne16_vectors.npz") as vectors:
+        for index, config in enumerate(json.loads(str(vectors["configs"]))):
+            bus = OneMemory(index)
+            job, expected = vector_job(bus, vectors, index, config)
+            cycles, _ = run(Ne16Device(bus), job)
+            jobs += 1
+            exact += bool(np.array_equal(load_output(bus, job), expected))
+            worst = max(worst, abs(cycles - config["cycles"]) / config["cycles"])
+    header = ["NE16 device model against the public model", ""]
+    rows = [["jobs", jobs], ["outputs exact", exact], ["worst error in cycles", f"{100 * worst:.2f} %"]]
+    return ["### NE16 device model", "", *table(header, rows)]
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    "riscv": riscv_table, "engine": engine_tables, "exact": exact_table, "device": device_table,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and with --write put it between its markers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
+    if not (SHARED / "models" / "mlperf_tiny").is_dir():
+        parser.error("the reference models (../shared) are not here")
+    for section in arguments.sections or SECTIONS:
+        text = "\n".join(SECTIONS[section]()) + "\n"
+        print(text, flush=True)
+        if arguments.write:
+            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
+            before, rest = PAGE.read_text().split(begin)
+            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Writes docs/support.md: what each target's engines take and what Dovetail reads, from the code's own declarations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGE = REPOSITORY / "docs" / "support.md"
+sys.path.insert(0, str(REPOSITORY))
+
+from dovetail.frontend import onnx_operators, tflite_operators  # noqa: E402
+from dovetail.kernels import core, epilogue  # noqa: E402
+from dovetail.target import Engine, Target  # noqa: E402
+from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
+from dovetail.targets import BUILT_IN, load_target  # noqa: E402
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """A pattern as nested text; an optional operator in square brackets, constants in lower case with an asterisk."""
+    if isinstance(pattern, Leaf):
+        return f"{pattern.name}*" if pattern.constant else pattern.name
+    assert isinstance(pattern, Apply)
+    name = f"[{pattern.operator.__name__}]" if pattern.optional else pattern.operator.__name__
+    return f"{name}({', '.join(pattern_text(part) for part in pattern.inputs)})"
+
+
+def engine_lines(engine: Engine) -> list[str]:
+    """Every offload of an engine with its limits."""
+    lines = [f"### Engine `{engine.name}`", "", "The preferred first.", ""]
+    for offload in engine.offloads:
+        lines += [f"#### {offload.name}", "", f"`{pattern_text(offload.pattern)}`", ""]
+        lines += [f"- {constraint.sentence}" for constraint in offload.constraints]
+        lines.append("")
+    return lines
+
+
+def target_lines(target: Target) -> list[str]:
+    """A target with its memories, policies and engines."""
+    lines = [f"## Target `{target.name}`", "", f"{target.sentence}.", "", "| memory | bytes |", "|---|---:|"]
+    lines += [f"| {memory.name} | {memory.size:,} |" for memory in target.memories]
+    lines += ["", "| `--requant` | meaning |", "|---|---|"]
+    for position, policy in enumerate(target.policies):
+        lines.append(f"| `{policy.name}`{' (default)' if position == 0 else ''} | {policy.sentence} |")
+    lines.append("")
+    for engine in target.engines:
+        lines += engine_lines(engine)
+    return lines if target.engines else [*lines, "No engine: the core computes everything.", ""]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in alphabetical order, as code."""
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def core_lines() -> list[str]:
+    """What the core computes, and what the frontends read."""
+    versions = sorted(tflite_operators.IMPORTERS.items())
+    standard = [name for domain, name in onnx_operators.IMPORTERS if domain == ""]
+    others = sorted({domain for domain, _ in onnx_operators.IMPORTERS} - {""})
+    lines = ["## Core kernels", "", "One kernel computes one of these, with any pointwise operators behind it:", "",
+             listed(kind.__name__ for kind in core.FAMILIES), "", "Pointwise operators, alone or behind one of the above:", "",
+             listed(kind.__name__ for kind in epilogue.RULES), "", "## TFLite operators", "",
+             "| operator | newest version |", "|---|---:|"]  # fmt: skip
+    lines += [f"| `{name}` | {importer.version} |" for name, importer in versions]
+    lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
+    for domain in others:
+        lines += [f"Domain `{domain}`: {listed(name for d, name in onnx_operators.IMPORTERS if d == domain)}", ""]
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    lines = ["# What is supported", "",
+             "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.", "",
+             "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
+             "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough for "
+             "a network to run: it must also be quantised, since every number becomes an integer.", ""]  # fmt: skip
+    for name in BUILT_IN:
+        lines += target_lines(load_target(name))
+    return "\n".join([*lines, *core_lines()]).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,67 @@
+"""The documentation says what the code says: generated pages are fresh, commands exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")])
+
+
+def script(name: str) -> ModuleType:
+    """A script of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_support_page_is_fresh() -> None:
+    text = (REPOSITORY / "docs" / "support.md").read_text()
+    assert text == script("support_tables").page(), "run: python scripts/support_tables.py"
+
+
+def test_support_page_names_every_limit_of_every_engine() -> None:
+    from dovetail.targets import BUILT_IN, load_target
+
+    text = (REPOSITORY / "docs" / "support.md").read_text()
+    sentences = [c.sentence for t in BUILT_IN for e in load_target(t).engines for o in e.offloads for c in o.constraints]
+    assert sentences
+    assert [sentence for sentence in sentences if f"- {sentence}\n" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_commands_exist(page: Path) -> None:
+    goals = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    # In code spans and indented or fenced blocks only: "make sure" is not a command.
+    asked = re.findall(r"(?:`|^(?:    |\$ )?)make (\w+)", page.read_text(), re.MULTILINE)
+    assert set(asked) <= goals
+    assert asked or page.name != "README.md", "the README shows how to start"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    """Paths in code spans that begin with a folder of the repository; a `*` or `<` stands for many."""
+    named = re.findall(r"`((?:dovetail|docs|scripts|tests)/[\w./-]+)`", page.read_text())
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+
+
+def test_benchmarks_were_written() -> None:
+    """Every section of the script has its table on the page."""
+    text = (REPOSITORY / "docs" / "benchmarks.md").read_text()
+    for section in script("benchmarks").SECTIONS:
+        inside = text.split(f"<!-- begin {section} -->\n")[1].split(f"<!-- end {section} -->")[0]
+        assert inside.startswith("### "), f"run: python scripts/benchmarks.py --write {section}"
