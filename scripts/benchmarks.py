@@ -168,16 +168,18 @@ def engine_tables() -> list[str]:
         measured = measure(network, "ne16", "engine")
         inference = measured.result.simulation.inferences[0]
         largest, count = difference_from_micro(network, "engine")
-        times.append([name, inference.total_cycles or 0, published, inference.core_cycles or 0, busy(measured, "ne16"),
-                      busy(measured, "dma"), f"{engine_share(network, measured):.1f} %", f"{largest} ({count} inputs)"])  # fmt: skip
+        share, difference = f"{engine_share(network, measured):.1f} %", f"{largest} ({count} inputs)"
+        total, core = inference.total_cycles or 0, inference.core_cycles or 0
+        times.append([name, total, published, core, busy(measured, "ne16"), busy(measured, "dma"), share, difference])
         found = {p.memory: p for p in measured.compiled.plan.placements}
         peaks = [value for memory in ("L2", "L1") for value in (found[memory].peak, found[memory].lower_bound)]
         places.append([name, *peaks, measured.result.sizes["rodata"], f"{cold_seconds(network):.1f}"])
     head = ["network", "cycles", "GAP9, published", "core busy", "engine busy", "DMA busy", "MACs on the engine",
             "largest LSB from TFLM"]  # fmt: skip
     second = ["network", "L2 peak", "L2 bound", "L1 peak", "L1 bound", "rodata", "compile, wall s"]
-    return ["### `--target ne16 --requant engine`: time", "", *table(head, times), "",
-            "### `--target ne16 --requant engine`: memory (bytes) and compile time", "", *table(second, places)]  # fmt: skip
+    title = "### `--target ne16 --requant engine`: "
+    memory = f"{title}memory (bytes) and compile time"
+    return [f"{title}time", "", *table(head, times), "", memory, "", *table(second, places)]
 
 
 def exact_table() -> list[str]:
@@ -194,9 +196,8 @@ def exact_table() -> list[str]:
 
 def device_table() -> list[str]:
     """The NE16 device model beside the public model's jobs."""
-    from test_ne16_device import OneMemory, load_output, run, vector_job
-
     from dovetail.targets.ne16.device import Ne16Device
+    from test_ne16_device import OneMemory, load_output, run, vector_job
 
     jobs, exact, worst = 0, 0, 0.0
     with np.load(SHARED / "hardware" / "ne16_vectors.npz") as vectors:

@@ -60,7 +60,8 @@ def core_lines() -> list[str]:
     standard = [name for domain, name in onnx_operators.IMPORTERS if domain == ""]
     others = sorted({domain for domain, _ in onnx_operators.IMPORTERS} - {""})
     lines = ["## Core kernels", "", "One kernel computes one of these, with any pointwise operators behind it:", "",
-             listed(kind.__name__ for kind in core.FAMILIES), "", "Pointwise operators, alone or behind one of the above:", "",
+             listed(kind.__name__ for kind in core.FAMILIES), "",
+             "Pointwise operators, alone or behind one of the above:", "",
              listed(kind.__name__ for kind in epilogue.RULES), "", "## TFLite operators", "",
              "| operator | newest version |", "|---|---:|"]  # fmt: skip
     lines += [f"| `{name}` | {importer.version} |" for name, importer in versions]
@@ -75,8 +76,8 @@ def page() -> str:
     lines = ["# What is supported", "",
              "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.", "",
              "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
-             "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough for "
-             "a network to run: it must also be quantised, since every number becomes an integer.", ""]  # fmt: skip
+             "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough "
+             "for a network to run: it must also be quantised, since every number becomes an integer.", ""]  # fmt: skip
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
     return "\n".join([*lines, *core_lines()]).rstrip() + "\n"

@@ -156,18 +156,25 @@ def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
 
 
 def test_jobs_belong_to_the_layer_whose_macs_they_make_up() -> None:
-    jobs = [Activity(0, 10, "a", 0, 5), Activity(10, 30, "b", 0, 5), Activity(30, 40, "c", 0, 7)]
-    assert assign_jobs({2: 10, 4: 7}, jobs, {2: 0, 4: 5}) == {2: (jobs[0], jobs[1]), 4: (jobs[2],)}
-    assert assign_jobs({2: 10, 4: 8}, jobs, {2: 0, 4: 30}) == {2: (jobs[0], jobs[1]), 4: (jobs[2],)}
-    assert assign_jobs({}, jobs, {}) == {}
+    sizes = (5, 5, 7, 4, 4, 4, 4, 30, 6)
+    jobs = [Activity(index, index + 1, "", 0, macs) for index, macs in enumerate(sizes)]
+    assert assign_jobs({2: 10, 4: 7, 5: 10, 6: 30, 9: 6}, jobs) == {
+        2: tuple(jobs[:2]),
+        4: (jobs[2],),
+        5: tuple(jobs[3:7]),  # 16 MACs for 10: edges; ends where the next layer's 30 begin
+        6: (jobs[7],),
+        9: (jobs[8],),
+    }
+    assert assign_jobs({2: 11, 4: 29}, jobs[:3]) is None
+    assert assign_jobs({}, jobs) == {}
 
 
 def test_explain_says_where_every_operator_goes(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert dovetail("explain", digits, "--target", "ne16", "--json") == 0
     layers = json.loads(capsys.readouterr().out)["layers"]
-    assert {layer["engine"] for layer in layers} == {"ne16", "core"}
-    assert all(layer["reason_not_offloaded"] for layer in layers if layer["engine"] == "core")
+    assert {layer["engine"] for layer in layers} <= {"ne16", "core", "dma"}
+    assert all(layer["reason_not_offloaded"] for layer in layers if layer["engine"] != "ne16")
     operators = " ".join(operator for layer in layers for operator in layer["operators"])
     assert all(name in operators for name in ("/conv1/Conv", "/block2/depthwise/Conv", "/head/fc/Gemm", "Softmax"))
     assert dovetail("explain", digits, "--target", "riscv") == 0
@@ -245,6 +252,8 @@ def test_output_folder_that_exists_is_kept(digits: Path, tmp_path: Path, capsys:
 def test_damaged_build_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dovetail.json").write_text('{"schema": 1, ')
     assert "damaged" in refused(capsys, "run", tmp_path)
+    (tmp_path / "dovetail.json").write_text('{"schema": 1, "target": "riscv"}')
+    assert "compile the model again" in refused(capsys, "run", tmp_path)
 
 
 _IMAGE = np.zeros((1, 1, 8, 8), np.int8)

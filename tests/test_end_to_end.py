@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles import NETWORKS, derived_file, references
 
 from dovetail.build.toolchain import find_compiler
 from dovetail.compile import CODE_RESERVE, Compiled, Options, _manifest, compile_model, prepare, sample_inputs
@@ -27,10 +26,11 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, evaluate
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
+from dovetail.layout import choose_layouts
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Transpose
-from dovetail.layout import choose_layouts
+from dovetail.operators.quantization import Dequantize
 from dovetail.partition import partition
 from dovetail.plan import plan
 from dovetail.program.interpret import check_program
@@ -38,13 +38,15 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.targets import load_target
+from oracles import NETWORKS, derived_file, references
 
 MOST_CYCLES = {"ic_resnet8": 228_000, "vww_mobilenetv1": 416_000, "ad_autoencoder": 65_000, "kws_dscnn": 176_000}
 """Published totals per inference of GAP9 silicon, which has this engine."""
-MOST_LSB = {"ic_resnet8": 8, "vww_mobilenetv1": 8, "ad_autoencoder": 8, "kws_dscnn": 8}
+MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 3}
 """Bound on the difference from `tflm` before the softmax with the engine's requantisation, in steps of the logits."""
-DERIVED = {"kws_dscnn_qdq_s8s8_perchannel": 2, "mnist8_qop_u8s8": 2, "vww_mbv1_qdq_u8s8": 2}
-"""Derived ONNX models, and the steps of the output by which it may differ from `ort_precise`."""
+DERIVED = {"kws_dscnn_qdq_s8s8_perchannel": (4, 6), "mnist8_qop_u8s8": (0, 0), "vww_mbv1_qdq_u8s8": (1, 1)}
+"""Derived ONNX models: the most steps of the output between it and `ort_precise`, with the model's own requantisation
+and with the engine's. Each of the requantisations one after another (9 in kws, 28 in vww) may differ by one step."""
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -225,15 +227,14 @@ def test_derived_models(
     step = output_step(compiled.graph)
     record_property("steps", difference / step)
     print(f"{name} {target_name} {policy}: {difference:g} from ort_precise, {difference / step:.2f} steps of {step:g}")
-    assert difference <= DERIVED[name] * step * (1 + 1e-5)
+    assert difference <= (DERIVED[name][policy == "engine"] + 1e-3) * step
 
 
 def output_step(graph: Graph) -> float:
     """The scale of the final Dequantize."""
     node = graph.producers()[graph.outputs[0]]
-    scale = getattr(node.operator, "scale", None)
-    assert scale is not None, f"the output is made by {node.operator}"
-    return float(np.max(np.asarray(scale)))
+    assert isinstance(node.operator, Dequantize)
+    return float(graph.constants[node.inputs[1]].max())
 
 
 _COMPILE = """
@@ -320,7 +321,11 @@ def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None,
     model = build.manifest["model_prefix"]
     place = "(uint8_t *){symbol} + {offset}"
     source = SANITISED_MAIN.format(
-        model=model, into=place.format(**entry), bytes_in=entry["bytes"], outof=place.format(**exit_), bytes_out=exit_["bytes"]
+        model=model,
+        into=place.format(**entry),
+        bytes_in=entry["bytes"],
+        outof=place.format(**exit_),
+        bytes_out=exit_["bytes"],
     )
     externs = sorted({port["symbol"] for port in (entry, exit_)})
     source = source.replace("int main", "".join(f"extern uint8_t {s}[];\n" for s in externs) + "int main", 1)
@@ -336,4 +341,6 @@ def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None,
     ran = subprocess.run(["./program", "in.bin", "out.bin"], cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
     expected = evaluate(compiled.graph, given)[exit_["name"]]
-    np.testing.assert_array_equal(np.frombuffer((folder / "out.bin").read_bytes(), expected.dtype), expected.reshape(-1))
+    np.testing.assert_array_equal(
+        np.frombuffer((folder / "out.bin").read_bytes(), expected.dtype), expected.reshape(-1)
+    )

@@ -14,6 +14,9 @@ from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 
+_LEAST_SCALE = 16
+"""A smaller scale would be wrong by more than 1 part in 32; such a layer is left to the core."""
+
 Linear = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Accepts = Callable[[Mapping[str, TensorType], Node], bool]
@@ -39,7 +42,9 @@ def scale_and_shift(
     zero_point: int,
     limits: RequantisationLimits,
 ) -> tuple[Array, Array, Array] | None:
-    """Scale, offset, shift per channel: (acc * scale + offset) >> shift = round((acc + correction + bias) * real) + zero_point.
+    """Scale, offset and shift per channel that bring a sum to its result in one product, one sum and one shift.
+
+    (acc * scale + offset) >> shift is round((acc + correction + bias) * real) + zero_point, within the scale's bits.
 
     Args:
         real: the factor, at least 0.
@@ -63,6 +68,8 @@ def scale_and_shift(
             scale = int(np.rint(factor * 2.0**shift))
             if scale >= 1 << limits.scale_bits:
                 continue
+            if scale < _LEAST_SCALE and reach[channel] * factor >= 0.5:
+                break
             exact = int(np.rint(bias[channel] * factor * 2.0**shift))
             offset = int(correction[channel]) * scale + exact + (zero_point << shift) + ((1 << shift) >> 1)
             edges = (int(low[channel]) * scale + offset, int(high[channel]) * scale + offset)

@@ -89,7 +89,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
         )
         if not fits or dtype != kind.numpy:
             raise InputError(
-                f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for n inferences), "
+                f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
             )

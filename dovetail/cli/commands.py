@@ -14,6 +14,22 @@ if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
 
+_NEEDED = (
+    "dovetail",
+    "entry",
+    "inputs",
+    "layers",
+    "memory",
+    "model",
+    "model_prefix",
+    "outputs",
+    "policy",
+    "sources",
+    "uses_float",
+    "work",
+)
+"""What a run needs to know of a build."""
+
 
 def compile_to(
     model: Path,
@@ -31,6 +47,8 @@ def compile_to(
         raise BuildError(
             f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
         )
+    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
+        raise BuildError(f"{save_stages} is not a folder", hint="choose another --save-stages")
     with progress("starting") as report:
         from dovetail.compile import Options, compile_model
         from dovetail.emit.project import write_project
@@ -71,6 +89,9 @@ def run_folder(
         from dovetail.run import open_build, run_build
 
         build = open_build(folder)
+        missing = [key for key in _NEEDED if key not in build.manifest]
+        if missing:
+            raise BuildError(f"{folder} does not say its {missing[0]}", hint="compile the model again")
         ports = build.manifest["inputs"]
         batched = False
         if source is None:
@@ -113,7 +134,7 @@ def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:
         {
             "name": region.name,
             "operators": list(region.origins),
-            "engine": region.engine.name if region.engine else "core",
+            "engine": region.place,
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
@@ -125,6 +146,8 @@ def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:
 def _reason(region: Region) -> str:
     if region.is_view:
         return "nothing is computed: the same bytes under another shape"
+    if region.mover:
+        return "the DMA does it: elements only move"
     if region.engine is None and not region.reason:
         return "the target has no engine"
     return region.reason

@@ -25,7 +25,7 @@ from dovetail.emit.source import (
     model_source,
 )
 from dovetail.errors import BuildError
-from dovetail.program.ir import Copy
+from dovetail.program.ir import Copy, Launch
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 
@@ -158,19 +158,24 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "model_prefix": unit.model,
         "inputs": ports("input"),
         "outputs": ports("output"),
-        "movement": _movement(unit),
+        "work": _work(unit),
         "sources": {"target": list(target_sources), "host": list(host_sources)},
     }
 
 
-def _movement(unit: Unit) -> list[dict[str, int]]:
-    """Per layer: transfers of the DMA, and bytes they write (padding included)."""
-    found = [{"transfers": 0, "bytes": 0} for _ in unit.program.layers]
+def _work(unit: Unit) -> list[dict[str, int]]:
+    """Per layer: transfers of the DMA, bytes they write (padding too), launches and their MACs (overlaps too)."""
+    found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             for transfer in transfers(statement):
                 found[statement.layer]["transfers"] += 1
                 found[statement.layer]["bytes"] += transfer.nbytes
+        if isinstance(statement, Launch):
+            types = statement.graph.types
+            found[statement.layer]["launches"] += 1
+            for node in statement.graph.nodes:
+                found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
     return found
 
 

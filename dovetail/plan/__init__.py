@@ -52,21 +52,24 @@ def plan(
     )
     dma = target.dma.name if target.dma else "dma"
     while True:
-        tilings, stuck = _tilings(regions, target, choice.homes)
+        tilings, stuck = _tilings(regions, target, choice)
         if stuck is not None:
             choice = _spill_for(stuck, regions, layouts, target, choice)
             continue
         lowered = lower(graph, regions, tilings, target, choice.homes, choice.early, layouts)
-        statements = synchronise(lowered.statements, dma)
+        statements = synchronise(lowered.statements, dma, choice.settle)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
             return Plan(_program(graph, regions, lowered, statements, placements, dma), placements, tilings)
         alive = _alive(crowded, lowered, statements, dma)
-        relief = _relieve(alive, lowered, choice, target) if crowded.memory != target.values else None
-        if relief is None:
-            raise _too_large(crowded, alive, _room(target, crowded.memory, reserved))
-        choice = relief
+        short = crowded.peak - _room(target, crowded.memory, reserved)
+        if crowded.memory == target.values:
+            raise _too_large(crowded, alive, short)
+        if not choice.settle and crowded.lower_bound <= crowded.peak - short:
+            choice = replace(choice, settle=True)
+        else:
+            choice = _relieve(alive, lowered, choice, target) or replace(choice, withheld=choice.withheld + short)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class _Choice:
     """Memory of every value."""
     early: frozenset[str]
     """Regions whose constants are fetched while the region before is computed."""
+    settle: bool = False
+    """Whether every layer finishes before the next begins, so that their buffers may share memory."""
+    withheld: int = 0
+    """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be placed together."""
 
     def moved(self, values: Collection[str], memory: str) -> _Choice:
         """The choice with some values in another memory."""
@@ -97,15 +104,16 @@ def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dic
 
 
 def _tilings(
-    regions: Sequence[Region], target: Target, homes: Mapping[str, str]
+    regions: Sequence[Region], target: Target, choice: _Choice
 ) -> tuple[dict[str, Tiling], tuple[Region, PlanError] | None]:
     """Tilings by region name, and the first region there is no room for."""
     found: dict[str, Tiling] = {}
     for region in regions:
         if region.engine is not None:
-            budget = target.memory(region.engine.memory).size - _resident(region, regions, homes)
+            resident = _resident(region, regions, choice.homes)
+            budget = target.memory(region.engine.memory).size - resident - choice.withheld
             try:
-                found[region.name] = complete(region, choose_tiling(region, target, homes, budget))
+                found[region.name] = complete(region, choose_tiling(region, target, choice.homes, budget))
             except PlanError as error:
                 return found, (region, error)
     return found, None
@@ -210,11 +218,11 @@ def _program(
     )
 
 
-def _too_large(crowded: Placement, alive: Sequence[Buffer], room: int) -> PlanError:
+def _too_large(crowded: Placement, alive: Sequence[Buffer], short: int) -> PlanError:
     """The error of a network that does not fit, naming what is in memory at the busiest moment."""
     listing = ", ".join(f"{buffer.name} {buffer.nbytes}" for buffer in alive)
     return PlanError(
-        f"{crowded.memory} needs {crowded.peak} bytes and has {room}: {crowded.peak - room} bytes short",
+        f"{crowded.memory} needs {crowded.peak} bytes and has {crowded.peak - short}: {short} bytes short",
         where=f"at the busiest moment it holds {listing}",
         hint=f"a larger {crowded.memory}, a smaller input, or fewer channels in these layers",
     )

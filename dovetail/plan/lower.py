@@ -151,42 +151,36 @@ def _outer(context: _Context, graph: Graph, value: str) -> View:
 
 
 def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
-    """Double-buffered tiles: while one is computed the next is loaded and the one before is stored."""
+    """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
     parts = _Parts()
     loads = [_tile_loads(context, index, region, tiling, number) for number in range(len(tiling.tiles))]
     first_constants, first_inputs = loads[0][0], loads[0][1]
     parts.early += first_constants
     parts.head += first_inputs
-    for number, tile in enumerate(tiling.tiles):
-        launch = _launch(context, index, region, tiling, number, result)
+    launches = [_launch(context, index, region, tiling, number, result) for number in range(len(tiling.tiles))]
+    stores: list[list[Statement]] = [[] for _ in launches]
+    if region.output not in tiling.in_place:
+        pairs = zip(launches, tiling.tiles, strict=True)
+        stores = [[Copy(index, launch.result, result.part(tile.tile.box))] for launch, tile in pairs]
+    late = tiling.buffers - 1
+    for number, launch in enumerate(launches):
         parts.rest.append(launch)
-        if number:
-            parts.rest += _store(tiling, number - 1, parts.rest, index, region, result)
-        if number + 1 < len(tiling.tiles):
+        if number >= late:
+            parts.rest += stores[number - late]
+        if number + 1 < len(launches):
             parts.rest += [*loads[number + 1][0], *loads[number + 1][1]]
-        del tile
-    parts.rest += _store(tiling, len(tiling.tiles) - 1, parts.rest, index, region, result)
+    parts.rest += [copy for store in stores[len(stores) - late :] for copy in store]
     return parts
 
 
-def _store(
-    tiling: Tiling, number: int, issued: list[Statement], index: int, region: Region, result: View
-) -> list[Statement]:
-    """The copy of a finished tile to where the value lives; none when it was computed in place."""
-    if region.output in tiling.in_place:
-        return []
-    launches = [statement for statement in issued if isinstance(statement, Launch)]
-    return [Copy(index, launches[number].result, result.part(tiling.tiles[number].tile.box))]
-
-
-def _slots(keys: Sequence[object]) -> list[tuple[int, bool]]:
-    """For each tile the slot (0 or 1) its operand is in, and whether it must be loaded: equal neighbours share one."""
+def _slots(keys: Sequence[object], buffers: int) -> list[tuple[int, bool]]:
+    """For each tile the slot its operand is in, and whether it must be loaded: equal neighbours share one."""
     found: list[tuple[int, bool]] = []
     for number, key in enumerate(keys):
         if number and keys[number - 1] == key:
             found.append((found[-1][0], False))
         else:
-            found.append(((found[-1][0] + 1) % 2 if number else 0, True))
+            found.append(((found[-1][0] + 1) % buffers if number else 0, True))
     return found
 
 
@@ -221,11 +215,11 @@ def _tile_loads(
 
 
 def _constant_slot(tiling: Tiling, number: int) -> tuple[int, bool]:
-    return _slots([_channels(tile.tile.box) for tile in tiling.tiles])[number]
+    return _slots([_channels(tile.tile.box) for tile in tiling.tiles], tiling.buffers)[number]
 
 
 def _input_slot(tiling: Tiling, value: str, number: int) -> tuple[int, bool]:
-    return _slots([tile.tile.reads[value] for tile in tiling.tiles])[number]
+    return _slots([tile.tile.reads[value] for tile in tiling.tiles], tiling.buffers)[number]
 
 
 def _channels(box: Box) -> tuple[int, int]:
@@ -288,6 +282,8 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
         written = result.part(tile.tile.box)
     else:
         kind = graph.types[region.output]
-        buffer = _tile_buffer(context, f"{region.name}_out_{number % 2}", region.engine.memory, kind.nbytes)
+        buffer = _tile_buffer(
+            context, f"{region.name}_out_{number % tiling.buffers}", region.engine.memory, kind.nbytes
+        )
         written = dense_view(buffer, kind)
     return Launch(index, region.engine.name, tile.match, operands, written, tile.packed)

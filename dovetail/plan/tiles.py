@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from dovetail.errors import PlanError
@@ -13,10 +13,13 @@ from dovetail.plan.crop import Tile, crop
 from dovetail.target.description import Dma, Offload, Target
 from dovetail.target.pattern import Match, match_pattern
 
-LAUNCH_CYCLES = 100
+LAUNCH_CYCLES = 300
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
 
 _MOST_CUTS = 64
+
+_FINEST = 4
+"""Channels may be cut this many times finer than the engine's own step where nothing else fits."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Tiling:
     """Bytes of engine memory the tile buffers take."""
     cycles: int
     """Estimated cycles, for ranking."""
+    buffers: int = 2
+    """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
 
 
 def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
@@ -62,14 +67,17 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
     in_place = frozenset(name for name in (*region.graph.inputs, region.output) if homes[name] == region.engine.memory)
     best: Tiling | None = None
     smallest: tuple[int, Shape] | None = None
-    for size in _candidates(region, shape):
-        tiling = _evaluate(region, target, size, in_place)
-        if tiling is None:
-            continue
-        if smallest is None or tiling.nbytes < smallest[0]:
-            smallest = (tiling.nbytes, size)
-        if tiling.nbytes <= budget and (best is None or tiling.cycles < best.cycles):
-            best = tiling
+    for finer in (1, _FINEST):
+        for size, buffers in product(_candidates(region, shape, finer), (2, 1)):
+            tiling = _evaluate(region, target, size, in_place, buffers)
+            if tiling is None:
+                continue
+            if smallest is None or tiling.nbytes < smallest[0]:
+                smallest = (tiling.nbytes, size)
+            if tiling.nbytes <= budget and (best is None or tiling.cycles < best.cycles):
+                best = tiling
+        if best is not None:
+            break
     if best is None:
         needed, size = smallest or (0, shape)
         raise PlanError(
@@ -94,13 +102,13 @@ def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]
         yield from product(*spans)
 
 
-def _candidates(region: Region, shape: Shape) -> Iterator[Shape]:
+def _candidates(region: Region, shape: Shape, finer: int) -> Iterator[Shape]:
     """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps."""
     assert region.offload is not None
     image = len(shape) == 4
     rows = _cuts(shape[1], region.offload.row_step) if image else [0]
     columns = _cuts(shape[2], region.offload.row_step) if image else [0]
-    channels = _cuts(shape[-1], region.offload.channel_step)
+    channels = _cuts(shape[-1], max(1, region.offload.channel_step // finer))
     for row, column, channel in product(rows, columns, channels):
         if image and column != shape[2] and row > region.offload.row_step * 4:
             continue
@@ -122,7 +130,7 @@ def _cuts(total: int, step: int) -> list[int]:
     return list(sizes)
 
 
-def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str]) -> Tiling | None:
+def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
     assert region.offload is not None
     shape = region.graph.types[region.output].shape
@@ -137,17 +145,18 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     packed = packed_bytes(first.packed)
     result = 0 if region.output in in_place else graph.types[region.output].nbytes
     tiles = spatial * channel_cuts
-    both = 2 if tiles > 1 else 1
-    nbytes = sum(loads.values()) * (both if spatial > 1 else 1) + result * both
-    nbytes += packed * (2 if channel_cuts > 1 else 1) + first.scratch
+    nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
+    nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
     moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
     setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + channel_cuts
     engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
     exposed = sum(loads.values()) + packed + result
-    cycles = max(engine, _dma_cycles(target.dma, moved, setups)) + _dma_cycles(target.dma, exposed, 1)
-    return Tiling(size, (first,), in_place, nbytes, cycles)
+    copying = _dma_cycles(target.dma, moved, setups)
+    together = max(engine, copying) if buffers > 1 else engine + copying
+    cycles = together + _dma_cycles(target.dma, exposed, 1)
+    return Tiling(size, (first,), in_place, nbytes, cycles, buffers)
 
 
 def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
@@ -166,7 +175,7 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     channels_outer = outer_channels(loads, packed_bytes(first.packed), _product(counts[:-1]), counts[-1])
     boxes = tile_boxes(shape, tiling.shape, channels_outer)
     tiles = tuple(_engine_tile(region, box) for box in boxes)
-    return Tiling(tiling.shape, tiles, tiling.in_place, tiling.nbytes, tiling.cycles)
+    return replace(tiling, tiles=tiles)
 
 
 def packed_bytes(packed: Mapping[str, Array], alignment: int = 16) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail.program.ir import CORE, Statement, View, Wait, queue_of, reads, writes
+from dovetail.program.ir import CORE, Begin, Statement, View, Wait, queue_of, reads, writes
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,19 @@ class _Access:
     is_write: bool
 
 
-def synchronise(statements: Sequence[Statement], dma: str) -> tuple[Statement, ...]:
+def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be.
 
-    `statements` has no waits. Buffers are taken as disjoint; within one, byte ranges are compared.
+    `statements` has no waits. Buffers are taken as disjoint; within one, byte ranges are compared. With `settle`,
+    everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
     finished: dict[str, int] = {}
     for statement in statements:
         queue = queue_of(statement, dma)
+        if settle and isinstance(statement, Begin):
+            result = _finish(result, dma)
         touched = [*((view, False) for view in reads(statement)), *((view, True) for view in writes(statement))]
         for other, index in sorted(_needed(touched, accesses, queue, finished).items()):
             result.append(Wait(statement.layer, other, index))

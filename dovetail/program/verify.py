@@ -104,6 +104,7 @@ def _step(state: _State, index: int, statement: Statement) -> None:
     for view in (*reads(statement), *writes(statement)):
         _check_view(state, view)
     _check_shapes(state, statement)
+    _check_apart(state, statement)
     queue = queue_of(statement, state.program.dma)
     for view in reads(statement):
         _check_free(state, view, queue, is_write=False)
@@ -168,6 +169,18 @@ def _check_shapes(state: _State, statement: Statement) -> None:
                 raise ProgramError(f"operand '{name}' is {statement.operands[name].type}, expected {graph.types[name]}")
         if statement.result.type != graph.types[graph.outputs[0]]:
             raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
+
+
+def _check_apart(state: _State, statement: Statement) -> None:
+    """What a statement writes may not lie over what it reads from another buffer."""
+    for written in writes(statement):
+        for read in reads(statement):
+            a, b = state.program.buffers[written.buffer], state.program.buffers[read.buffer]
+            if a.name == b.name or a.memory != b.memory or a.address is None or b.address is None:
+                continue
+            (start, stop), (first, last) = _absolute(a, written), _absolute(b, read)
+            if start < last and first < stop:
+                raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
 
 
 def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:

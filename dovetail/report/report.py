@@ -6,9 +6,9 @@ How costs are attributed:
   waits. What comes before the first marker belongs to the first layer and what comes after the last one to the last:
   the layers' cycles add up to the total.
 * Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
-  they were started, so each layer takes jobs until their MACs reach its own. Where the device's MACs differ from the
-  layers' (an engine that counts otherwise), a job belongs to the engine's layer the core was last told to start
-  before the job began.
+  they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
+  of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
+  Where not even that is possible they are None (`null`).
 * Bytes moved are those the DMA writes for a layer, padding included, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
@@ -17,8 +17,10 @@ On the host there is no time: every figure that needs it is None (`null`), and t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,11 +40,11 @@ class Layer:
     operators: tuple[str, ...]
     """Operators of the user's model computed here."""
     engine: str
-    """Name of the engine, or "core"."""
+    """Name of the engine, of the DMA, or "core"."""
     cycles: int | None
     """From its beginning on the core to the next layer's; 0 where nothing is done."""
     engine_cycles: int | None
-    """Busy cycles of the engine's jobs for it; 0 on the core."""
+    """Busy cycles of the engine's jobs for it; 0 where no engine works, None where unknown."""
     macs: int
     ideal_macs_per_cycle: float | None
     """The peak of its engine; None on the core."""
@@ -172,27 +174,27 @@ def _busy(activities: Sequence[DeviceActivity]) -> int:
 
 def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     manifest = result.build.manifest
-    described = manifest["layers"]
+    described, work = manifest["layers"], manifest["work"]
     cycles = _layer_cycles(first, len(described))
     ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
-    busy: dict[int, int] = {}
-    for name in ideal:
-        own = {index: int(layer["macs"]) for index, layer in enumerate(described) if layer["engine"] == name}
-        for index, jobs in assign_jobs(own, first.activities.get(name, ()), _starts(first)).items():
-            busy[index] = _busy(jobs)
+    busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
+    for name in ideal if cycles is not None else ():
+        own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
+        jobs = assign_jobs(own, first.activities.get(name, ()))
+        busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})
     return tuple(
         Layer(
             name=layer["name"],
             operators=tuple(layer["operators"]),
             engine=layer["engine"],
             cycles=None if cycles is None else cycles[index],
-            engine_cycles=None if cycles is None else busy.get(index, 0),
+            engine_cycles=busy[index],
             macs=int(layer["macs"]),
             ideal_macs_per_cycle=ideal.get(layer["engine"]),
             bytes_moved=int(moved["bytes"]),
             reason_not_offloaded=layer["reason_not_offloaded"],
         )
-        for index, (layer, moved) in enumerate(zip(described, manifest["movement"], strict=True))
+        for index, (layer, moved) in enumerate(zip(described, manifest["work"], strict=True))
     )
 
 
@@ -209,38 +211,32 @@ def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
     return found
 
 
-def _starts(inference: InferenceResult) -> dict[int, int]:
-    """First cycle of each layer's marker."""
-    found: dict[int, int] = {}
-    for marker in inference.markers:
-        found.setdefault(marker.layer, marker.start_cycle)
-    return found
-
-
 def assign_jobs(
-    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], starts: Mapping[int, int]
-) -> dict[int, tuple[DeviceActivity, ...]]:
-    """The jobs of one engine by layer, as the head of this file says.
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+) -> dict[int, tuple[DeviceActivity, ...]] | None:
+    """The jobs of one engine by layer, as the head of this file says; None when they cannot be told apart.
 
     Args:
         macs: MACs of each of the engine's layers, by index, in the order in which they are started.
         jobs: in the order in which they ended.
-        starts: the cycle the core begins each layer at, by index.
     """
-    found: dict[int, list[DeviceActivity]] = {index: [] for index in macs}
-    if not macs:
-        return {}
-    if sum(macs.values()) == sum(job.macs for job in jobs):
-        waiting = iter(jobs)
-        for index, wanted in macs.items():
-            while wanted > sum(job.macs for job in found[index]):
-                found[index].append(next(waiting))
-        found[max(macs)].extend(waiting)
-    else:
-        for job in jobs:
-            begun = [index for index in macs if starts.get(index, 0) <= job.start]
-            found[max(begun, default=min(macs))].append(job)
-    return {index: tuple(own) for index, own in found.items()}
+    sums = list(accumulate((job.macs for job in jobs), initial=0))
+    places = {total: position for position, total in reversed(list(enumerate(sums)))}
+    found: dict[int, tuple[DeviceActivity, ...]] = {}
+    wanted, start = list(macs.values()), 0
+    for number, index in enumerate(macs):
+        after = wanted[number + 1] if number + 1 < len(wanted) else None
+        end = places.get(sums[start] + wanted[number])
+        if after is None:
+            end = len(jobs)
+        elif end is None:
+            least = bisect_left(sums, sums[start] + wanted[number])
+            end = next((place for place in range(least, len(sums)) if sums[place] + after in places), None)
+        if end is None or sums[end] - sums[start] < wanted[number]:
+            return None
+        found[index] = tuple(jobs[start:end])
+        start = end
+    return found
 
 
 def _timeline(inference: InferenceResult, layers: Sequence[Layer]) -> dict[str, tuple[Activity, ...]]:

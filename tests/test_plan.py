@@ -1,0 +1,221 @@
+"""Random small networks planned for engine memories of many sizes: a program that keeps every rule, or a clear refusal."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from dovetail.adapt import adapt
+from dovetail.compile import sample_inputs
+from dovetail.errors import PlanError
+from dovetail.graph.graph import Graph, GraphBuilder
+from dovetail.graph.types import DType, TensorType
+from dovetail.layout import choose_layouts
+from dovetail.operators.arithmetic import Add, Clip, Requantize
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Pad, Reshape
+from dovetail.partition import partition
+from dovetail.plan import Plan, plan
+from dovetail.plan.allocate import Order, lifetimes
+from dovetail.program.interpret import check_program
+from dovetail.program.ir import Copy, Launch, Role
+from dovetail.program.printer import print_program
+from dovetail.program.verify import verify
+from dovetail.target import Target
+from dovetail.targets import load_target
+
+SIZES = (16, 24, 48, 128)
+"""KiB of engine memory."""
+
+
+def machine(kib: int) -> Target:
+    """ne16 with another size of engine memory."""
+    target = load_target("ne16")
+    return replace(
+        target, memories=tuple(replace(m, size=kib * 1024) if m.name == "L1" else m for m in target.memories)
+    )
+
+
+class Network:
+    """Builds a random quantised network, layer by layer."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.builder = GraphBuilder(f"random_{seed}")
+        shape = (1, *(int(size) for size in self.random.integers(5, 40, 2)), int(self.random.integers(1, 70)))
+        self.value = self.builder.input("x", TensorType(shape, DType.INT8))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the newest value."""
+        return self.builder.type_of(self.value).shape
+
+    def requantise(self, sums: str, depth: int, low: int = -128) -> str:
+        """int8 again, of about the range the sums have."""
+        channels = self.builder.type_of(sums).shape[-1]
+        multiplier = self.random.integers(1 << 30, (1 << 31) - 1, channels).astype(np.int32)
+        shift = np.full(channels, -6 - int(np.log2(depth) / 2), np.int32)
+        names = [self.builder.constant("multiplier", multiplier), self.builder.constant("shift", shift)]
+        operator = Requantize(output_zero_point=int(self.random.integers(-20, 20)))
+        return self.builder.add(Clip(low, 127, DType.INT8), [self.builder.add(operator, [sums, *names])])
+
+    def convolution(self, kernel: int, stride: int, depthwise: bool) -> None:
+        """A padded convolution."""
+        zero, channels = int(self.random.integers(-10, 10)), self.shape[-1]
+        if kernel == 3:
+            before = (0, int(self.random.integers(0, 2)), int(self.random.integers(0, 2)), 0)
+            after = (0, int(self.random.integers(0, 2)), int(self.random.integers(0, 2)), 0)
+            self.value = self.builder.add(Pad(before, after, zero), [self.value])
+        outputs = channels if depthwise else int(self.random.integers(1, 90))
+        shape = (1, kernel, kernel, channels) if depthwise else (outputs, kernel, kernel, channels)
+        weights = self.builder.constant("weights", self.random.integers(-127, 128, shape).astype(np.int8))
+        bias = self.builder.constant("bias", self.random.integers(-3000, 3000, outputs).astype(np.int32))
+        kind = DepthwiseConv2d if depthwise else Conv2d
+        operator = kind(stride=(stride, stride), input_zero_point=zero)
+        sums = self.builder.add(operator, [self.value, weights, bias])
+        self.value = self.requantise(sums, kernel * kernel * (1 if depthwise else channels))
+
+    def addition(self) -> None:
+        """The newest value and a 1x1 convolution of it, added."""
+        skip, channels = self.value, self.shape[-1]
+        shape = (channels, 1, 1, channels)
+        weights = self.builder.constant("weights", self.random.integers(-127, 128, shape).astype(np.int8))
+        side = self.requantise(self.builder.add(Conv2d(input_zero_point=3), [skip, weights]), channels)
+        scaled = []
+        for value in (skip, side):
+            multiplier = self.builder.constant("m", np.array([self.random.integers(1 << 30, (1 << 31) - 1)], np.int32))
+            shift = self.builder.constant("s", np.array([-1], np.int32))
+            scaled.append(self.builder.add(Requantize(left_shift=20), [value, multiplier, shift]))
+        total = self.builder.add(Add(), scaled)
+        parameters = [self.builder.constant("p", np.array([number], np.int32)) for number in (1 << 30, -18)]
+        self.value = self.builder.add(
+            Clip(-128, 127, DType.INT8), [self.builder.add(Requantize(), [total, *parameters])]
+        )
+
+    def dense(self) -> None:
+        """Everything into a few classes."""
+        depth, outputs = int(np.prod(self.shape)), int(self.random.integers(1, 20))
+        self.value = self.builder.add(Reshape((1, depth)), [self.value])
+        weights = self.builder.constant("weights", self.random.integers(-127, 128, (outputs, depth)).astype(np.int8))
+        self.value = self.requantise(
+            self.builder.add(FullyConnected(input_zero_point=-2), [self.value, weights]), depth
+        )
+
+    def finish(self) -> Graph:
+        """The graph, every node with an origin as a frontend gives it."""
+        graph = self.builder.finish([self.value])
+        return replace(graph, nodes=tuple(replace(node, origin=f"layer {node.output}") for node in graph.nodes))
+
+
+def random_network(seed: int) -> Graph:
+    """Two to five layers of any kind, odd sizes throughout."""
+    network = Network(seed)
+    for _ in range(int(network.random.integers(2, 6))):
+        choice = int(network.random.integers(0, 5))
+        stride = int(network.random.integers(1, 3))
+        if choice == 4 and network.shape[-1] < 48:
+            network.addition()
+        elif choice in (1, 2) and min(network.shape[1:3]) >= 3:
+            network.convolution(3, stride, depthwise=choice == 1)
+        else:
+            network.convolution(1, 1 if choice != 3 else stride, depthwise=False)
+    if np.prod(network.shape) < 4000:
+        network.dense()
+    return network.finish()
+
+
+def planned(graph: Graph, target: Target, policy: str, free: int = 0) -> tuple[Graph, Plan]:
+    """The adapted graph and its verified plan."""
+    adapted = adapt(graph, target.policy(policy))
+    regions = partition(adapted, target)
+    reserved = {target.code: free}
+    return adapted, plan(adapted, regions, choose_layouts(adapted, regions), target, reserved)
+
+
+def check_placement(found: Plan, target: Target) -> None:
+    """Peaks are at or above the bound; buffers in use together share no byte."""
+    program = found.program
+    spans = lifetimes(program.statements, program.buffers, program.dma)
+    order = Order(program.statements, program.dma)
+    for placement in found.placements:
+        memory = target.memory(placement.memory)
+        assert placement.lower_bound <= placement.peak <= memory.size
+        placed = [b for b in program.buffers.values() if b.memory == memory.name and b.role is not Role.CONSTANT]
+        ends = [b.address + b.nbytes - memory.base for b in placed if b.address is not None]
+        assert max(ends, default=0) <= placement.peak
+        for a, b in combinations([buffer for buffer in placed if buffer.name in spans], 2):
+            assert a.address is not None and b.address is not None
+            apart = a.address + a.nbytes <= b.address or b.address + b.nbytes <= a.address
+            sequential = order.before(spans[a.name], spans[b.name]) or order.before(spans[b.name], spans[a.name])
+            assert apart or sequential, f"{a.name} and {b.name} are in use together and overlap"
+
+
+def attempt(seed: int, kib: int, policy: str) -> Plan | None:
+    """Plan, verify and interpret a random network; None where it does not fit, with a message that says so."""
+    target = machine(kib)
+    try:
+        adapted, found = planned(random_network(seed), target, policy)
+    except PlanError as error:
+        numbers = [int(number) for number in re.findall(r"\d+", error.what.split("needs", 1)[-1])]
+        assert re.search(r"needs \d+ bytes.*(are free|and has \d+)", error.what), error.what
+        assert numbers[0] > numbers[1] or "are free" in error.what, error.what
+        assert error.where and error.hint
+        return None
+    verify(found.program, target)
+    check_program(found.program, target, adapted, sample_inputs(adapted, seed))
+    check_placement(found, target)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["engine", "exact"])
+@pytest.mark.parametrize("group", range(8))
+def test_random_networks(group: int, policy: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(group * 5, group * 5 + 5):
+        for kib in SIZES:
+            found = attempt(seed, kib, policy)
+            seen["fits" if found else f"does not fit {kib}"] += 1
+            if found:
+                seen["launches"] += sum(isinstance(s, Launch) for s in found.program.statements)
+                seen["cut"] += sum(len(tiling.tiles) > 1 for tiling in found.tilings.values())
+                seen["copies"] += sum(isinstance(s, Copy) for s in found.program.statements)
+    print(dict(seen))
+    assert seen["fits"] >= 10
+    assert seen["launches"] and seen["cut"] and seen["copies"]
+    assert not seen["does not fit 128"], "these networks are small"
+
+
+@pytest.mark.parametrize("kib", SIZES)
+def test_less_memory_moves_more(kib: int) -> None:
+    """The same network in less memory needs no fewer copies."""
+    larger, smaller = attempt(1, 128, "engine"), attempt(1, kib, "engine")
+    assert larger is not None
+    if smaller is None:
+        pytest.skip(f"the network does not fit {kib} KiB")
+    copies = [sum(isinstance(s, Copy) for s in found.program.statements) for found in (smaller, larger)]
+    assert copies[0] >= copies[1]
+
+
+def test_a_layer_too_large_says_by_how_much() -> None:
+    message = r"needs \d+ bytes of L1; \d+ are free|L1 needs \d+ bytes and has \d+"
+    with pytest.raises(PlanError, match=message) as caught:
+        planned(random_network(3), machine(1), "engine")
+    assert caught.value.hint
+
+
+def test_values_too_large_say_by_how_much() -> None:
+    target = load_target("ne16")
+    size = target.memory("L2").size
+    with pytest.raises(PlanError, match=r"L2 needs \d+ bytes and has 100: \d+ bytes short"):
+        planned(random_network(3), target, "engine", free=size - 100)
+
+
+def test_the_same_plan_twice() -> None:
+    first, second = (planned(random_network(11), machine(24), "engine")[1] for _ in range(2))
+    assert first.program.buffers == second.program.buffers
+    assert print_program(first.program) == print_program(second.program)
