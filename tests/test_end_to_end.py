@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ from oracles import NETWORKS, derived_file, references
 
 MOST_CYCLES = {"ic_resnet8": 228_000, "vww_mobilenetv1": 416_000, "ad_autoencoder": 65_000, "kws_dscnn": 176_000}
 """Published totals per inference of GAP9 silicon, which has this engine."""
-MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 3}
+MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 4}
 """Bound on the difference from `tflm` before the softmax with the engine's requantisation, in steps of the logits."""
 DERIVED = {"kws_dscnn_qdq_s8s8_perchannel": (4, 6), "mnist8_qop_u8s8": (0, 0), "vww_mbv1_qdq_u8s8": (1, 1)}
 """Derived ONNX models: the most steps of the output between it and `ort_precise`, with the model's own requantisation
@@ -60,7 +61,8 @@ def network_file(name: str) -> Path:
 
 def require_chip() -> None:
     """Skips the test where firmware cannot be compiled or simulated."""
-    pytest.importorskip("unicorn", reason="the instruction-set simulator needs unicorn")
+    if find_spec("unicorn") is None:
+        pytest.skip("the instruction-set simulator needs unicorn")
     try:
         find_compiler("rv32imc")
     except MissingExtraError as missing:

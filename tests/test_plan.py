@@ -1,4 +1,4 @@
-"""Random small networks planned for engine memories of many sizes: a program that keeps every rule, or a clear refusal."""
+"""Random small networks planned for engine memories of many sizes: a sound program or a clear refusal."""
 
 from __future__ import annotations
 

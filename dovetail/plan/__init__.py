@@ -66,10 +66,9 @@ def plan(
         short = crowded.peak - _room(target, crowded.memory, reserved)
         if crowded.memory == target.values:
             raise _too_large(crowded, alive, short)
-        if not choice.settle and crowded.lower_bound <= crowded.peak - short:
-            choice = replace(choice, settle=True)
-        else:
-            choice = _relieve(alive, lowered, choice, target) or replace(choice, withheld=choice.withheld + short)
+        relief = _relieve(alive, lowered, choice, target)
+        withheld = choice.withheld + (short if choice.settle else 0)
+        choice = relief or replace(choice, settle=True, withheld=withheld)
 
 
 @dataclass(frozen=True)
@@ -175,12 +174,15 @@ def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:
 
 
 def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str) -> list[Buffer]:
-    """The buffers in use at the busiest moment of a memory, largest first."""
-    spans = lifetimes(statements, lowered.buffers, dma)
+    """The highest buffer of a memory and all that may be in use together with it, largest first."""
+    spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
+    mine = [lowered.buffers[name] for name in crowded.addresses]
+    top = max(mine, key=lambda buffer: (crowded.addresses[buffer.name] + buffer.nbytes, buffer.name)).name
     found = [
         buffer
-        for name, buffer in lowered.buffers.items()
-        if buffer.memory == crowded.memory and name in spans and spans[name].covers(crowded.busiest)
+        for buffer in mine
+        if buffer.name == top
+        or not (order.before(spans[buffer.name], spans[top]) or order.before(spans[top], spans[buffer.name]))
     ]
     return sorted(found, key=lambda buffer: (-buffer.nbytes, buffer.name))
 
@@ -223,7 +225,7 @@ def _too_large(crowded: Placement, alive: Sequence[Buffer], short: int) -> PlanE
     listing = ", ".join(f"{buffer.name} {buffer.nbytes}" for buffer in alive)
     return PlanError(
         f"{crowded.memory} needs {crowded.peak} bytes and has {crowded.peak - short}: {short} bytes short",
-        where=f"at the busiest moment it holds {listing}",
+        where=f"where it is fullest it holds {listing}",
         hint=f"a larger {crowded.memory}, a smaller input, or fewer channels in these layers",
     )
 
