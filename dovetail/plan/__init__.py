@@ -62,8 +62,8 @@ def plan(
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
             return Plan(_program(graph, regions, lowered, statements, placements, dma), placements, tilings)
-        alive = _alive(crowded, lowered, statements, dma)
-        short = crowded.peak - _room(target, crowded.memory, reserved)
+        room = _room(target, crowded.memory, reserved)
+        alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         if crowded.memory == target.values:
             raise _too_large(crowded, alive, short)
         relief = _relieve(alive, lowered, choice, target)
@@ -173,25 +173,30 @@ def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:
     return target.memory(memory).size - reserved.get(memory, 0)
 
 
-def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str) -> list[Buffer]:
-    """The highest buffer of a memory and all that may be in use together with it, largest first."""
+def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str, room: int) -> list[Buffer]:
+    """The buffers that crowd a memory, largest first: those in use together where it is busiest, if they alone are too
+    many; else the highest one and all that may be in use together with it."""
     spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
-    mine = [lowered.buffers[name] for name in crowded.addresses]
+    mine = sorted(
+        (lowered.buffers[name] for name in crowded.addresses), key=lambda buffer: (-buffer.nbytes, buffer.name)
+    )
+    if crowded.lower_bound > room:
+        return [buffer for buffer in mine if spans[buffer.name].covers(crowded.busiest)]
     top = max(mine, key=lambda buffer: (crowded.addresses[buffer.name] + buffer.nbytes, buffer.name)).name
-    found = [
+    return [
         buffer
         for buffer in mine
         if buffer.name == top
         or not (order.before(spans[buffer.name], spans[top]) or order.before(spans[top], spans[buffer.name]))
     ]
-    return sorted(found, key=lambda buffer: (-buffer.nbytes, buffer.name))
 
 
 def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target: Target) -> _Choice | None:
-    """Give up the largest thing in use that can be given up; None when nothing can."""
+    """Give up the largest early fetch that is in the way, else move the largest value away; None when there is none."""
     for buffer in alive:
         if lowered.fetches.get(buffer.name) in choice.early:
             return replace(choice, early=choice.early - {lowered.fetches[buffer.name]})
+    for buffer in alive:
         if buffer.role is Role.VALUE:
             return choice.moved({n for n, view in lowered.values.items() if view.buffer == buffer.name}, target.values)
     return None

@@ -13,7 +13,7 @@ from dovetail.plan.crop import Tile, crop
 from dovetail.target.description import Dma, Offload, Target
 from dovetail.target.pattern import Match, match_pattern
 
-LAUNCH_CYCLES = 300
+LAUNCH_CYCLES = 150
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
 
 _MOST_CUTS = 64
