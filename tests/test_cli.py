@@ -331,3 +331,10 @@ def test_the_process_ends_with_a_message_and_starts_light(tmp_path: Path) -> Non
         "import sys, dovetail, dovetail.cli.main; sys.exit(any(m in sys.modules for m in ('numpy', 'onnx', 'tflite')))"
     )
     assert subprocess.run([sys.executable, "-c", light], timeout=60, check=False).returncode == 0
+
+
+def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
+    stages = tmp_path / "stages"
+    assert dovetail("compile", digits, "--target", "ne16", "-o", tmp_path / "b", "--check", "--save-stages", stages) == 0
+    names = sorted(path.name for path in stages.iterdir())
+    assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_unsigned.onnx"]
