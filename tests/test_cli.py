@@ -335,6 +335,7 @@ def test_the_process_ends_with_a_message_and_starts_light(tmp_path: Path) -> Non
 
 def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
     stages = tmp_path / "stages"
-    assert dovetail("compile", digits, "--target", "ne16", "-o", tmp_path / "b", "--check", "--save-stages", stages) == 0
+    options = ("--target", "ne16", "-o", tmp_path / "b", "--check", "--save-stages", stages)
+    assert dovetail("compile", digits, *options) == 0
     names = sorted(path.name for path in stages.iterdir())
     assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_unsigned.onnx"]
