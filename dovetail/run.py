@@ -97,6 +97,7 @@ def _run_iss(
     from dovetail.simulate.device import MemoryRegion
     from dovetail.simulate.iss import IssSession
     from dovetail.simulate.protocol import SimulationSetup
+    from dovetail.simulate.riscv_costs import CoreCosts
 
     target = build.target
     elf = compile_firmware(
@@ -111,7 +112,7 @@ def _run_iss(
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    setup = SimulationSetup(elf, memories, _devices(target))
+    setup = SimulationSetup(elf, memories, _devices(target), CoreCosts(**target.core.costs))
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)

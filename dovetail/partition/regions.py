@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dovetail import kernels
@@ -83,32 +83,36 @@ def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
 def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
     """Why no engine takes the computation that ends in `node`: the sentence of the pattern that came closest."""
     best = Mismatch("", 0)
+    for engine, offload, found in _attempts(graph, target, node):
+        if isinstance(found, Match):
+            return ""
+        if found.depth > best.depth:
+            best = Mismatch(f"{engine.name} {offload.name}: {found.sentence}", found.depth)
+    if best.depth or not target.engines:
+        return best.sentence
+    return f"no engine has a pattern that ends in {type(node.operator).__name__}"
+
+
+def _attempts(graph: Graph, target: Target, node: Node) -> Iterator[tuple[Engine, Offload, Match | Mismatch]]:
+    """Every offload of every engine tried on what ends in `node`; a broken constraint comes nearer than any pattern."""
     for engine in target.engines:
         for offload in engine.offloads:
             found = match_pattern(offload.pattern, graph, node.output)
             if isinstance(found, Match):
                 failures = (constraint.failure(found) for constraint in offload.constraints)
                 sentence = next((failure for failure in failures if failure), None)
-                if sentence is None:
-                    return ""
-                found = Mismatch(sentence, 1000 + len(found.nodes))
-            if found.depth > best.depth:
-                best = Mismatch(f"{engine.name} {offload.name}: {found.sentence}", found.depth)
-    if best.depth or not target.engines:
-        return best.sentence
-    kind = type(node.operator).__name__
-    return f"no engine has a pattern that ends in {kind}"
+                if sentence is not None:
+                    found = Mismatch(sentence, len(graph.nodes) + len(found.nodes))
+            yield engine, offload, found
 
 
 def _claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Claim]) -> _Claim:
-    for engine in target.engines:
-        for offload in engine.offloads:
-            found = match_pattern(offload.pattern, graph, node.output)
-            if isinstance(found, Match) and not any(constraint.failure(found) for constraint in offload.constraints):
-                members = {member.output for member in found.nodes.values()}
-                if members.isdisjoint(claimed):
-                    nodes = tuple(member for member in graph.nodes if member.output in members)
-                    return _Claim(nodes, engine, offload, "")
+    for engine, offload, found in _attempts(graph, target, node):
+        if isinstance(found, Match):
+            members = {member.output for member in found.nodes.values()}
+            if members.isdisjoint(claimed):
+                nodes = tuple(member for member in graph.nodes if member.output in members)
+                return _Claim(nodes, engine, offload, "")
     return _core_claim(graph, target, node, claimed)
 
 
@@ -183,12 +187,7 @@ def _is_view(nodes: Sequence[Node]) -> bool:
 
 
 def _engine_takes(graph: Graph, target: Target, node: Node) -> bool:
-    for engine in target.engines:
-        for offload in engine.offloads:
-            found = match_pattern(offload.pattern, graph, node.output)
-            if isinstance(found, Match) and not any(constraint.failure(found) for constraint in offload.constraints):
-                return True
-    return False
+    return any(isinstance(found, Match) for _, _, found in _attempts(graph, target, node))
 
 
 def _in_order(graph: Graph, members: dict[str, Node]) -> tuple[Node, ...]:

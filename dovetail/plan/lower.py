@@ -12,12 +12,9 @@ from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Layouts
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
-from dovetail.plan.tiles import EngineTile, Tiling
+from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view
 from dovetail.target.description import Target
-
-PACK_ALIGNMENT = 16
-"""Bytes every packed constant of a tile is aligned to."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dovetail.errors import PlanError
-from dovetail.graph.types import Array, Box, Shape, box_shape
+from dovetail.graph.types import Array, Box, Shape
 from dovetail.partition.regions import Region
 from dovetail.plan.crop import Tile, crop
-from dovetail.target.description import Dma, Offload, Target
+from dovetail.target.description import Dma, Target
 from dovetail.target.pattern import Match, match_pattern
 
 LAUNCH_CYCLES = 150
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
+
+PACK_ALIGNMENT = 16
+"""Bytes every packed constant of a tile is aligned to."""
 
 _MOST_CUTS = 64
 
@@ -178,19 +181,15 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     return replace(tiling, tiles=tiles)
 
 
-def packed_bytes(packed: Mapping[str, Array], alignment: int = 16) -> int:
-    """Bytes of the packed constants side by side, each aligned."""
-    return sum(-(-array.nbytes // alignment) * alignment for array in packed.values())
+def packed_bytes(packed: Mapping[str, Array]) -> int:
+    """Bytes of the packed constants side by side, each aligned to `PACK_ALIGNMENT`."""
+    return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
 
 
 def _engine_tile(region: Region, box: Box) -> EngineTile:
-    assert region.offload is not None
-    tile = crop(region.graph, box)
-    return engine_tile(region.offload, tile)
-
-
-def engine_tile(offload: Offload, tile: Tile) -> EngineTile:
     """Match and packed constants of a tile; raises ValueError when the offload does not take it."""
+    assert region.offload is not None
+    tile, offload = crop(region.graph, box), region.offload
     match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)
@@ -212,6 +211,3 @@ def _product(sizes: list[int]) -> int:
     for size in sizes:
         total *= size
     return total
-
-
-__all__ = ["EngineTile", "Tiling", "box_shape", "choose_tiling", "complete", "engine_tile", "packed_bytes"]

@@ -38,8 +38,6 @@ class Dma:
     """Cycles a transfer costs beyond its bytes."""
     base: int
     """Address of its registers."""
-    queue: int = 16
-    """Transfers that may be outstanding."""
 
 
 @dataclass(frozen=True)
