@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dovetail.emit.project import MANIFEST, defines
-from dovetail.errors import BuildError, DovetailError
+from dovetail.errors import BuildError, DovetailError, TargetError
 from dovetail.graph.types import Array, DType
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
+from dovetail.simulate.riscv_costs import CoreCosts
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 
@@ -97,7 +98,6 @@ def _run_iss(
     from dovetail.simulate.device import MemoryRegion
     from dovetail.simulate.iss import IssSession
     from dovetail.simulate.protocol import SimulationSetup
-    from dovetail.simulate.riscv_costs import CoreCosts
 
     target = build.target
     elf = compile_firmware(
@@ -112,10 +112,22 @@ def _run_iss(
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    setup = SimulationSetup(elf, memories, _devices(target), CoreCosts(**target.core.costs))
+    setup = SimulationSetup(elf, memories, _devices(target), _costs(target))
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)
+
+
+def _costs(target: Target) -> CoreCosts:
+    """The core's cycle table; raises TargetError for an instruction class that does not exist."""
+    known = [field.name for field in fields(CoreCosts)]
+    unknown = sorted(set(target.core.costs) - set(known))
+    if unknown:
+        raise TargetError(
+            f"the core of {target.name} has a cost for '{unknown[0]}', which is no class of instructions",
+            hint=f"use {', '.join(known)}",
+        )
+    return CoreCosts(**target.core.costs)
 
 
 def _devices(target: Target) -> tuple[DeviceSpec, ...]:

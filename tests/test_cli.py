@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ import onnx
 import pytest
 
 from dovetail import zoo
+from dovetail.cli.arrays import seeded_inputs
 from dovetail.cli.main import main
+from dovetail.errors import DovetailError
 from dovetail.report.report import assign_jobs
+from dovetail.run import open_build, run_build
 from dovetail.simulate.device import Activity
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
@@ -339,3 +343,17 @@ def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
     assert dovetail("compile", digits, *options) == 0
     names = sorted(path.name for path in stages.iterdir())
     assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_unsigned.onnx"]
+
+
+@needs_iss
+def test_the_targets_core_costs_are_charged(builds: dict[str, Path]) -> None:
+    build = open_build(builds["riscv"])
+    inputs = seeded_inputs(build.manifest["inputs"])
+    slow = replace(build, target=replace(build.target, core=replace(build.target.core, costs={"load": 9})))
+    first, second = (run_build(b, "iss", [inputs]).simulation.inferences[0] for b in (build, slow))
+    assert first.instructions == second.instructions
+    assert first.total_cycles is not None and second.total_cycles is not None
+    assert second.total_cycles > first.total_cycles
+    wrong = replace(build, target=replace(build.target, core=replace(build.target.core, costs={"dream": 1})))
+    with pytest.raises(DovetailError, match="no class of instructions"):
+        run_build(wrong, "iss", [inputs])
