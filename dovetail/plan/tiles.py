@@ -9,7 +9,7 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.types import Array, Box, Shape
 from dovetail.partition.regions import Region
-from dovetail.plan.crop import Tile, crop
+from dovetail.graph.crop import Tile, crop
 from dovetail.target.description import Dma, Target
 from dovetail.target.pattern import Match, match_pattern
 

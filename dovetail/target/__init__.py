@@ -1,5 +1,7 @@
 """The public interface a target is written against."""
 
+from dovetail.graph.crop import Tile, crop
+from dovetail.graph.crop import Tile, crop
 from dovetail.target.description import (
     Command,
     Core,
@@ -29,8 +31,10 @@ __all__ = [
     "Policy",
     "Rewrite",
     "Target",
+    "Tile",
     "apply",
     "constant",
+    "crop",
     "maybe",
     "operand",
 ]

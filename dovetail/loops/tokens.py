@@ -1,0 +1,111 @@
+"""Synchronises queues that run side by side by tokens: the fewest that order every pair of conflicting accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.graph.types import Array
+
+
+@dataclass(frozen=True)
+class Span:
+    """Entries of an engine's memory."""
+
+    memory: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one instruction touches, and the queue it runs on."""
+
+    queue: int
+    """Position of the queue; only neighbours exchange tokens."""
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()
+
+
+@dataclass
+class Tokens:
+    """Tokens an instruction takes before it starts and gives when it ends, by the neighbouring queue."""
+
+    pop_prev: bool = False
+    pop_next: bool = False
+    push_prev: bool = False
+    push_next: bool = False
+
+
+def tokens(accesses: Sequence[Access], sizes: Mapping[str, int]) -> list[Tokens]:
+    """Tokens for instructions listed in program order; the last one runs after everything else has ended.
+
+    Each queue works in order, so of the instructions of another queue only the latest conflicting one counts, and a
+    wait that an earlier wait of the same queue covers is left out.
+
+    Args:
+        accesses: the instructions.
+        sizes: entries of each memory.
+
+    Raises:
+        ValueError: queues that are no neighbours conflict.
+    """
+    made = [Tokens() for _ in accesses]
+    last = _LastAccess(sizes)
+    covered: dict[tuple[int, int], int] = {}
+    ends: dict[int, int] = {}
+    for index, access in enumerate(accesses):
+        needed = last.conflicts(access)
+        if index == len(accesses) - 1:
+            needed = {queue: end for queue, end in ends.items() if queue != access.queue}
+        for queue, earlier in sorted(needed.items()):
+            if covered.get((queue, access.queue), -1) < earlier:
+                covered[queue, access.queue] = earlier
+                _link(made, accesses, earlier, index)
+        last.record(access, index)
+        ends[access.queue] = index
+    return made
+
+
+def _link(made: list[Tokens], accesses: Sequence[Access], earlier: int, later: int) -> None:
+    step = accesses[later].queue - accesses[earlier].queue
+    if abs(step) != 1:
+        raise ValueError(f"instructions {earlier} and {later} conflict, but their queues are no neighbours")
+    if step == 1:
+        made[earlier].push_next = made[later].pop_prev = True
+    else:
+        made[earlier].push_prev = made[later].pop_next = True
+
+
+class _LastAccess:
+    """For every entry of every memory and each queue, the last instruction that wrote and that read it."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._written: dict[tuple[str, int], Array] = {}
+        self._read: dict[tuple[str, int], Array] = {}
+
+    def conflicts(self, access: Access) -> dict[int, int]:
+        """Other queue -> its latest instruction that conflicts."""
+        found: dict[int, int] = {}
+        spans = [(span, (self._written,)) for span in access.reads]
+        spans += [(span, (self._written, self._read)) for span in access.writes]
+        for span, tables in spans:
+            for table in tables:
+                for (memory, queue), entries in table.items():
+                    if memory == span.memory and queue != access.queue:
+                        latest = int(entries[span.start : span.stop].max(initial=-1))
+                        if latest >= 0:
+                            found[queue] = max(found.get(queue, -1), latest)
+        return found
+
+    def record(self, access: Access, index: int) -> None:
+        """Take note of an instruction."""
+        for spans, table in ((access.reads, self._read), (access.writes, self._written)):
+            for span in spans:
+                key = (span.memory, access.queue)
+                if key not in table:
+                    table[key] = np.full(self._sizes[span.memory], -1, dtype=np.int64)
+                table[key][span.start : span.stop] = index

@@ -1,0 +1,151 @@
+"""Runs the control flow of a scheduled procedure with given sizes: what is left is the instructions it issues, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dovetail.errors import TargetError
+from dovetail.graph.types import Box
+from dovetail.loops.text import Procedure
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A buffer that exists from here to the matching `Release`."""
+
+    buffer: int
+    """Number, unique in the trace."""
+    name: str
+    memory: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The end of a buffer's life."""
+
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A box of an argument or a buffer."""
+
+    array: str
+    """Name of an argument of the procedure, or of the buffer as the schedule calls it."""
+    buffer: int | None
+    """Which buffer; None for an argument."""
+    box: Box
+    """Half-open interval per dimension of the array."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One instruction with its operands: windows, whole numbers, or the names of scalar arguments."""
+
+    instruction: str
+    operands: Mapping[str, Window | int | str]
+
+
+Event: TypeAlias = Allocation | Release | Issue
+
+
+def trace(scheduled: Procedure, sizes: Mapping[str, int]) -> tuple[Event, ...]:
+    """What a procedure whose every statement is an instruction does for these sizes.
+
+    Raises:
+        TargetError: a statement that is no instruction is left over: the schedule has not covered it.
+    """
+    return tuple(_Walker(dict(sizes)).block(scheduled.body(), scheduled.name()))
+
+
+class _Walker:
+    """Values of the size arguments and loop variables, and the buffers alive."""
+
+    def __init__(self, values: dict[str, int]) -> None:
+        self.values = values
+        self.buffers: dict[str, int] = {}
+        self.count = 0
+
+    def block(self, statements: Any, where: str) -> Iterator[Event]:
+        from exo.API_cursors import AllocCursor, CallCursor, ForCursor, IfCursor
+
+        made: list[str] = []
+        for statement in statements:
+            if isinstance(statement, AllocCursor):
+                made.append(statement.name())
+                yield self._allocate(statement)
+            elif isinstance(statement, CallCursor):
+                yield self._issue(statement)
+            elif isinstance(statement, ForCursor):
+                for value in range(self.number(statement.lo()), self.number(statement.hi())):
+                    self.values[statement.name()] = value
+                    yield from self.block(statement.body(), where)
+            elif isinstance(statement, IfCursor):
+                yield from self.block(statement.body() if self.number(statement.cond()) else statement.orelse(), where)
+            else:
+                line = str(statement).strip().splitlines()[0]  # printing is slow, and only for this message
+                raise TargetError(f"no instruction covers the statement '{line}'", where=f"the schedule of {where}")
+        for name in made:
+            yield Release(self.buffers.pop(name))
+
+    def _allocate(self, statement: Any) -> Allocation:
+        shape = tuple(self.number(extent) for extent in statement.shape()) if statement.is_tensor() else ()
+        self.buffers[statement.name()] = self.count
+        self.count += 1
+        return Allocation(self.count - 1, statement.name(), statement.mem().__name__, shape)
+
+    def _issue(self, call: Any) -> Issue:
+        instruction = call.subproc()
+        names = [argument.name() for argument in instruction.args()]
+        return Issue(instruction.name(), dict(zip(names, map(self._operand, call.args()), strict=True)))
+
+    def _operand(self, expression: Any) -> Window | int | str:
+        from exo.API_cursors import ReadCursor, WindowExprCursor
+
+        if isinstance(expression, WindowExprCursor):
+            name = expression.name()
+            box = tuple(self._interval(part) for part in expression.idx())
+            return Window(name, self.buffers.get(name), box)
+        if isinstance(expression, ReadCursor) and expression.name() not in self.values and not len(expression.idx()):
+            return str(expression.name())
+        return self.number(expression)
+
+    def _interval(self, part: Any) -> tuple[int, int]:
+        if isinstance(part, tuple | list):
+            low, high = part
+            return self.number(low), self.number(high)
+        at = self.number(part)
+        return at, at + 1
+
+    def number(self, expression: Any) -> int:
+        """Value of an index expression."""
+        from exo.API_cursors import BinaryOpCursor, LiteralCursor, ReadCursor, UnaryMinusCursor
+
+        if isinstance(expression, LiteralCursor):
+            return int(expression.value())
+        if isinstance(expression, ReadCursor):
+            return self.values[expression.name()]
+        if isinstance(expression, UnaryMinusCursor):
+            return -self.number(expression.arg())
+        if isinstance(expression, BinaryOpCursor):
+            return _OPERATIONS[expression.op()](self.number(expression.lhs()), self.number(expression.rhs()))
+        raise TargetError(f"'{expression}' is no index", where="a schedule")
+
+
+_OPERATIONS = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b),
+    ">": lambda a, b: int(a > b),
+    ">=": lambda a, b: int(a >= b),
+    "==": lambda a, b: int(a == b),
+    "and": lambda a, b: int(bool(a and b)),
+    "or": lambda a, b: int(bool(a or b)),
+}

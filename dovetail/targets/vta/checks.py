@@ -1,0 +1,292 @@
+"""Who touched what in SRAM and DRAM, and whether it was in order: races, unwritten and rewritten data, bounds.
+
+An access A happens before an access B when the clock of B's instruction knows A's (schedule.py). Two conflicting
+accesses are always seen one after the other here, and the later one is faulty unless the earlier happens before it;
+as instructions of a queue are in order, looking at the last of each queue finds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.isa import Instruction, Load, Memory, Store, element_bytes
+from dovetail.targets.vta.schedule import COMPUTE, LOAD, QUEUES, STORE, Issue
+from dovetail.targets.vta.stream import Fault, StreamError, name
+
+ALL_CHECKS = frozenset(Fault)
+"""Every check there is. DECODE, DEADLOCK and BOUNDS are made whatever is asked for."""
+
+Indices = npt.NDArray[np.int64]
+_ADDRESSES = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Byte addresses the DRAM elements of each memory are counted from; ACC_8BIT counts from `inp`.
+
+    ACC_8BIT loads activations for the ALU, which are where INP loads them from.
+    """
+
+    uop: int
+    inp: int
+    wgt: int
+    acc: int
+    out: int
+
+    def base(self, memory: Memory) -> int:
+        """The address `memory` counts from."""
+        return (self.uop, self.wgt, self.inp, self.acc, self.out, self.inp)[memory]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRange:
+    """Bytes of DRAM a stream may touch."""
+
+    name: str
+    address: int
+    nbytes: int
+    readable: bool
+    writable: bool
+    complete: bool = False
+    """Whether every byte must be stored by the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """DRAM bytes of a transfer: `count` rows of `nbytes` bytes, `step` bytes apart."""
+
+    address: int
+    nbytes: int
+    count: int
+    step: int
+
+    @property
+    def end(self) -> int:
+        """The address after the last byte."""
+        return self.address + (self.count - 1) * self.step + self.nbytes if self.count and self.nbytes else self.address
+
+    def starts(self) -> Indices:
+        """Address of each row."""
+        found: Indices = self.address + self.step * np.arange(self.count, dtype=np.int64)
+        return found
+
+    def bytes(self) -> Indices:
+        """Address of every byte, row after row."""
+        found: Indices = (self.starts()[:, None] + np.arange(self.nbytes, dtype=np.int64)).reshape(-1)
+        return found
+
+
+def rows_of(instruction: Load | Store, config: VtaConfig, pointers: Pointers) -> Rows:
+    """The DRAM bytes of a LOAD or STORE."""
+    element = element_bytes(instruction.memory, config)
+    address = pointers.base(instruction.memory) + instruction.dram * element
+    return Rows(address, instruction.x_size * element, instruction.y_size, instruction.x_stride * element)
+
+
+class SramShadow:
+    """Who wrote and read the entries of one memory last.
+
+    Args:
+        instructions: the stream, for messages.
+        memory: its name. entries: its size.
+        writer: the queue that writes it. reader: the queue that reads it.
+        checks: the faults looked for.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], memory: Memory, entries: int, writer: int, reader: int,
+        checks: Collection[Fault],
+    ) -> None:
+        self._instructions, self._memory, self._entries = instructions, memory, entries
+        self._writer, self._reader = writer, reader
+        self._race, self._find_unwritten = Fault.RACE in checks, Fault.UNINITIALISED in checks
+        self._unwritten_read: StreamError | None = None
+        self._written: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
+        self._read: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
+
+    def check_range(self, issue: Issue, first: int, last: int) -> None:
+        """Raise BOUNDS unless entries first..last are in the memory."""
+        if first < 0 or last >= self._entries:
+            what = f"{name(self._instructions, issue.number)} touches {self._memory.name} entries {first} to {last}"
+            raise StreamError(Fault.BOUNDS, f"{what}; there are 0 to {self._entries - 1}")
+
+    def read(self, issue: Issue, entries: Indices) -> None:
+        """Note a read; raises RACE, and UNINITIALISED when the memory is read by the queue that writes it.
+
+        For another queue that has to wait: a write that comes later and in no order with the read makes it a race.
+        """
+        written = self._written[entries]
+        if self._find_unwritten and self._unwritten_read is None and (written < 0).any():
+            entry = int(entries[int((written < 0).argmax())])
+            what = f"{name(self._instructions, issue.number)} reads {self._memory.name} entry {entry}"
+            self._unwritten_read = StreamError(Fault.UNINITIALISED, f"{what}, which this stream has not written")
+            if self._writer == self._reader:
+                raise self._unwritten_read
+        self._check_order(issue, entries, written, self._writer, ("reads", "writes"))
+        self._read[entries] = issue.number
+
+    def check_reads(self) -> None:
+        """Raise UNINITIALISED for the first read, if any, of what was not written before."""
+        if self._unwritten_read is not None:
+            raise self._unwritten_read
+
+    def write(self, issue: Issue, entries: Indices) -> None:
+        """Note a write; raises RACE."""
+        self._check_order(issue, entries, self._read[entries], self._reader, ("writes", "reads"))
+        self._written[entries] = issue.number
+
+    def _check_order(
+        self, issue: Issue, entries: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
+    ) -> None:
+        late = others > issue.clock[queue]
+        if self._race and late.any():
+            place = int(late.argmax())
+            raise race(self._instructions, issue, int(others[place]), verbs,
+                       f"{self._memory.name} entry {int(entries[place])}", queue)
+
+
+def race(
+    instructions: Sequence[Instruction], issue: Issue, other: int, verbs: tuple[str, str], what: str, queue: int
+) -> StreamError:
+    """The error for two accesses in no order."""
+    first, second = name(instructions, issue.number), name(instructions, other)
+    return StreamError(
+        Fault.RACE, f"{first} {verbs[0]} {what}, which {second} {verbs[1]}, and no token makes one wait for the other",
+        hint=f"let the later of the two pop a token the other's queue ({QUEUES[queue]} for instruction {other}) pushes",
+    )
+
+
+def sram_shadows(
+    instructions: Sequence[Instruction], config: VtaConfig, checks: Collection[Fault]
+) -> dict[Memory, SramShadow]:
+    """The shadows of all memories."""
+    sizes = (
+        (Memory.UOP, config.uop_entries, COMPUTE, COMPUTE), (Memory.WGT, config.wgt_entries, LOAD, COMPUTE),
+        (Memory.INP, config.inp_entries, LOAD, COMPUTE), (Memory.ACC, config.acc_entries, COMPUTE, COMPUTE),
+        (Memory.OUT, config.acc_entries, COMPUTE, STORE),
+    )  # fmt: skip
+    return {
+        memory: SramShadow(instructions, memory, entries, writer, reader, checks)
+        for memory, entries, writer, reader in sizes
+    }
+
+
+class DramShadow:
+    """Who stored and loaded the DRAM bytes this stream stores, and whether accesses stay in the buffers.
+
+    Only bytes some STORE of the stream covers are followed: others cannot conflict.
+    """
+
+    def __init__(
+        self, instructions: Sequence[Instruction], config: VtaConfig, pointers: Pointers, checks: Collection[Fault],
+        buffers: Sequence[BufferRange] | None,
+    ) -> None:
+        self._instructions, self._checks, self._buffers = instructions, checks, buffers
+        rows = [rows_of(i, config, pointers) for i in instructions if isinstance(i, Store)]
+        self._starts, self._ends = merged([r for r in rows if r.end > r.address and r.end <= _ADDRESSES])
+        self._offsets = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
+        total = int(self._offsets[-1])
+        self._stored: npt.NDArray[np.int32] = np.full(total, -1, np.int32)
+        self._loaded = {queue: np.full(total, -1, np.int32) for queue in (LOAD, COMPUTE)}
+
+    def load(self, issue: Issue, rows: Rows) -> None:
+        """Note a LOAD; raises BOUNDS or RACE."""
+        self._check_bounds(issue, rows, writes=False)
+        addresses, places = self._followed(rows)
+        self._check_order(issue, addresses, self._stored[places], STORE, ("loads", "stores"))
+        self._loaded[issue.queue][places] = issue.number
+
+    def store(self, issue: Issue, rows: Rows) -> None:
+        """Note a STORE; raises BOUNDS, RACE or REWRITTEN."""
+        self._check_bounds(issue, rows, writes=True)
+        again = Fault.REWRITTEN in self._checks
+        if again and rows.count > 1 and rows.step < rows.nbytes:
+            what = f"{name(self._instructions, issue.number)} stores address {rows.address + rows.step:#x} twice itself"
+            raise StreamError(Fault.REWRITTEN, f"{what}: rows of {rows.nbytes} bytes are {rows.step} bytes apart")
+        addresses, places = self._followed(rows)
+        for queue, loaded in self._loaded.items():
+            self._check_order(issue, addresses, loaded[places], queue, ("stores", "loads"))
+        before = self._stored[places]
+        if again and (before >= 0).any():
+            place = int((before >= 0).argmax())
+            what = f"{name(self._instructions, issue.number)} stores address {int(addresses[place]):#x}"
+            other = name(self._instructions, int(before[place]))
+            raise StreamError(Fault.REWRITTEN, f"{what}, which {other} stored before")
+        self._stored[places] = issue.number
+
+    def check_complete(self) -> None:
+        """Raise UNWRITTEN when a byte of a buffer that is to be filled was not stored."""
+        for buffer in self._buffers or ():
+            if not buffer.complete or not buffer.nbytes or Fault.UNWRITTEN not in self._checks:
+                continue
+            place = int(np.searchsorted(self._starts, buffer.address, side="right")) - 1
+            end = int(self._ends[place]) if place >= 0 else 0
+            missing = max(buffer.address, end)
+            if missing < buffer.address + buffer.nbytes:
+                raise StreamError(
+                    Fault.UNWRITTEN, f"no instruction stores address {missing:#x}, byte {missing - buffer.address} of "
+                    f"the {buffer.nbytes} of buffer '{buffer.name}'",
+                )
+
+    def _check_order(
+        self, issue: Issue, addresses: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
+    ) -> None:
+        late = others > issue.clock[queue]
+        if Fault.RACE in self._checks and late.any():
+            place = int(late.argmax())
+            what = f"address {int(addresses[place]):#x}"
+            raise race(self._instructions, issue, int(others[place]), verbs, what, queue)
+
+    def _followed(self, rows: Rows) -> tuple[Indices, Indices]:
+        """The addresses of the transfer that are followed, and their places."""
+        first = int(np.searchsorted(self._ends, rows.address, side="right"))
+        if rows.end <= rows.address or first == len(self._starts) or self._starts[first] >= rows.end:
+            nothing: Indices = np.zeros(0, np.int64)
+            return nothing, nothing
+        addresses = rows.bytes()
+        segment = np.searchsorted(self._starts, addresses, side="right") - 1
+        inside = (segment >= 0) & (addresses < self._ends[segment])
+        addresses, segment = addresses[inside], segment[inside]
+        return addresses, self._offsets[segment] + addresses - self._starts[segment]
+
+    def _check_bounds(self, issue: Issue, rows: Rows, writes: bool) -> None:
+        if rows.end > _ADDRESSES:
+            what = f"{name(self._instructions, issue.number)} reaches address {rows.end - 1:#x}"
+            raise StreamError(Fault.BOUNDS, f"{what}; the last one is {_ADDRESSES - 1:#x}")
+        if self._buffers is None or rows.end == rows.address:
+            return
+        starts = rows.starts()
+        allowed = np.zeros(rows.count, bool)
+        for buffer in self._buffers:
+            if buffer.writable if writes else buffer.readable:
+                end = buffer.address + buffer.nbytes
+                allowed |= (starts >= buffer.address) & (starts + rows.nbytes <= end)
+        if not allowed.all():
+            raise self._outside(issue, int(starts[int((~allowed).argmax())]), rows.nbytes, writes)
+
+    def _outside(self, issue: Issue, start: int, nbytes: int, writes: bool) -> StreamError:
+        verb, kind = ("stores", "writable") if writes else ("loads", "readable")
+        what = f"{name(self._instructions, issue.number)} {verb} the row {start:#x} to {start + nbytes - 1:#x}"
+        known = ", ".join(
+            f"'{b.name}' {b.address:#x} to {b.address + b.nbytes - 1:#x}"
+            f"{' readable' if b.readable else ''}{' writable' if b.writable else ''}" for b in self._buffers or ()
+        )  # fmt: skip
+        return StreamError(Fault.BOUNDS, f"{what}, which is not inside one {kind} buffer", hint=f"buffers: {known}")
+
+
+def merged(rows: Sequence[Rows]) -> tuple[Indices, Indices]:
+    """The union of the rows as disjoint sorted intervals that do not touch: their starts and ends."""
+    if not rows:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    starts = np.concatenate([r.starts() for r in rows])
+    ends = starts + np.concatenate([np.full(r.count, r.nbytes, np.int64) for r in rows])
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    first = np.concatenate(([True], starts[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return starts[first], reach[last]

@@ -1,0 +1,42 @@
+/* Driver of the VTA engine.
+ *
+ * A task is a constant made by the compiler: the number of instructions, the number of micro-operations, then the
+ * instructions (4 words each), then the micro-operations (1 word each). Tasks run in the order they were started; the
+ * engine holds one that runs and one that waits.
+ *
+ * The instructions count INP, OUT and 8-bit ACC elements from VTA_MEMORY, WGT and ACC elements from the constants given
+ * with the task, and micro-operations from the task's own.
+ *
+ * Not reentrant: to be called from one thread of control, and not from interrupt handlers.
+ */
+#ifndef DOVETAIL_VTA_H
+#define DOVETAIL_VTA_H
+
+#include <stdint.h>
+
+#ifndef VTA_BASE
+#define VTA_BASE 0x43C00000u /* address of the registers */
+#endif
+
+#ifndef VTA_MEMORY
+#define VTA_MEMORY 0x80000000u /* address of the DRAM that activations lie in */
+#endif
+
+#ifdef DOVETAIL_HOST
+uint32_t dovetail_mmio_read(uint32_t address);
+void dovetail_mmio_write(uint32_t address, uint32_t value);
+#endif
+
+/* Waits until the engine is idle, sets the pointers that never change, and invalidates all tickets. Once, before the
+ * first start. */
+void vta_init(void);
+
+/* Starts a task and returns its ticket. Waits while a task runs and another waits. The task and the constants must stay
+ * as they are until it has finished. */
+uint32_t vta_start(const uint32_t *task, const void *constants);
+
+/* Returns when the task of the ticket, and so every task started before it, has finished and its outputs are in memory.
+ * Later tasks go on. Waiting again for a finished ticket returns at once. */
+void vta_wait(uint32_t ticket);
+
+#endif

@@ -1,0 +1,109 @@
+"""Runs instruction streams: results bit for bit, time, and every check (datapath.py, schedule.py, checks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from dovetail.simulate.device import Bus
+from dovetail.targets.vta.checks import ALL_CHECKS, BufferRange, DramShadow, Pointers, rows_of
+from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.datapath import Datapath
+from dovetail.targets.vta.isa import Instruction, Store
+from dovetail.targets.vta.schedule import Execution, Span, run_schedule
+from dovetail.targets.vta.stream import Fault, StreamError, check_finished, disassemble, explain, listing, name
+
+__all__ = [
+    "ALL_CHECKS", "BufferRange", "Execution", "Fault", "Pointers", "Span", "StreamError", "check_output", "estimate",
+    "execute", "explain", "listing",
+]  # fmt: skip
+
+
+def execute(
+    stream: bytes, memory: Bus, pointers: Pointers, config: VtaConfig, checks: Collection[Fault] = ALL_CHECKS,
+    buffers: Sequence[BufferRange] | None = None,
+) -> Execution:
+    """Run a stream on DRAM.
+
+    Args:
+        stream: instructions, 16 bytes each.
+        memory: DRAM; the STOREs change it.
+        pointers: byte addresses the elements of each memory are counted from.
+        config: geometry and timing.
+        checks: the faults looked for; DECODE, DEADLOCK and BOUNDS always are.
+        buffers: the only bytes LOADs and STOREs may touch; None: whatever `memory` has.
+
+    Raises:
+        StreamError: the stream is wrong; `memory` may have been changed by the instructions before the fault.
+    """
+    instructions = disassemble(stream, config)
+    if Fault.UNFINISHED in checks or not instructions:
+        check_finished(instructions)
+    dram = DramShadow(instructions, config, pointers, checks, buffers)
+    datapath = Datapath(instructions, memory, pointers, config, checks, dram)
+    execution = run_schedule(instructions, config, datapath.apply, Fault.LEFTOVER in checks)
+    datapath.check_reads()
+    dram.check_complete()
+    return execution
+
+
+def estimate(stream: bytes, config: VtaConfig) -> Execution:
+    """Time a stream without data.
+
+    Raises:
+        StreamError: DECODE, UNFINISHED, DEADLOCK or LEFTOVER; nothing else is looked at.
+    """
+    instructions = disassemble(stream, config)
+    check_finished(instructions)
+    return run_schedule(instructions, config)
+
+
+def check_output(
+    stream: bytes, memory: Bus, pointers: Pointers, config: VtaConfig,
+    expected: Mapping[str, bytes], buffers: Sequence[BufferRange],
+) -> None:
+    """Compare what a stream has left in its output buffers.
+
+    Args:
+        stream: the stream that ran. memory, pointers, config: what it ran with.
+        expected: the bytes of each output, by the name of its buffer.
+        buffers: where they lie.
+
+    Raises:
+        StreamError: WRONG_OUTPUT, naming the first wrong byte and the STORE that wrote it.
+        KeyError: there is no buffer of a name.
+        ValueError: a buffer has another number of bytes.
+    """
+    places = {buffer.name: buffer for buffer in buffers}
+    instructions = disassemble(stream, config)
+    for title, wanted in expected.items():
+        buffer = places[title]
+        if len(wanted) != buffer.nbytes:
+            raise ValueError(f"buffer '{title}' has {buffer.nbytes} bytes, {len(wanted)} are expected")
+        found, right = memory.view(buffer.address, buffer.nbytes), np.frombuffer(wanted, np.uint8)
+        wrong = np.flatnonzero(found != right)
+        if len(wrong):
+            offset = int(wrong[0])
+            writer = _writer(instructions, config, pointers, buffer.address + offset)
+            place = f"byte {offset} of buffer '{title}' (address {buffer.address + offset:#x})"
+            values = f"{int(found[offset])}, not {int(right[offset])}"
+            count = f"{len(wrong)} of {buffer.nbytes} bytes differ"
+            raise StreamError(Fault.WRONG_OUTPUT, f"{place} is {values}; {writer}; {count}")
+
+
+def _writer(instructions: Sequence[Instruction], config: VtaConfig, pointers: Pointers, address: int) -> str:
+    """The last STORE that covers an address, and from which entry and lane of OUT, in words."""
+    for number in reversed(range(len(instructions))):
+        instruction = instructions[number]
+        if not isinstance(instruction, Store):
+            continue
+        rows = rows_of(instruction, config, pointers)
+        distance = address - rows.starts()
+        hit = np.flatnonzero((distance >= 0) & (distance < rows.nbytes))
+        if len(hit):
+            row = int(hit[-1])
+            entry, lane = divmod(int(distance[row]), config.out_element)
+            entry += instruction.sram + row * instruction.x_size
+            return f"{name(instructions, number)} wrote it from OUT entry {entry}, lane {lane}"
+    return "no instruction stored it"
