@@ -18,8 +18,8 @@ _TOTAL = f"total: [i32]{_SUMS} @ ACC"
 _HERE = "total[b, h, w, n, o]"
 _RESULT = "OCB: size, OH: size, OW: size"
 _KERNEL = "KH: size, KW: size"
-_WINDOW = f"[STRIDE * OH - STRIDE + KH, STRIDE * OW - STRIDE + KW, {_LANES}]"
-_PIXEL = "STRIDE * h + kh, STRIDE * w + kw"
+_WINDOW = f"[DOWN * OH - DOWN + KH, ACROSS * OW - ACROSS + KW, {_LANES}]"
+_PIXEL = "DOWN * h + kh, ACROSS * w + kw"
 
 
 def _meaning(signature: str, loops: str, statement: str) -> str:
@@ -105,7 +105,7 @@ def load_padded(H: size, W: size, T: index, B: index, L: index, R: index, source
     ),
     "largest": _meaning(
         f"largest({_RESULT}, {_KERNEL}, {_TOTAL}, "
-        f"wide: [i32][OCB, STRIDE * OH - STRIDE + KH, STRIDE * OW - STRIDE + KW, {_LANES}] @ ACC)",
+        f"wide: [i32][OCB, DOWN * OH - DOWN + KH, ACROSS * OW - ACROSS + KW, {_LANES}] @ ACC)",
         "kh kw b h w n o",
         f"{_HERE} = most({_HERE}, wide[b, {_PIXEL}, n, o])",
     ),
@@ -120,14 +120,14 @@ def load_padded(H: size, W: size, T: index, B: index, L: index, R: index, source
     "multiply": _of_every("multiply", f"{_HERE} * parameter[b, n, o]", _PARAMETER),
     "shift": _of_every("shift", f"shift_right({_HERE}, parameter[b, n, o])", _PARAMETER),
 }
-"""Name -> text, with BATCH, BLOCK and STRIDE to be filled in."""
+"""Name -> text, with BATCH, BLOCK, and DOWN and ACROSS, the strides of a window, to be filled in."""
 
 
 @cache
-def instruction(name: str, batch: int, block: int, stride: int = 1) -> Procedure:
-    """The instruction of that name for a configuration's lanes and the stride of a window."""
+def instruction(name: str, batch: int, block: int, stride: tuple[int, int] = (1, 1)) -> Procedure:
+    """The instruction of that name for a configuration's lanes and the strides of a window."""
     scope = {memory_name: memory(memory_name) for memory_name in ("INP", "WGT", "ACC")}
     text = MEANINGS[name]
-    for word, number in (("BATCH", batch), ("BLOCK", block), ("STRIDE", stride)):
+    for word, number in (("BATCH", batch), ("BLOCK", block), ("DOWN", stride[0]), ("ACROSS", stride[1])):
         text = text.replace(word, str(number))
     return procedure(text, scope, instruction=name)

@@ -103,7 +103,7 @@ def _product(writer: Writer, operands: Operands, by_block: bool = False) -> None
     total, image, weights = (_window(operands, name) for name in ("total", "image", "weights"))
     height, width, tall, wide = _whole(operands, "OH", "OW", "KH", "KW")
     blocks = 1 if by_block else _whole(operands, "OCB")[0]
-    stride = _stride(image, tall, height)
+    down, across = _strides(image, (tall, wide), (height, width))
     row = row_major(writer.buffer(image).shape)[-2]
     b, h, w = row_major(writer.buffer(total).shape)
     matrices = row_major(writer.buffer(weights).shape)
@@ -112,18 +112,19 @@ def _product(writer: Writer, operands: Operands, by_block: bool = False) -> None
         Loop(blocks, (b, 0, per_block)),
         Loop(tall, (0, row, wide)),
         Loop(wide, (0, 1, 1)),
-        Loop(height, (h, stride * row, 0)),
-        Loop(width, (w, stride, 0)),
+        Loop(height, (h, down * row, 0)),
+        Loop(width, (w, across, 0)),
     ]
     first = (writer.entry(total), writer.entry(image), writer.entry(weights))
     reads = [writer.buffer(image).span, writer.buffer(weights).span]
     writer.compute(Make(), nest, first, reads, _out(writer, operands))
 
 
-def _stride(window: Window, kernel: int, out: int) -> int:
-    """The stride of a window of `(out - 1) * stride + kernel` rows; irrelevant for one row."""
-    rows = window.box[-4][1] - window.box[-4][0]
-    return (rows - kernel) // (out - 1) if out > 1 else 1
+def _strides(window: Window, kernel: Sequence[int], out: Sequence[int]) -> tuple[int, int]:
+    """Steps of a window of `(out - 1) * step + kernel` rows and columns; irrelevant along one of them."""
+    spans = [high - low for low, high in window.box[-4:-2]]
+    down, across = ((s - k) // (o - 1) if o > 1 else 1 for s, k, o in zip(spans, kernel, out, strict=True))
+    return down, across
 
 
 def _add_bias(writer: Writer, operands: Operands) -> None:
@@ -140,22 +141,17 @@ def _largest(writer: Writer, operands: Operands) -> None:
     """ALU MAX over the taps of a window."""
     total, image = _window(operands, "total"), _window(operands, "wide")
     blocks, height, width, tall, wide = _whole(operands, "OCB", "OH", "OW", "KH", "KW")
-    stride = _stride(image, tall, height) if height > 1 else _stride_of_columns(image, wide, width)
+    down, across = _strides(image, (tall, wide), (height, width))
     plane, row, _ = row_major(writer.buffer(image).shape)
     nest = [
         Loop(tall, (0, row, 0)),
         Loop(wide, (0, 1, 0)),
         Loop(blocks, (height * width, plane, 0)),
-        Loop(height, (width, stride * row, 0)),
-        Loop(width, (1, stride, 0)),
+        Loop(height, (width, down * row, 0)),
+        Loop(width, (1, across, 0)),
     ]
     first = (writer.entry(total), writer.entry(image), 0)
     writer.compute(Make(AluOpcode.MAX), nest, first, [], _out(writer, operands))
-
-
-def _stride_of_columns(window: Window, kernel: int, out: int) -> int:
-    columns = window.box[-3][1] - window.box[-3][0]
-    return (columns - kernel) // (out - 1) if out > 1 else 1
 
 
 def _number(writer: Writer, operands: Operands, opcode: AluOpcode) -> None:

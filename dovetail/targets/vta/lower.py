@@ -100,12 +100,12 @@ def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
         yield _Tile(known[key], _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
 
 
-def stride(graph: Graph) -> int:
-    """The stride of a region's window; 1 where there is none."""
+def stride(graph: Graph) -> tuple[int, int]:
+    """The strides of a region's window, rows and columns; 1 where there is none."""
     for node in graph.nodes:
         if isinstance(node.operator, Conv2d | DepthwiseConv2d | MaxPool2d):
-            return node.operator.stride[0]
-    return 1
+            return node.operator.stride
+    return 1, 1
 
 
 def _origins(graph: Graph, read: Box, box: Box, block: int) -> dict[str, tuple[int, ...]]:

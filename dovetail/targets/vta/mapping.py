@@ -20,14 +20,14 @@ _ORDER = (
 
 
 @cache
-def scheduled(text: str, batch: int, block: int, stride: int) -> Procedure:
+def scheduled(text: str, batch: int, block: int, stride: tuple[int, int]) -> Procedure:
     """A region's algorithm as VTA's instructions.
 
     Args:
         text: of `dovetail.loops.algorithm`.
         batch: image lanes.
         block: channel lanes.
-        stride: of the window, equal in rows and columns.
+        stride: of the window, rows and columns.
     """
     made = procedure(text, {})
     if "wide" in _allocations(made):
