@@ -31,6 +31,10 @@ class RequantisationLimits:
     """Bits of the unsigned scale."""
     most_shift: int
     """The largest right shift."""
+    activations: DType = DType.UINT8
+    """Type of the engine's operands."""
+    bias_first: bool = False
+    """Whether what is added is added before the product: a whole number of scales."""
 
 
 def scale_and_shift(
@@ -72,6 +76,8 @@ def scale_and_shift(
                 break
             exact = int(np.rint(bias[channel] * factor * 2.0**shift))
             offset = int(correction[channel]) * scale + exact + (zero_point << shift) + ((1 << shift) >> 1)
+            if limits.bias_first and scale:
+                offset = int(np.rint(offset / scale)) * scale
             edges = (int(low[channel]) * scale + offset, int(high[channel]) * scale + offset)
             if int(reach[channel]) * scale < 1 << 31 and max(abs(offset), *map(abs, edges)) < 1 << 31:
                 scales[channel], offsets[channel], shifts[channel] = scale, offset, shift
@@ -90,11 +96,12 @@ def channel_sums(operator: object, weights: Array) -> Array:
 
 
 def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Callable[[Graph], Graph]:
-    """A rewrite: clip(requantize(linear)) of accepted layers with uint8 operands becomes clip(scale-shift(linear)).
+    """A rewrite: clip(requantize(linear)) of accepted layers becomes clip(scale-shift(linear)).
 
-    Bias and input zero point move into the offset. A scale of 8 bits is right to 1 part in 256, so a result in 0..255
+    Bias and input zero point move into the offset. A scale of 8 bits is right to 1 part in 256, so a result of 8 bits
     is within 2 of the original.
     """
+    least, most = float(limits.activations.low), float(limits.activations.high)
 
     def rule(draft: Draft, node: Node) -> str | None:
         scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
@@ -103,7 +110,7 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
             return None
         requantize, operator = scaled.operator, linear.operator
         assert isinstance(requantize, Requantize) and isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
-        if draft.types[linear.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
+        if draft.types[linear.inputs[0]].dtype is not limits.activations or operator.weight_zero_point:
             return None
         if any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])):
             return None
@@ -119,8 +126,8 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
             multiplier * 2.0 ** (shift - 31),
             bias.astype(np.float64),
             -float(operator.input_zero_point) * weights.sum(axis=1),
-            255.0 * np.minimum(weights, 0).sum(axis=1),
-            255.0 * np.maximum(weights, 0).sum(axis=1),
+            np.minimum(weights * least, weights * most).sum(axis=1),
+            np.maximum(weights * least, weights * most).sum(axis=1),
             requantize.output_zero_point,
             limits,
         )

@@ -18,7 +18,7 @@ _MOST_WEIGHT = 127
 
 
 def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], Graph]:
-    """A rewrite: requantize(add(requantize(a), requantize(b))) of two uint8 images of one shape becomes a 1x1
+    """A rewrite: requantize(add(requantize(a), requantize(b))) of two 8-bit images of one shape becomes a 1x1
     convolution of both, channels side by side, with a diagonal per operand, requantised as the engine does.
 
     The weights hold the ratio of the two scales to about 1 part in 200; the result is within 2 of the original.
@@ -32,7 +32,7 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         outer = scaled.operator
         assert isinstance(outer, Requantize)
         sides = [draft.made_by(value, Requantize) for value in added.inputs]
-        if any(side is None or draft.types[side.inputs[0]].dtype is not DType.UINT8 for side in sides):
+        if any(side is None or draft.types[side.inputs[0]].dtype is not limits.activations for side in sides):
             return None
         left, right = (side for side in sides if side is not None)
         kind = draft.types[left.inputs[0]]
@@ -49,8 +49,8 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
             every * (max(factors) / max(weights)),
             every * 0.0,
             every * -(weights[0] * zeros[0] + weights[1] * zeros[1]),
-            every * 0.0,
-            every * 255.0 * sum(weights),
+            every * limits.activations.low * sum(weights),
+            every * limits.activations.high * sum(weights),
             outer.output_zero_point,
             limits,
         )

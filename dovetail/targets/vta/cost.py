@@ -17,7 +17,7 @@ from dovetail.operators.movement import Pad
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.loops import digit_rows
-from dovetail.targets.vta.lower import Tiling
+from dovetail.targets.vta.lower import Tiling, STREAMING, capacities, slots_of_use
 
 
 @dataclass(frozen=True)
@@ -79,58 +79,79 @@ def shape(graph: Graph, config: VtaConfig) -> Shape:
 def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
     """Cycles of a region under a tiling.
 
-    compute: tiles of output x (reset + taps x input blocks + digits + alu_interval x ALU steps) and the fill of every
-    instruction; bus: bytes of operands as often as they are loaded, of the result once, over bus_bytes.
+    A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
+    loads, but for those that had slots to go to while the tile before was in the ALU (alu_interval per entry and step).
+    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well.
     """
     down, across, groups = -(-s.rows // t.rows), -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
-    tiles = down * across * groups
-    per_entry = 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits) + config.alu_interval * s.alu
-    entries = s.rows * s.columns * s.out_blocks
-    steps = s.in_blocks * (min(t.blocks, s.out_blocks) if s.by_block else 1)
-    nests = tiles * (1 + s.alu + (0 if s.pool else steps) + min(s.digits, 1))
-    if not s.pool and min(t.blocks, s.out_blocks) == 1 or s.by_block:
-        nests += tiles * steps * (s.taps - 1)
-    compute = entries * per_entry + nests * config.pipeline_cycles
+    image_tiles = down * across
+    blocks = s.out_blocks / groups
+    entries = s.rows * s.columns * s.out_blocks / (image_tiles * groups)
+    steps = blocks if s.by_block else s.in_blocks
+    products = entries * _products(s) + config.pipeline_cycles * _instructions(s, steps, blocks)
+    alu = (entries * config.alu_interval + config.pipeline_cycles) * s.alu
+    image, weights = _transfers(s, t, config, blocks)
+    out = entries * config.out_element / config.bus_bytes
+    total = 0.0
+    image_again, weights_again = _again(s, t, config, image_tiles, groups)
+    for count, first_image, first_weights in (
+        (1, True, True),
+        (image_tiles - 1, True, False),
+        (groups - 1, False, True),
+        ((image_tiles - 1) * (groups - 1), False, False),
+    ):
+        loads = (image if first_image or image_again else 0) + (weights if first_weights or weights_again else 0)
+        early = 0 if first_image and first_weights else min(alu, loads * min(1.0, STREAMING / steps))
+        apart = products + alu + loads + out
+        overlapped = max(alu + max(products, loads - early), loads + out)
+        total += count * (overlapped if _overlaps(s, t, config) else apart)
+    ends = (image + weights) / max(1, steps) + out + 3 * config.bus_latency
+    return round(total + ends)
+
+
+def _products(s: Shape) -> int:
+    """GEMM cycles of one output entry, or the ALU's of a pool's zero."""
+    return 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits)
+
+
+def _instructions(s: Shape, steps: float, blocks: float) -> float:
+    """GEMM instructions of a tile: the taps of a single block are instructions of their own (micro.py)."""
+    if s.pool:
+        return 1.0
+    apart = s.taps if s.by_block or blocks <= 1 else 1
+    return 1 + steps * apart + min(s.digits, 1)
+
+
+def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
+    """Bus cycles of a tile's operand and of its weights."""
     height, width = _image(s, t)
-    stays = _stays(s, t, config)
-    block_bytes, matrix_bytes = config.inp_element, config.wgt_element
-    plane = height * width * block_bytes
-    image_loads = down * across * s.image_blocks * (1 if stays.image or s.by_block else groups)
-    matrices = s.out_blocks * s.in_blocks * s.taps * (0 if s.pool else 1)
-    weight_loads = matrices * (1 if stays.weights else down * across)
-    rows_bytes = height * -(-width * block_bytes // config.bus_bytes)
-    bus = image_loads * rows_bytes + (weight_loads * matrix_bytes + entries * block_bytes) // config.bus_bytes
-    transfers = image_loads + weight_loads // max(1, s.taps * min(t.blocks, s.out_blocks)) + tiles
-    per_step = matrix_bytes * s.taps * (1 if s.by_block else min(t.blocks, s.out_blocks))
-    first = 2 * config.bus_latency + (plane + (0 if s.pool else per_step)) // config.bus_bytes
-    entries_of_tile = min(t.rows, s.rows) * min(t.columns, s.columns) * min(t.blocks, s.out_blocks)
-    last = config.bus_latency + entries_of_tile * block_bytes // config.bus_bytes
-    exposed = 0 if _overlaps(s, t, config) else min(compute, bus)
-    return max(compute, bus + transfers) + first + last + exposed
+    row = -(-width * config.inp_element // config.bus_bytes)
+    image = (blocks if s.by_block else s.image_blocks) * (height * row + 1)
+    matrices = blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
+    return image, matrices * config.wgt_element / config.bus_bytes
 
 
-@dataclass(frozen=True)
-class _Stays:
-    image: bool
-    weights: bool
+def _again(s: Shape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:
+    """Whether a tile loads its part of the image again for another group of channels, and its weights for another part
+    of the image."""
+    height, width = _image(s, t)
+    room = capacities(config)
+    per_step = s.taps * (1 if s.by_block else min(t.blocks, s.out_blocks))
+    steps = min(t.blocks, s.out_blocks) if s.by_block else s.in_blocks
+
+    def stays(every: int, of_a_tile: int, entries: int, memory: str, next_same: bool) -> bool:
+        slots = slots_of_use(every, of_a_tile, entries, room[memory])
+        return slots >= every or (next_same and slots >= of_a_tile > 1)
+
+    image = stays(image_tiles * s.image_blocks, steps, height * width, "INP", t.channels_first) and not s.by_block
+    weights = stays(groups * steps, steps, per_step, "WGT", not t.channels_first)
+    return not image and not s.pool, not weights and not s.pool
 
 
 def _image(s: Shape, t: Tiling) -> tuple[int, int]:
     """Rows and columns of the operand a tile reads, padding included."""
     height = (min(t.rows, s.rows) - 1) * s.stride[0] + s.kernel[0]
     return height, (min(t.columns, s.columns) - 1) * s.stride[1] + s.kernel[1]
-
-
-def _stays(s: Shape, t: Tiling, config: VtaConfig) -> _Stays:
-    """Which operand is loaded once for all the tiles that follow each other and read it."""
-    height, width = _image(s, t)
-    image = height * width * s.image_blocks <= config.inp_entries * 3 // 4 and t.channels_first
-    matrices = s.out_blocks * s.in_blocks * s.taps
-    own = min(t.blocks, s.out_blocks) * s.in_blocks * s.taps
-    once = s.rows <= t.rows and s.columns <= t.columns
-    weights = once or matrices <= config.wgt_entries * 3 // 4
-    weights = weights or (own <= config.wgt_entries * 3 // 4 and not t.channels_first)
-    return _Stays(image, weights)
 
 
 def _overlaps(s: Shape, t: Tiling, config: VtaConfig) -> bool:

@@ -17,7 +17,7 @@ from dovetail.targets.vta.issues import write_issue
 from dovetail.targets.vta.mapping import scheduled
 from dovetail.targets.vta.writer import Placed, Stream, Writer, shifted
 
-_MOST_STREAMING = 4
+STREAMING = 8
 """Slots for data that cannot stay as a whole: more would only need more micro-operations."""
 
 
@@ -124,30 +124,56 @@ def _key(issue: Issue, origins: Mapping[str, tuple[int, ...]]) -> Hashable | Non
 
 
 def _pools(tiles: Sequence[_Tile], tiling: Tiling, config: VtaConfig) -> dict[str, Mapping[str, Pool]]:
-    """Slots of every memory for what the tiles put into it."""
+    """Slots of every memory for what the tiles put into it.
+
+    What is read again stays: everything if it fits, else what one tile reads, since the next tile may read the same.
+    """
     entries: dict[tuple[str, str], int] = {}
-    keys: dict[tuple[str, str], set[Hashable]] = {}
+    everything: dict[tuple[str, str], set[Hashable]] = {}
+    of_a_tile: dict[tuple[str, str], int] = {}
     for tile in tiles:
         names: dict[int, tuple[str, str]] = {}
+        here: dict[tuple[str, str], set[Hashable]] = {}
         for event in tile.events:
             if isinstance(event, Allocation):
-                names[event.buffer] = (event.memory, event.name)
-                size = prod(event.shape[:-2])
-                entries[event.memory, event.name] = max(entries.get((event.memory, event.name), 0), size)
+                names[event.buffer] = name = (event.memory, event.name)
+                entries[name] = max(entries.get(name, 0), prod(event.shape[:-2]))
             elif isinstance(event, Issue) and _key(event, tile.origins) is not None:
                 filled = _filled(event)
                 if filled is not None:
-                    keys.setdefault(names[filled], set()).add(_key(event, tile.origins))
-    capacity = {"INP": config.inp_entries, "WGT": config.wgt_entries, "ACC": config.acc_entries}
+                    here.setdefault(names[filled], set()).add(_key(event, tile.origins))
+        for name, keys in here.items():
+            everything.setdefault(name, set()).update(keys)
+            of_a_tile[name] = max(of_a_tile.get(name, 0), len(keys))
     made = {}
-    for memory, room in capacity.items():
-        demands = []
-        for (where, name), size in sorted(entries.items()):
-            if where == memory:
-                contents = len(keys.get((where, name), ()))
-                stays = contents * size <= room * 3 // 4
-                demands.append(Demand(name, size, contents if contents and stays else _MOST_STREAMING if contents else 2))
+    for memory, room in capacities(config).items():
+        demands = [
+            Demand(name, size, slots_of_use(len(everything.get(key, ())), of_a_tile.get(key, 0), size, room))
+            for key, size in sorted(entries.items())
+            for name in [key[1]]
+            if key[0] == memory
+        ]
         made[memory] = pools(memory, room, demands, tiling.slots)
     return made
 
 
+def capacities(config: VtaConfig) -> dict[str, int]:
+    """Entries of the memories a schedule fills."""
+    return {"INP": config.inp_entries, "WGT": config.wgt_entries, "ACC": config.acc_entries}
+
+
+def slots_of_use(everything: int, of_a_tile: int, entries: int, room: int) -> int:
+    """Slots that help: for all contents when they fit, twice those of a tile when these do, else a few to run ahead.
+
+    Args:
+        everything: distinct contents over the whole region; 0 for what is not loaded.
+        of_a_tile: distinct contents of one tile.
+        entries: of one slot.
+        room: entries of the memory.
+    """
+    share = room * 3 // 4
+    if everything == 0:
+        return 2
+    if everything * entries <= share:
+        return everything
+    return 2 * of_a_tile if of_a_tile * entries <= share and of_a_tile > 1 else STREAMING

@@ -19,7 +19,15 @@
 #endif
 
 #ifndef VTA_MEMORY
-#define VTA_MEMORY 0x80000000u /* address of the DRAM that activations lie in */
+#define VTA_MEMORY 0x80000000u /* address of the driver's page; INP and OUT elements are counted from here */
+#endif
+
+#ifndef VTA_BLOCK
+#define VTA_BLOCK 16u /* channels of an element */
+#endif
+
+#ifndef VTA_BATCH
+#define VTA_BATCH 1u /* images of an element */
 #endif
 
 #ifdef DOVETAIL_HOST
