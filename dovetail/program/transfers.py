@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
-from dovetail.graph.layout import axis_offsets, row_major
+from dovetail.graph.layout import Layout, axis_offsets, row_major
 from dovetail.program.ir import Copy, View
 
 _MOST_AXES = 3
@@ -182,6 +182,13 @@ def _split(nest: _Nest, axes: list[_Axis]) -> Iterator[Transfer]:
         yield Transfer(source, destination, inner[0].size, *strides)
 
 
+def can_pad(layout: Layout | None) -> bool:
+    """True when images in a layout can be padded: rows and columns are not blocked and columns follow their rows."""
+    dims = (layout or row_major(4)).dims
+    places = [place for place, (axis, _) in enumerate(dims) if axis in (1, 2)]
+    return len(places) == 2 and places[1] == places[0] + 1 and dims[places[0]] == (1, 1)
+
+
 def _padded(copy: Copy) -> Iterator[Transfer]:
     """A padded image of one batch: rows of pixels (or of a block of their channels), fill around them."""
     source, destination = copy.source, copy.destination
@@ -191,11 +198,9 @@ def _padded(copy: Copy) -> Iterator[Transfer]:
     ]
     if len(pads) != 4 or pads[0] != (0, 0) or pads[3] != (0, 0) or source.type.shape[0] != 1:
         raise ValueError(f"the DMA pads rows and columns of one image only, not {source.type} to {destination.type}")
-    layout = source.layout or row_major(4)
-    dims = layout.dims
-    column = dims.index((2, 1))
-    if layout.block(1) > 1 or layout.block(2) > 1 or column == 0 or dims[column - 1] != (1, 1):
-        raise ValueError(f"the DMA pads images whose rows follow each other, not {layout}")
+    if not can_pad(source.layout):
+        raise ValueError(f"the DMA pads images whose columns follow their rows, not {source.layout}")
+    column = (source.layout or row_major(4)).dims.index((2, 1))
     if source.layout != destination.layout or not destination.is_dense:
         raise ValueError("a padded copy needs one layout and a dense destination")
     if source.strides[column:] != destination.strides[column:]:

@@ -1,5 +1,6 @@
 """The public interface a target is written against."""
 
+from dovetail.graph.layout import Layout, blocked
 from dovetail.target.description import (
     Command,
     Core,
@@ -22,6 +23,7 @@ __all__ = [
     "DeviceModel",
     "Dma",
     "Engine",
+    "Layout",
     "Match",
     "Memory",
     "Offload",
@@ -30,6 +32,7 @@ __all__ = [
     "Rewrite",
     "Target",
     "apply",
+    "blocked",
     "constant",
     "maybe",
     "operand",
