@@ -13,13 +13,13 @@ from dovetail.build.toolchain import compile_host
 from dovetail.emit.runtime import COPY, runtime_path
 from dovetail.errors import MissingExtraError
 
-SIZE = 1 << 14
+SIZE = 1 << 16
 
 
 class Padding(ctypes.Structure):
     """copy_padding of copy.h."""
 
-    _fields_ = [(name, ctypes.c_uint32) for name in ("top", "bottom", "left", "right")] + [("fill", ctypes.c_uint8)]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_uint32) for name in ("top", "bottom", "left", "right")] + [("fill", ctypes.c_uint8)]
 
 
 @dataclass(frozen=True)
