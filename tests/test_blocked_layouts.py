@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from dovetail import zoo
+from dovetail.adapt import adapt
 from dovetail.build.toolchain import find_compiler
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
-from dovetail.emit import write_project
+from dovetail.emit import emit_project, make_unit, write_project
 from dovetail.emit.source import addressed_operands
 from dovetail.errors import MissingExtraError, PlanError, ProgramError
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
@@ -31,6 +33,7 @@ from dovetail.program.printer import print_program
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import Build, run_build
 from dovetail.target import Target
+from dovetail.targets import load_target
 from fake_engine import IMAGES, MEMORY, emulate, machine, machine_with_near_memory
 
 NETWORKS = ("resnet8", "digits", "ds_cnn")
@@ -340,6 +343,44 @@ def test_random_networks() -> None:
         graph = net.finish(values[-1], net.pooled(values[-2], "mean"))
         for target in (machine(), machine(pads=False), machine_with_near_memory(24 * 1024)):
             planned(graph, target)
+
+
+@pytest.mark.parametrize("policy", ["engine", "exact"])
+def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
+    """Wider than the engine pads: around a value that lies inside already, the DMA writes strips of fill alone."""
+    target = load_target("ne16")
+    net = Network(1, 9, 7, 16)
+    a = net.convolution(net.x, 24, 1, "a")
+    pads = (0, 3, 4, 0), (0, 4, 3, 0)
+    wide = net.builder.add(Pad(*pads, 5), [a], "wide")
+    graph = net.finish(net.convolution(wide, 16, 3, "b", pad=False))
+    graph = adapt(graph, target.policy(policy))
+    placed = choose_layouts(graph, partition(graph, target), target)
+    found = plan(placed, target, {target.code: 100_000})
+    verify_program(found.program, target)
+    check_program(found.program, target, placed.graph, sample_inputs(graph))
+    in_place = [s for s in found.program.statements if isinstance(s, Copy) and s.fills_border]
+    assert len(in_place) == len(placed.inside) == (1 if policy == "engine" else 0), "the core requantises if exact"
+    project = emit_project(make_unit(found.program, placed.regions, target), {"target": target.name})
+    write_project(project, tmp_path / "build")
+    build = Build(tmp_path / "build", json.loads(project.files["dovetail.json"]), target)
+    inputs = [sample_inputs(graph, seed) for seed in range(2)]
+    for simulator in ("host", "iss") if find_spec("unicorn") else ("host",):
+        for given, outputs in zip(inputs, run_build(build, simulator, inputs).outputs, strict=True):
+            for value, expected in evaluate(graph, given).items():
+                np.testing.assert_array_equal(outputs[value], expected)
+
+
+def test_constants_of_every_element_need_row_major() -> None:
+    """An addition of a whole constant image is not computed on blocks."""
+    net = Network(1, 6, 5, 32)
+    a = net.convolution(net.x, 32, 1, "a")
+    names = [net.builder.constant(n, np.array([v], np.int32)) for n, v in (("m", 1 << 30), ("s", 9))]
+    raised = net.builder.add(Requantize(), [a, *names])
+    image = net.builder.constant("image", np.random.default_rng(0).integers(-999, 999, (1, 6, 5, 32)).astype(np.int32))
+    total = net.requantised(net.builder.add(Add(), [raised, image]), "sum", 1)
+    found = planned(net.finish(net.convolution(total, 32, 1, "last")), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a", "sum", f"last as {IMAGES}"]
 
 
 def test_tiles_of_blocked_values() -> None:

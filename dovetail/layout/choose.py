@@ -86,8 +86,11 @@ def _whole(region: Region, layout: Layout, box: tuple[tuple[int, int], ...]) -> 
 
 
 def _is_elementwise(region: Region) -> bool:
+    """True when every value has one shape, and every constant is the same for all elements."""
     types, shape = region.graph.types, region.graph.types[region.output].shape
     values = (*region.graph.inputs, *(node.output for node in region.graph.nodes))
+    if any(types[name].shape == shape and types[name].elements > 1 for name in region.graph.constants):
+        return False
     return all(types[value].shape == shape for value in values) and all(
         node.operator.is_elementwise([types[value] for value in node.inputs]) for node in region.graph.nodes
     )

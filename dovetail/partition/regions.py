@@ -130,7 +130,7 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
         producer = producers.get(value)
         if (
             producer is None
-            or _copied(graph, target, producer)
+            or (_copied(graph, target, producer) and (target.dma or not isinstance(producer.operator, Pad)))
             or value in claimed
             or value in graph.outputs
             or value in members

@@ -1,8 +1,9 @@
 """A made-up chip for tests: one memory for everything, no DMA, an engine that takes 8-bit values in channel blocks.
 
-The engine reads and writes the one memory itself, whole blocks of 16 channels at a time (as VTA does, whose target this
-stands in for), and its constants where they lie. `emulate` carries out a task from its words and its blob alone.
+The engine reads and writes the one memory itself, whole blocks of 16 channels at a time, and its constants where they
+lie. `emulate` carries out a task from its words and its blob alone.
 """
+# VTA works like this; its target is to find every stage ready.
 
 from __future__ import annotations
 
