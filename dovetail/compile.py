@@ -17,7 +17,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
-from dovetail.layout import choose_layouts
+from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
 from dovetail.plan import Plan, plan
@@ -52,7 +52,7 @@ class Compiled:
     """Everything known about a compiled network."""
 
     graph: Graph
-    """The integer graph as the target computes it."""
+    """The integer graph as the target computes it, relayouts included."""
     regions: tuple[Region, ...]
     plan: Plan
     unit: Unit
@@ -82,16 +82,17 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     _refuse_idle_outputs(graph, model)
     progress("partitioning")
     regions = partition(graph, target)
-    layouts = choose_layouts(graph, regions)
+    progress("choosing layouts")
+    placed = choose_layouts(graph, regions, target)
     progress("planning tiles, order and addresses")
-    planned = plan(graph, regions, layouts, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
+    planned = plan(placed, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
     progress("verifying the program")
     verify(planned.program, target)
-    check_program(planned.program, target, graph, sample_inputs(graph))
+    check_program(planned.program, target, placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, regions, target)
-    project = emit_project(unit, _manifest(model, target, options, graph, regions, planned))
-    return Compiled(graph, regions, planned, unit, project)
+    unit = make_unit(planned.program, placed.regions, target)
+    project = emit_project(unit, _manifest(model, target, options, placed, planned))
+    return Compiled(placed.graph, placed.regions, planned, unit, project)
 
 
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
@@ -155,7 +156,7 @@ def _constant_bytes(graph: Graph) -> int:
 
 
 def _manifest(
-    model: Path, target: Target, options: Options, graph: Graph, regions: tuple[Region, ...], planned: Plan
+    model: Path, target: Target, options: Options, placed: Placed, planned: Plan
 ) -> dict[str, Any]:
     layers = [
         {
@@ -165,7 +166,7 @@ def _manifest(
             "macs": region.macs,
             "reason_not_offloaded": region.reason,
         }
-        for region in regions
+        for region in placed.regions
     ]
     memory = {
         placement.memory: {
@@ -177,7 +178,7 @@ def _manifest(
     }
     return {
         "schema": 1,
-        "model": graph.name,
+        "model": placed.graph.name,
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
         "target": target.name,
         "policy": target.policy(options.policy).name,

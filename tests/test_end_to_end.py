@@ -84,11 +84,12 @@ def compile_with_logits(model: Path, target_name: str, policy: str | None) -> Co
         graph = rewrite.apply(graph)
     regions = partition(graph, target)
     constants = sum(array.nbytes for array in graph.constants.values())
-    planned = plan(graph, regions, choose_layouts(graph, regions), target, {target.code: constants + CODE_RESERVE})
+    placed = choose_layouts(graph, regions, target)
+    planned = plan(placed, target, {target.code: constants + CODE_RESERVE})
     verify(planned.program, target)
     check_program(planned.program, target, graph, sample_inputs(graph))
     unit = make_unit(planned.program, regions, target)
-    project = emit_project(unit, _manifest(model, target, options, graph, regions, planned))
+    project = emit_project(unit, _manifest(model, target, options, placed, planned))
     return Compiled(graph, regions, planned, unit, project)
 
 

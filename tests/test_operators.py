@@ -20,7 +20,7 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize,
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 
@@ -112,6 +112,7 @@ MOVEMENT = [
     *(Case(Transpose((2, 0, 1)), (of(kind, 2, 3, 4),)) for kind in (I8, I16, F32)),
     *(Case(Slice((0, 1, 2), (2, 7, 6), (1, 2, 3)), (of(kind, 2, 8, 9),)) for kind in (I8, I16, F32)),
     *(Case(Patches((3, 2), (2, 1), (1, 2)), (of(kind, 2, 7, 6, 3),)) for kind in (I8, F32)),
+    *(Case(Relayout(), (of(kind, 2, 7, 6),)) for kind in (I8, F32)),
 ]
 ARITHMETIC = [
     *(requantize(rounding, channels) for rounding in (Rounding.DOUBLE, Rounding.SINGLE) for channels in (1, 7)),

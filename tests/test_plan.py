@@ -134,7 +134,7 @@ def planned(graph: Graph, target: Target, policy: str, free: int = 0) -> tuple[G
     adapted = adapt(graph, target.policy(policy))
     regions = partition(adapted, target)
     reserved = {target.code: free}
-    return adapted, plan(adapted, regions, choose_layouts(adapted, regions), target, reserved)
+    return adapted, plan(choose_layouts(adapted, regions, target), target, reserved)
 
 
 def check_placement(found: Plan, target: Target) -> None:

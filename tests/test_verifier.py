@@ -108,7 +108,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     target = replace(target, memories=memories)
     graph = prepare(model, target, Options())
     regions = partition(graph, target)
-    planned = plan(graph, regions, choose_layouts(graph, regions), target, {target.code: 300_000})
+    planned = plan(choose_layouts(graph, regions, target), target, {target.code: 300_000})
     return Case(planned.program, target, graph, sample_inputs(graph))
 
 

@@ -147,7 +147,7 @@ def _reason(region: Region) -> str:
     if region.is_view:
         return "nothing is computed: the same bytes under another shape"
     if region.mover:
-        return "the DMA does it: elements only move"
+        return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
     if region.engine is None and not region.reason:
         return "the target has no engine"
     return region.reason

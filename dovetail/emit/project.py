@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
+from dovetail.emit.host import host_source
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.emit.source import (
     Unit,
     arenas,
     constants_source,
+    core_copies,
     header_source,
-    host_source,
+    is_fixed,
     kernels_source,
     model_source,
 )
 from dovetail.errors import BuildError
 from dovetail.program.ir import Copy, Launch
-from dovetail.program.transfers import transfers
+from dovetail.program.transfers import strips, transfers
 from dovetail.target.description import Target
 
 MANIFEST = "dovetail.json"
@@ -34,6 +36,7 @@ MANIFEST = "dovetail.json"
 
 _RUNTIME = ("rv32_start.S", "dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
+_COPY = ("copy.h", "copy.c")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,10 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         f"src/{model}_kernels.c": kernels[1],
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
-    for name in (*_RUNTIME, *(_DMA if unit.target.dma else ())):
+    copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
+    for name in (*_RUNTIME, *copying):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
-    shared = [*common, *(["runtime/dma.c"] if unit.target.dma else [])]
+    shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
     drivers = []
     for resource in (resource for engine in unit.target.engines for resource in engine.driver):
         package, _, path = resource.partition(":")
@@ -87,7 +91,7 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
 
 def _linker_script(unit: Unit) -> str:
     target = unit.target
-    near = {memory: memory for memory in arenas(unit) if memory != target.values}
+    near = {memory: memory for memory in arenas(unit) if is_fixed(target, memory)}
     return linker_script(
         target.memories,
         text=target.code,
@@ -164,12 +168,13 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
 
 
 def _work(unit: Unit) -> list[dict[str, int]]:
-    """Per layer: transfers of the DMA, bytes they write (padding too), launches and their MACs (overlaps too)."""
+    """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
     found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             for transfer in transfers(statement):
-                found[statement.layer]["transfers"] += 1
+                split = strips(transfer) if transfer.border and unit.target.dma else (transfer,)
+                found[statement.layer]["transfers"] += len(split)
                 found[statement.layer]["bytes"] += transfer.nbytes
         if isinstance(statement, Launch):
             types = statement.graph.types

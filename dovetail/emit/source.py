@@ -1,4 +1,4 @@
-"""The emitted sources: constants, kernels, the network itself, and the stand-in for the engines on the host."""
+"""The emitted sources: constants, kernels, and the network itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from dovetail import kernels
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
 from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array
+from dovetail.graph.layout import physical_shape
+from dovetail.graph.types import Array, TensorType
 from dovetail.kernels import CoreKernel
 from dovetail.partition.regions import Region
-from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
-from dovetail.program.transfers import Transfer, transfers
-from dovetail.target.description import Command, Operand, Target
+from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
+from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Operand, Target
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 """Statement index -> the kernel it calls and the C name of each of the kernel's constants."""
@@ -62,7 +63,7 @@ def _kernel_calls(
         if not isinstance(statement, Call):
             continue
         layer = program.layers[statement.layer]
-        kernel = kernels.generate(statement.graph, f"{model}_{layer}_kernel")
+        kernel = kernels.generate(as_it_lies(statement), f"{model}_{layer}_kernel")
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:
@@ -73,6 +74,19 @@ def _kernel_calls(
                 constants.setdefault(names[parameter.value], (parameter.c_type, array))
         calls[index] = (kernel, names)
     return calls, tuple(shared.values())
+
+
+def as_it_lies(call: Call) -> Graph:
+    """The computation of a call over the physical dimensions of its values, in which they are row-major."""
+    layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
+    if layout is None:
+        return graph
+    physical = physical_shape(layout, shape)
+    types = {
+        name: TensorType(physical, kind.dtype) if kind.shape == shape and name not in graph.constants else kind
+        for name, kind in graph.types.items()
+    }
+    return replace(graph, types=types)
 
 
 def _commands(
@@ -89,14 +103,21 @@ def _commands(
 
 
 def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
-    """Addresses and strides of a launch's operands by value or constant name, the result as "result"."""
+    """Addresses and strides of a launch's operands by value or constant name, the result as "result"; the address of
+    constants that are read where they lie is their place in the launch's blob."""
     views = {**launch.operands, "result": launch.result}
     found = {}
     for name, view in views.items():
-        address = program.buffers[view.buffer].address
+        address = 0 if program.buffers[view.buffer].role is Role.CONSTANT else program.buffers[view.buffer].address
         assert address is not None
         found[name] = Operand(address + view.offset, view.strides)
     return found
+
+
+def read_in_place(program: Program) -> frozenset[str]:
+    """The constants an engine reads where they lie."""
+    views = [view for s in program.statements if isinstance(s, Launch) for view in s.operands.values()]
+    return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
 
 
 def _launch_number(program: Program, launch: Launch) -> int | None:
@@ -120,10 +141,12 @@ def _tickets(program: Program) -> dict[int, str]:
 def constants_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the constants: weights, parameters and the engines' tasks."""
     declarations, definitions = [], [f'#include "{unit.model}_constants.h"\n']
+    blobs = {f"{unit.model}_{name}" for name in read_in_place(unit.program)}
     for name, (c_type, array) in unit.constants.items():
         declaration = f"const {c_type} {name}[{array.size}]"
         declarations.append(f"extern {declaration};")
-        definitions.append(array_definition(f"{declaration} __attribute__((aligned(16)))", elements(array)))
+        alignment = IN_PLACE_ALIGNMENT if name in blobs else 16
+        definitions.append(array_definition(f"{declaration} __attribute__((aligned({alignment})))", elements(array)))
     for commands in unit.commands.values():
         for name, command in commands:
             declaration = f"const uint32_t {name}[{len(command.words)}]"
@@ -169,6 +192,16 @@ def arena_name(unit: Unit, memory: str) -> str:
     return f"{unit.model}_{identifier(memory)}"
 
 
+def is_fixed(target: Target, memory: str) -> bool:
+    """True when a memory's buffers must lie at the very addresses planned: engines are told them as numbers."""
+    return memory != target.values or any(engine.memory == memory for engine in target.engines)
+
+
+def core_copies(unit: Unit) -> bool:
+    """True when the core copies, for want of a DMA."""
+    return unit.program.dma == CORE and any(isinstance(s, Copy) for s in unit.program.statements)
+
+
 def place(unit: Unit, view: View) -> str:
     """C expression of a view's first byte: an array and an offset."""
     buffer = unit.program.buffers[view.buffer]
@@ -186,11 +219,11 @@ def model_source(unit: Unit) -> str:
     """The network: one function per layer, and the function that runs them."""
     lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
     lines += ['#include "dma.h"'] if unit.target.dma else []
-    lines += [f'#include "{header}"' for header in _driver_headers(unit)]
+    lines += ['#include "copy.h"'] if core_copies(unit) else []
+    lines += [f'#include "{header}"' for header in driver_headers(unit)]
     lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
     for memory, size in arenas(unit).items():
-        near = memory != unit.target.values
-        section = f', section(".{identifier(memory)}")' if near else ""
+        section = f', section(".{identifier(memory)}")' if is_fixed(unit.target, memory) else ""
         lines.append(f"uint8_t {arena_name(unit, memory)}[{size}] __attribute__((aligned(16){section}));")
     lines.append("")
     if unit.tickets:
@@ -206,8 +239,10 @@ def model_source(unit: Unit) -> str:
     return "\n".join(lines)
 
 
-def _driver_headers(unit: Unit) -> list[str]:
-    names = [resource.rpartition("/")[2] for engine in unit.target.engines for resource in engine.driver]
+def driver_headers(unit: Unit) -> list[str]:
+    """The headers of the engines' drivers, by bare name."""
+    files = [resource.rpartition(":")[2] for engine in unit.target.engines for resource in engine.driver]
+    names = [file.rpartition("/")[2] for file in files]
     return [name for name in names if name.endswith(".h")]
 
 
@@ -245,10 +280,17 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
         return _kernel_call(unit, index, statement)
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
     if isinstance(statement, Launch):
-        calls = [f"{command.function}({name});" for name, command in unit.commands[index]]
+        blob = _blob(unit, statement)
+        calls = [
+            f"{command.function}({name}, {blob});" if command.constants else f"{command.function}({name});"
+            for name, command in unit.commands[index]
+        ]
         return [*(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
     if isinstance(statement, Copy):
-        moves = [_transfer(unit, statement, transfer) for transfer in transfers(statement)]
+        if unit.program.dma == CORE:
+            return [_core_transfer(unit, statement, transfer) for transfer in transfers(statement)]
+        split = [t for transfer in transfers(statement) for t in (strips(transfer) if transfer.border else (transfer,))]
+        moves = [f"dma_{_transfer(unit, statement, transfer)}" for transfer in split]
         return [*(f"(void){move}" for move in moves[:-1]), ticket + moves[-1]]
     raise TypeError(f"unknown statement {statement}")
 
@@ -269,103 +311,39 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
     return [f"{kernel.name}({', '.join(arguments)});"]
 
 
+def _blob(unit: Unit, launch: Launch) -> str:
+    """C expression of a launch's packed constants; a null pointer when it has none."""
+    views = [launch.operands[name] for name in launch.packed]
+    return place(unit, replace(views[0], offset=min(view.offset for view in views))) if views else "0"
+
+
+def _core_transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
+    if not transfer.border:
+        return _transfer(unit, copy, transfer)
+    target = place(unit, replace(copy.destination, offset=transfer.destination))
+    rows = f"{transfer.row_bytes}, {transfer.rows}, {transfer.destination_row_stride}"
+    planes = f"{transfer.planes}, {transfer.destination_plane_stride}"
+    return f"copy_fill_border({target}, {rows}, {planes}, {_padding(transfer, 'copy_padding')});"
+
+
+def _padding(transfer: Transfer, kind: str) -> str:
+    (top, bottom), (left, right) = transfer.pad_rows, transfer.pad_bytes
+    return f"&(const {kind}){{{top}, {bottom}, {left}, {right}, {transfer.fill}}}"
+
+
 def _transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
     target = place(unit, replace(copy.destination, offset=transfer.destination))
     source = place(unit, replace(copy.source, offset=transfer.source))
     rows = f"{transfer.row_bytes}, {transfer.rows}, {transfer.destination_row_stride}, {transfer.source_row_stride}"
     planes = f"{transfer.planes}, {transfer.destination_plane_stride}, {transfer.source_plane_stride}"
     if transfer.is_padded:
-        (top, bottom), (left, right) = transfer.pad_rows, transfer.pad_bytes
-        padding = f"&(const dma_padding){{{top}, {bottom}, {left}, {right}, {transfer.fill}}}"
-        return f"dma_copy_pad({target}, {source}, {rows}, {planes}, {padding});"
+        kind = "copy_padding" if unit.program.dma == CORE else "dma_padding"
+        return f"copy_pad({target}, {source}, {rows}, {planes}, {_padding(transfer, kind)});"
     if transfer.planes > 1:
-        return f"dma_copy_3d({target}, {source}, {rows}, {planes});"
+        return f"copy_3d({target}, {source}, {rows}, {planes});"
     if transfer.rows > 1:
-        return f"dma_copy_2d({target}, {source}, {rows});"
-    return f"dma_copy_1d({target}, {source}, {transfer.row_bytes});"
-
-
-def host_source(unit: Unit) -> str | None:
-    """The engines on the host: every task computes its pattern's own meaning. None without engines."""
-    if not unit.commands:
-        return None
-    functions: list[str] = []
-    shared: dict[str, CoreKernel] = {}
-    table: dict[str, list[str]] = {}
-    helpers: list[str] = []
-    for index, commands in unit.commands.items():
-        launch = unit.program.statements[index]
-        assert isinstance(launch, Launch)
-        for name, command in commands[:-1]:
-            table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return; }}")
-        name, command = commands[-1]
-        kernel = _host_kernel(launch.graph, f"compute_{name}", shared, functions)
-        helpers += kernel.helpers
-        functions.append(_host_task(unit, launch, name, kernel))
-        table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
-    head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
-    head += [f'#include "{header}"' for header in _driver_headers(unit)]
-    body = [kernels.helper_source(helpers)]
-    for function, lines in table.items():
-        text = "\n".join(line.replace("return;", "return 0u;") for line in lines)
-        functions.append(f"uint32_t {function}(const uint32_t *task)\n{{\n{text}\n    return 0u;\n}}\n")
-    for engine in unit.target.engines:
-        functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
-        if engine.prepare:
-            functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
-    return "\n".join([*head, "", *body, *functions])
-
-
-def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
-    kernel = kernels.generate(graph, name)
-    if kernel.key not in shared:
-        shared[kernel.key] = kernel
-        functions.append(kernel.source)
-    return replace(kernel, name=shared[kernel.key].name)
-
-
-def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str:
-    """A function that gathers strided operands, computes, and scatters the result."""
-    lines: list[str] = []
-    arguments: list[str] = []
-    after: list[str] = []
-    for parameter in kernel.parameters:
-        stem = f"{parameter.name}_"
-        if parameter.is_constant:
-            array = kernel.constants[parameter.value]
-            declaration = f"    static const {parameter.c_type} {stem}[{array.size}]"
-            lines.append(array_definition(declaration, elements(array)).rstrip())
-            arguments.append(stem)
-            continue
-        is_result = parameter.value == launch.graph.outputs[0]
-        view = launch.result if is_result else launch.operands[parameter.value]
-        c_type = C_TYPES[view.type.dtype]
-        if view.is_dense:
-            const = "" if is_result else "const "
-            arguments.append(f"({const}{c_type} *)({const}void *)({place(unit, view)})")
-            continue
-        lines.append(f"    static {c_type} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
-        arguments.append(stem)
-        (after if is_result else lines).append(_strided_loop(unit, view, stem, c_type, is_result))
-    call = f"    {kernel.name}({', '.join(arguments)});"
-    return "\n".join([f"static void run_{name}(void)", "{", *lines, call, *after, "}", ""])
-
-
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
-    depth = len(view.type.shape)
-    indices = [f"i{axis}" for axis in range(depth)]
-    loops = "".join(
-        f"for (int32_t {index} = 0; {index} < {size}; {index}++) "
-        for index, size in zip(indices, view.type.shape, strict=True)
-    )
-    offset = " + ".join(f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True))
-    dense = "0"
-    for index, size in zip(indices, view.type.shape, strict=True):
-        dense = f"({dense}) * {size} + {index}"
-    const = "" if scatter else "const "
-    strided = f"*({const}{c_type} *)({const}void *)({place(unit, view)} + {offset})"
-    body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
-    return f"    {loops}{{ {body} }}"
+        return f"copy_2d({target}, {source}, {rows});"
+    return f"copy_1d({target}, {source}, {transfer.row_bytes});"
 
 
 def header_source(unit: Unit, version: str) -> str:

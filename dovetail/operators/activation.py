@@ -35,6 +35,9 @@ class Clamp(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box,)
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         bounds = [body.scalar(self.low, DType.FLOAT32), body.scalar(self.high, DType.FLOAT32)]
         return body.add("Clip", [inputs[0], *bounds])
@@ -102,6 +105,9 @@ class Unary(Operator):
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box,)
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         if self.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ELU):

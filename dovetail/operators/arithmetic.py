@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dovetail.graph.types import Array, Box, DType, Shape, TensorType, full_box
-from dovetail.operators.base import Operator, require
+from dovetail.operators.base import Operator, one_for_all, require
 
 if TYPE_CHECKING:
     from dovetail.graph.onnx_body import OnnxBody
@@ -88,6 +88,9 @@ class Requantize(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box, *(broadcast_box(box, kind.shape) for kind in inputs[1:]))
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return one_for_all(inputs)
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.requantize(self, inputs)
 
@@ -112,6 +115,9 @@ class ScaleShift(Operator):
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box, *(broadcast_box(box, kind.shape) for kind in inputs[1:]))
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return one_for_all(inputs)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         x, scale, offset, shift = (body.cast(name, DType.INT64) for name in inputs)
@@ -138,6 +144,9 @@ class Clip(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box,)
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         wide = body.cast(inputs[0], DType.INT64)  # ONNX Runtime clips no 16-bit integers
         bounds = [body.scalar(self.low, DType.INT64), body.scalar(self.high, DType.INT64)]
@@ -163,6 +172,9 @@ class Offset(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box,)
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         wide = body.cast(inputs[0], DType.INT32)
         return body.cast(body.add("Add", [wide, body.scalar(self.offset, DType.INT32)]), self.dtype)
@@ -183,6 +195,9 @@ class Add(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, tuple(broadcast_box(box, kind.shape) for kind in inputs)
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return one_for_all(inputs)
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.add("Add", list(inputs))
 
@@ -202,6 +217,9 @@ class Lookup(Operator):
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box, full_box(inputs[1].shape))
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         lowest = body.scalar(types[0].dtype.low, DType.INT32)

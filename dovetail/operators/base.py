@@ -43,9 +43,20 @@ class Operator:
         """
         raise ValueError(f"{type(self).__name__} cannot be tiled")
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        """True when each element of the result is made from the elements at its own place and from nothing that
+        differs from place to place: the operator may then be computed in whatever order the elements lie."""
+        return False
+
     def macs(self, inputs: Sequence[TensorType]) -> int:
         """Multiply-accumulates, padded taps counted."""
         return 0
+
+
+def one_for_all(inputs: Sequence[TensorType]) -> bool:
+    """True when every operand has the result's shape or is a single element: none runs along one axis only."""
+    largest = max(inputs, key=lambda kind: kind.elements)
+    return all(kind.shape == largest.shape or kind.elements == 1 for kind in inputs)
 
 
 def require(condition: bool, sentence: str) -> None:

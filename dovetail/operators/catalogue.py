@@ -6,7 +6,7 @@ from dovetail.operators.activation import Clamp, FixedSoftmax, Softmax, Unary
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 
@@ -14,7 +14,7 @@ OPERATORS: dict[str, type[Operator]] = {
     kind.__name__: kind
     for kind in (
         *(Conv2d, DepthwiseConv2d, FullyConnected),
-        *(Reshape, Transpose, Pad, Concat, Slice, Patches),
+        *(Reshape, Transpose, Pad, Concat, Slice, Patches, Relayout),
         *(Requantize, ScaleShift, Clip, Offset, Add, Lookup),
         *(Quantize, Dequantize),
         *(MaxPool2d, AveragePool2d, SumPool2d),

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: reshape, transpose, pad, concat, slice, patches."""
+"""Operators that move elements without computing: reshape, transpose, pad, concat, slice, patches, relayout."""
 
 from __future__ import annotations
 
@@ -193,6 +193,23 @@ class Patches(Operator):
                 window = [start, stop, (1, 2), self.stride]
                 parts.append(body.add("Slice", [inputs[0], *(body.integers(v) for v in window)]))
         return body.add("Concat", parts, axis=3)
+
+
+@dataclass(frozen=True)
+class Relayout(Operator):
+    """The same value lying in another layout: no element changes, only where it is. The layout stage puts it in."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return inputs[0]
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Identity", [inputs[0]])
 
 
 def whole(inputs: Sequence[TensorType]) -> tuple[Box, ...]:

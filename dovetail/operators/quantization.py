@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dovetail.graph.types import Array, Box, DType, Shape, TensorType
-from dovetail.operators.base import Operator, require
+from dovetail.operators.base import Operator, one_for_all, require
 
 if TYPE_CHECKING:
     from dovetail.graph.onnx_body import OnnxBody
@@ -67,6 +67,9 @@ class Quantize(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box, *_parameter_boxes(box, inputs, self.axis))
 
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return one_for_all(inputs)
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
         scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
@@ -99,6 +102,9 @@ class Dequantize(Operator):
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box, *_parameter_boxes(box, inputs, self.axis))
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return one_for_all(inputs)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
+from dovetail.graph.layout import Layout
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.pattern import Match, Mismatch, match_pattern
@@ -31,7 +32,10 @@ class Region:
     origins: tuple[str, ...]
     """The operators of the user's model computed here."""
     mover: str = ""
-    """Name of the DMA when it does the whole region, which only moves elements; empty otherwise."""
+    """Who copies where the region only moves elements: the DMA's name, or "core" without one; empty otherwise."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """The layout it takes each operand in, and gives its result in, by value name; row-major where absent. Set by the
+    layout stage."""
 
     @property
     def place(self) -> str:
@@ -120,13 +124,13 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     """Grow a core region upwards from its last node as long as its kernel generator still takes it."""
     producers, users = graph.producers(), graph.users()
     members = {node.output: node}
-    frontier = [] if target.dma and _is_movement(graph, node) else list(node.inputs)
+    frontier = [] if _copied(graph, target, node) else list(node.inputs)
     while frontier:
         value = frontier.pop(0)
         producer = producers.get(value)
         if (
             producer is None
-            or (target.dma and _is_movement(graph, producer))
+            or (_copied(graph, target, producer) and (target.dma or not isinstance(producer.operator, Pad)))
             or value in claimed
             or value in graph.outputs
             or value in members
@@ -143,8 +147,8 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     refusal = kernels.supports(_subgraph(graph, nodes, "candidate")) if not _is_view(nodes) else None
     if refusal:
         raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
-    if target.dma and _is_movement(graph, node):
-        return _Claim(nodes, None, None, "", target.dma.name)
+    if _copied(graph, target, node):
+        return _Claim(nodes, None, None, "", target.dma.name if target.dma else "core")
     return _Claim(nodes, None, None, explain_mismatch(graph, target, node))
 
 
@@ -167,6 +171,12 @@ def _cut_where_narrow(graph: Graph, target: Target, root: Node, members: dict[st
         if not wide:
             return kept
         del kept[wide[0].output]
+
+
+def _copied(graph: Graph, target: Target, node: Node) -> bool:
+    """True for what becomes copies: of a DMA, or of the core, which gives values the strides an engine takes. A core
+    alone computes movement in its kernels."""
+    return bool(target.dma or target.engines) and _is_movement(graph, node)
 
 
 def _is_movement(graph: Graph, node: Node) -> bool:

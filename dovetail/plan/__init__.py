@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
-from dovetail.graph.graph import Graph
-from dovetail.layout import Layouts
+from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
 from dovetail.plan.tiles import Tiling, choose_tiling, complete
-from dovetail.program.ir import Buffer, Program, Role, Statement
+from dovetail.program.ir import CORE, Buffer, Program, Role, Statement
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
 
@@ -29,42 +28,37 @@ class Plan:
     tilings: Mapping[str, Tiling]
 
 
-def plan(
-    graph: Graph, regions: Sequence[Region], layouts: Layouts, target: Target, reserved: Mapping[str, int]
-) -> Plan:
+def plan(placed: Placed, target: Target, reserved: Mapping[str, int]) -> Plan:
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
     constants at the busiest moment is given up.
 
     Args:
-        graph: the whole network.
-        regions: in execution order.
-        layouts: the values that lie inside others.
+        placed: the network and how its values lie.
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    choice = _Choice(
-        _first_homes(graph, regions, target), frozenset(region.name for region in regions if region.engine is not None)
-    )
-    dma = target.dma.name if target.dma else "dma"
+    early = frozenset(region.name for region in placed.regions if region.engine is not None)
+    choice = _Choice(_first_homes(placed, target), early)
+    dma = target.dma.name if target.dma else CORE
     while True:
-        tilings, stuck = _tilings(regions, target, choice)
+        tilings, stuck = _tilings(placed, target, choice, reserved)
         if stuck is not None:
-            choice = _spill_for(stuck, regions, layouts, target, choice)
+            choice = _spill_for(stuck, placed, target, choice)
             continue
-        lowered = lower(graph, regions, tilings, target, choice.homes, choice.early, layouts)
+        lowered = lower(placed, tilings, target, choice.homes, choice.early)
         statements = synchronise(lowered.statements, dma, choice.settle)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
-            return Plan(_program(graph, regions, lowered, statements, placements, dma), placements, tilings)
+            return Plan(_program(placed, lowered, statements, placements, dma), placements, tilings)
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
-        if crowded.memory == target.values:
+        if crowded.memory == target.values and not any(_can_give_way(buffer) for buffer in alive):
             raise _too_large(crowded, alive, short)
         relief = _relieve(alive, lowered, choice, target)
         withheld = choice.withheld + (short if choice.settle else 0)
@@ -90,8 +84,14 @@ class _Choice:
         return replace(self, homes=homes)
 
 
-def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dict[str, str]:
+def _can_give_way(buffer: Buffer) -> bool:
+    """True for what an engine that works in the memory of values has there beside them."""
+    return buffer.role in (Role.TILE, Role.SCRATCH)
+
+
+def _first_homes(placed: Placed, target: Target) -> dict[str, str]:
     """Inputs and outputs in the memory of values; all else in the memory the engines reach, if there is one."""
+    graph, regions = placed.graph, placed.regions
     near = target.engines[0].memory if target.engines else target.values
     homes = {name: target.values for name in graph.inputs}
     for region in regions:
@@ -103,14 +103,14 @@ def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dic
 
 
 def _tilings(
-    regions: Sequence[Region], target: Target, choice: _Choice
+    placed: Placed, target: Target, choice: _Choice, reserved: Mapping[str, int]
 ) -> tuple[dict[str, Tiling], tuple[Region, PlanError] | None]:
     """Tilings by region name, and the first region there is no room for."""
     found: dict[str, Tiling] = {}
-    for region in regions:
+    for region in placed.regions:
         if region.engine is not None:
-            resident = _resident(region, regions, choice.homes)
-            budget = target.memory(region.engine.memory).size - resident - choice.withheld
+            resident = sum(placed.nbytes(r.output) for r in _resident_regions(region, placed.regions, choice.homes))
+            budget = _room(target, region.engine.memory, reserved) - resident - choice.withheld
             try:
                 found[region.name] = complete(region, choose_tiling(region, target, choice.homes, budget))
             except PlanError as error:
@@ -119,16 +119,17 @@ def _tilings(
 
 
 def _spill_for(
-    stuck: tuple[Region, PlanError], regions: Sequence[Region], layouts: Layouts, target: Target, choice: _Choice
+    stuck: tuple[Region, PlanError], placed: Placed, target: Target, choice: _Choice
 ) -> _Choice:
     """Move the largest value that is in a region's way out of the engine's memory; raises its error when none is."""
     region, error = stuck
-    values = [(r.graph.types[r.output].nbytes, r.output) for r in _resident_regions(region, regions, choice.homes)]
-    if not values:
+    regions, inside = placed.regions, placed.inside
+    values = [(placed.nbytes(r.output), r.output) for r in _resident_regions(region, regions, choice.homes)]
+    if not values or (region.engine is not None and region.engine.memory == target.values):
         raise error
     largest = max(values)[1]
-    outer = layouts[largest].outer if largest in layouts else largest
-    names = {outer, *(value for value, inside in layouts.items() if inside.outer == outer)}
+    outer = inside[largest].outer if largest in inside else largest
+    names = {outer, *(value for value, place in inside.items() if place.outer == outer)}
     return choice.moved({name for value in names for name in _sharing(value, regions)}, target.values)
 
 
@@ -139,11 +140,6 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
         if region.is_view and region.graph.inputs[0] in names:
             names.add(region.output)
     return names
-
-
-def _resident(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> int:
-    """Bytes of the engine's memory that values hold while a region runs."""
-    return sum(r.graph.types[r.output].nbytes for r in _resident_regions(region, regions, homes))
 
 
 def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:
@@ -197,14 +193,13 @@ def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target:
         if lowered.fetches.get(buffer.name) in choice.early:
             return replace(choice, early=choice.early - {lowered.fetches[buffer.name]})
     for buffer in alive:
-        if buffer.role is Role.VALUE:
+        if buffer.role is Role.VALUE and buffer.memory != target.values:
             return choice.moved({n for n, view in lowered.values.items() if view.buffer == buffer.name}, target.values)
     return None
 
 
 def _program(
-    graph: Graph,
-    regions: Sequence[Region],
+    placed: Placed,
     lowered: Lowered,
     statements: Sequence[Statement],
     placements: Sequence[Placement],
@@ -213,13 +208,13 @@ def _program(
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
     buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
     return Program(
-        name=graph.name,
+        name=placed.graph.name,
         buffers=buffers,
         constants=lowered.constants,
         statements=tuple(statements),
-        layers=tuple(region.name for region in regions),
-        inputs={name: lowered.values[name] for name in graph.inputs},
-        outputs={name: lowered.values[name] for name in graph.outputs},
+        layers=tuple(region.name for region in placed.regions),
+        inputs={name: lowered.values[name] for name in placed.graph.inputs},
+        outputs={name: lowered.values[name] for name in placed.graph.outputs},
         values=lowered.values,
         dma=dma,
     )

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dovetail.graph.graph import Graph
+from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
-from dovetail.layout import Layouts
+from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view
-from dovetail.target.description import Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,23 @@ class Lowered:
 
 @dataclass
 class _Context:
+    placed: Placed
     target: Target
     homes: Mapping[str, str]
-    layouts: Layouts
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
-    blobs: dict[bytes, str] = field(default_factory=dict)
+    blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
     fetches: dict[str, str] = field(default_factory=dict)
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
         """Declare a buffer; returns its name."""
         self.buffers[name] = Buffer(name, memory, nbytes, role)
         return name
+
+    def operand(self, region: Region, value: str) -> View:
+        """Where an operand lies, in the layout the region takes it in."""
+        return self.values[value].seen_as(region.layouts.get(value))
 
 
 @dataclass
@@ -56,31 +60,28 @@ class _Parts:
 
 
 def lower(
-    graph: Graph,
-    regions: Sequence[Region],
+    placed: Placed,
     tilings: Mapping[str, Tiling],
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
-    layouts: Layouts,
 ) -> Lowered:
     """Statements in issue order, without waits.
 
     Args:
-        graph: the whole network.
-        regions: in execution order.
+        placed: the network and how its values lie.
         tilings: the tiles of each engine region, by region name.
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
-        layouts: the values that lie inside others.
     """
-    context = _Context(target, homes, layouts)
+    graph, regions = placed.graph, placed.regions
+    context = _Context(placed, target, homes)
     for index, name in enumerate(graph.inputs):
         kind = graph.types[name]
         buffer = context.buffer(f"input_{index}", homes[name], kind.nbytes, Role.INPUT)
         context.values[name] = dense_view(buffer, kind)
-    parts = [_region(context, graph, index, region, tilings) for index, region in enumerate(regions)]
+    parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     ordered: list[Statement] = []
     waiting = _early_of_next(regions, parts, early)
     for index, part in enumerate(parts):
@@ -103,18 +104,20 @@ def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozen
     return placed
 
 
-def _region(context: _Context, graph: Graph, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
+def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
+    graph = context.placed.graph
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
-        source = context.values[region.graph.inputs[0]]
+        source = context.operand(region, region.graph.inputs[0])
         context.values[region.output] = dense_view(source.buffer, kind, source.offset)
         return _Parts()
-    result = _result(context, graph, region)
+    result = _result(context, region)
     context.values[region.output] = result
     if region.engine is not None:
         return _engine(context, index, region, tilings[region.name], result)
-    operands = {value: context.values[value] for value in region.graph.inputs}
-    moved = copies(index, region.graph, operands, result) if context.target.dma else None
+    operands = {value: context.operand(region, value) for value in region.graph.inputs}
+    copying = context.target.dma or context.target.engines
+    moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         return _Parts(head=[copy for copy in moved if not _in_place(copy)])
     return _Parts(head=[Call(index, region.graph, operands, result)])
@@ -125,26 +128,29 @@ def _in_place(copy: Copy) -> bool:
     return copy.source == copy.destination and not copy.before
 
 
-def _result(context: _Context, graph: Graph, region: Region) -> View:
+def _result(context: _Context, region: Region) -> View:
     """Where a region's result lies; declares the buffer unless another region has."""
-    inside = context.layouts.get(region.output)
+    graph, placed = context.placed.graph, context.placed
+    inside = placed.inside.get(region.output)
     if inside is not None:
-        return _outer(context, graph, inside.outer).part(inside.box)
-    if any(layout.outer == region.output for layout in context.layouts.values()):
-        return _outer(context, graph, region.output)
+        return _outer(context, inside.outer).part(inside.box)
+    if any(other.outer == region.output for other in placed.inside.values()):
+        return _outer(context, region.output)
     kind = graph.types[region.output]
     role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
     name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
-    return dense_view(context.buffer(name, context.homes[region.output], kind.nbytes, role), kind)
+    context.buffer(name, context.homes[region.output], placed.nbytes(region.output), role)
+    return dense_view(name, kind, 0, placed.layouts.get(region.output))
 
 
-def _outer(context: _Context, graph: Graph, value: str) -> View:
+def _outer(context: _Context, value: str) -> View:
     """Where a value that others lie in lies."""
-    position = sorted({layout.outer for layout in context.layouts.values()}).index(value)
+    placed = context.placed
+    position = sorted({inside.outer for inside in placed.inside.values()}).index(value)
     name = f"joined_{position}"
     if name not in context.buffers:
-        context.buffer(name, context.homes[value], graph.types[value].nbytes, Role.VALUE)
-    return dense_view(name, graph.types[value])
+        context.buffer(name, context.homes[value], placed.nbytes(value), Role.VALUE)
+    return dense_view(name, placed.graph.types[value], 0, placed.layouts.get(value))
 
 
 def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
@@ -190,12 +196,11 @@ def _tile_loads(
     tile = tiling.tiles[number]
     constants: list[Statement] = []
     inputs: list[Statement] = []
-    if tile.packed:
+    if tile.packed and "" not in tiling.in_place:
         slot, load = _constant_slot(tiling, number)
         if load:
             source = _constant_blob(context, region, tile)
-            nbytes = source.type.elements
-            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, nbytes)
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
             context.fetches[target] = region.name
             constants.append(Copy(index, source, dense_view(target, source.type)))
     for value in region.graph.inputs:
@@ -203,11 +208,11 @@ def _tile_loads(
             continue
         slot, load = _input_slot(tiling, value, number)
         if load:
-            kind = tile.tile.graph.types[value]
+            kind, layout = tile.tile.graph.types[value], region.layouts.get(value)
             name = f"{region.name}_in{region.graph.inputs.index(value)}_{slot}"
-            target = _tile_buffer(context, name, memory, kind.nbytes)
-            source = context.values[value].part(tile.tile.reads[value])
-            inputs.append(Copy(index, source, dense_view(target, kind)))
+            target = _tile_buffer(context, name, memory, nbytes(layout, kind))
+            source = context.operand(region, value).part(tile.tile.reads[value])
+            inputs.append(Copy(index, source, dense_view(target, kind, 0, layout)))
     return constants, inputs
 
 
@@ -233,11 +238,12 @@ def _tile_buffer(context: _Context, name: str, memory: str, nbytes: int) -> str:
 
 def _constant_blob(context: _Context, region: Region, tile: EngineTile) -> View:
     """The packed constants of a tile as one constant of the program; equal ones are stored once."""
-    offsets = pack_offsets(tile.packed)
+    alignment = _alignment(context, region)
+    offsets = pack_offsets(tile.packed, alignment)
     blob = np.zeros(offsets[""], dtype=np.uint8)
     for name, array in tile.packed.items():
         blob[offsets[name] : offsets[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-    key = blob.tobytes()
+    key = (alignment, blob.tobytes())
     if key not in context.blobs:
         stem = f"{region.name}_constants"
         name = stem if stem not in context.constants else f"{stem}_from_{_channels(tile.tile.box)[0]}"
@@ -247,40 +253,57 @@ def _constant_blob(context: _Context, region: Region, tile: EngineTile) -> View:
     return dense_view(context.blobs[key], TensorType(blob.shape, DType.UINT8))
 
 
-def pack_offsets(packed: Mapping[str, Array]) -> dict[str, int]:
+def _alignment(context: _Context, region: Region) -> int:
+    """Bytes each packed constant of a region is aligned to."""
+    assert region.engine is not None
+    return IN_PLACE_ALIGNMENT if context.target.reads_constants(region.engine) else PACK_ALIGNMENT
+
+
+def pack_offsets(packed: Mapping[str, Array], alignment: int) -> dict[str, int]:
     """Where each packed constant begins in a tile's blob, bytes; the blob's size under ""."""
     offsets, total = {}, 0
     for name, array in packed.items():
         offsets[name] = total
-        total += -(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT
+        total += -(-array.nbytes // alignment) * alignment
     return {**offsets, "": total}
 
 
 def _launch(context: _Context, index: int, region: Region, tiling: Tiling, number: int, result: View) -> Launch:
     assert region.engine is not None
-    tile = tiling.tiles[number]
-    graph = tile.tile.graph
+    tile, layouts = tiling.tiles[number], region.layouts
+    graph, memory = tile.tile.graph, region.engine.memory
     operands: dict[str, View] = {}
     for position, value in enumerate(region.graph.inputs):
         if value in tiling.in_place:
-            operands[value] = context.values[value].part(tile.tile.reads[value])
+            operands[value] = context.operand(region, value).part(tile.tile.reads[value])
         else:
             slot = _input_slot(tiling, value, number)[0]
-            operands[value] = dense_view(f"{region.name}_in{position}_{slot}", graph.types[value])
-    offsets = pack_offsets(tile.packed)
-    slot = _constant_slot(tiling, number)[0]
-    for name, array in tile.packed.items():
-        kind = TensorType((array.nbytes,), DType.UINT8)
-        operands[name] = dense_view(f"{region.name}_constants_{slot}", kind, offsets[name])
+            operands[value] = dense_view(
+                f"{region.name}_in{position}_{slot}", graph.types[value], 0, layouts.get(value)
+            )
+    operands |= _packed(context, region, tiling, number)
     if tile.scratch:
-        buffer = _tile_buffer(context, f"{region.name}_scratch", region.engine.memory, tile.scratch)
+        buffer = _tile_buffer(context, f"{region.name}_scratch", memory, tile.scratch)
         operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
     if region.output in tiling.in_place:
-        written = result.part(tile.tile.box)
+        written = result.seen_as(layouts.get(region.output)).part(tile.tile.box)
     else:
-        kind = graph.types[region.output]
-        buffer = _tile_buffer(
-            context, f"{region.name}_out_{number % tiling.buffers}", region.engine.memory, kind.nbytes
-        )
-        written = dense_view(buffer, kind)
-    return Launch(index, region.engine.name, tile.match, operands, written, tile.packed)
+        kind, layout = graph.types[region.output], layouts.get(region.output)
+        slot = number % tiling.buffers
+        buffer = _tile_buffer(context, f"{region.name}_out_{slot}", memory, nbytes(layout, kind))
+        written = dense_view(buffer, kind, 0, layout)
+    return Launch(index, region.engine.name, tile.match, operands, written, tile.packed, layouts)
+
+
+def _packed(context: _Context, region: Region, tiling: Tiling, number: int) -> dict[str, View]:
+    """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
+    tile = tiling.tiles[number]
+    if not tile.packed:
+        return {}
+    if "" in tiling.in_place:
+        buffer = _constant_blob(context, region, tile).buffer
+    else:
+        buffer = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
+    offsets = pack_offsets(tile.packed, _alignment(context, region))
+    kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
+    return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}

@@ -1,10 +1,10 @@
-"""Operators that only move elements, as copies the DMA can do."""
+"""Operators that only move elements, as copies that the DMA, or the core without one, can do."""
 
 from __future__ import annotations
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import TensorType
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.program.ir import Copy, View, dense_view
 
 
@@ -14,7 +14,7 @@ def copies(layer: int, graph: Graph, operands: dict[str, View], result: View) ->
     Args:
         layer: index of the layer the copies belong to.
         graph: the region.
-        operands: where each runtime operand lies.
+        operands: where each runtime operand lies; row-major but for pads, concatenations and relayouts.
         result: where the result goes, dense.
     """
     if len(graph.nodes) != 1 or any(name in graph.constants for name in graph.nodes[0].inputs):
@@ -28,6 +28,8 @@ def copies(layer: int, graph: Graph, operands: dict[str, View], result: View) ->
         if len(operator.before) != 4 or any(sides) or source.type.shape[0] != 1 or not one_byte:
             return None
         return (Copy(layer, source, result, operator.before, int(operator.value)),)
+    if isinstance(operator, Relayout):
+        return (Copy(layer, source, result),)
     if isinstance(operator, Patches):
         return _patches(layer, operator, source, result)
     if isinstance(operator, Reshape):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dovetail.errors import PlanError
+from dovetail.graph.layout import check_part, nbytes
 from dovetail.graph.types import Array, Box, Shape
 from dovetail.partition.regions import Region
 from dovetail.graph.crop import Tile, crop
@@ -44,7 +45,7 @@ class Tiling:
     """Result shape of a whole tile."""
     tiles: tuple[EngineTile, ...]
     in_place: frozenset[str]
-    """Values (operands, result) the engine reaches where they lie."""
+    """Values (operands, result) the engine reaches where they lie; "" stands for its packed constants."""
     nbytes: int
     """Bytes of engine memory the tile buffers take."""
     cycles: int
@@ -67,7 +68,14 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
     """
     assert region.engine is not None
     shape = region.graph.types[region.output].shape
-    in_place = frozenset(name for name in (*region.graph.inputs, region.output) if homes[name] == region.engine.memory)
+    values = (*region.graph.inputs, region.output)
+    in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
+    if target.reads_constants(region.engine):
+        in_place |= {""}
+    if in_place == {*values, ""}:  # nothing is copied: a cut could only save working memory
+        whole = _evaluate(region, target, shape, in_place, 1)
+        if whole is not None and whole.nbytes <= max(budget, 0):
+            return whole
     best: Tiling | None = None
     smallest: tuple[int, Shape] | None = None
     for finer in (1, _FINEST):
@@ -144,22 +152,27 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
     spatial, channel_cuts = _product(counts[:-1]), counts[-1]
     graph = first.tile.graph
-    loads = {name: graph.types[name].nbytes for name in graph.inputs if name not in in_place}
-    packed = packed_bytes(first.packed)
-    result = 0 if region.output in in_place else graph.types[region.output].nbytes
+    loads = {name: _tile_bytes(region, first, name) for name in graph.inputs if name not in in_place}
+    packed = 0 if "" in in_place else packed_bytes(first.packed)
+    result = 0 if region.output in in_place else _tile_bytes(region, first, region.output)
     tiles = spatial * channel_cuts
     nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
     nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
     moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
-    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + channel_cuts
+    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + (channel_cuts if "" not in in_place else 0)
     engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
     exposed = sum(loads.values()) + packed + result
     copying = _dma_cycles(target.dma, moved, setups)
     together = max(engine, copying) if buffers > 1 else engine + copying
     cycles = together + _dma_cycles(target.dma, exposed, 1)
     return Tiling(size, (first,), in_place, nbytes, cycles, buffers)
+
+
+def _tile_bytes(region: Region, tile: EngineTile, value: str) -> int:
+    """Bytes of a tile's part of a value, in the layout the engine takes it in."""
+    return nbytes(region.layouts.get(value), tile.tile.graph.types[value])
 
 
 def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
@@ -173,9 +186,10 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     """The tiling with every one of its tiles, in the order they are launched."""
     shape = region.graph.types[region.output].shape
     first = tiling.tiles[0]
-    loads = sum(first.tile.graph.types[name].nbytes for name in region.graph.inputs if name not in tiling.in_place)
+    loads = sum(_tile_bytes(region, first, name) for name in region.graph.inputs if name not in tiling.in_place)
+    packed = 0 if "" in tiling.in_place else packed_bytes(first.packed)
     counts = [-(-total // step) for total, step in zip(shape, tiling.shape, strict=True)]
-    channels_outer = outer_channels(loads, packed_bytes(first.packed), _product(counts[:-1]), counts[-1])
+    channels_outer = outer_channels(loads, packed, _product(counts[:-1]), counts[-1])
     boxes = tile_boxes(shape, tiling.shape, channels_outer)
     tiles = tuple(_engine_tile(region, box) for box in boxes)
     return replace(tiling, tiles=tiles)
@@ -190,6 +204,8 @@ def _engine_tile(region: Region, box: Box) -> EngineTile:
     """Match and packed constants of a tile; raises ValueError when the offload does not take it."""
     assert region.offload is not None
     tile, offload = crop(region.graph, box), region.offload
+    for value, part in (*tile.reads.items(), (region.output, box)):
+        check_part(region.layouts.get(value), part, region.graph.types[value].shape)
     match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)

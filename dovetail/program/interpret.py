@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.errors import ProgramError
 from dovetail.graph.graph import Graph, evaluate
 from dovetail.graph.types import Array
-from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, as_array
+from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, store
 from dovetail.program.printer import print_statement
 from dovetail.target.description import Target
 
@@ -22,10 +22,10 @@ def interpret(program: Program, target: Target, inputs: Mapping[str, Array]) -> 
     """
     machine = _Machine(program, target)
     for name, array in inputs.items():
-        machine.view(program.inputs[name])[...] = array
+        machine.write(program.inputs[name], array)
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
-    return {name: machine.view(view).copy() for name, view in program.outputs.items()}
+    return {name: machine.read(view) for name, view in program.outputs.items()}
 
 
 def check_program(program: Program, target: Target, graph: Graph, inputs: Mapping[str, Array]) -> None:
@@ -39,12 +39,12 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
     expected = evaluate(graph, inputs, kept)
     machine = _Machine(program, target)
     for name, array in inputs.items():
-        machine.view(program.inputs[name])[...] = array
+        machine.write(program.inputs[name], array)
     final = _last_writes(program, kept)
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
         for name in final.get(index, ()):
-            actual = machine.view(program.values[name])
+            actual = machine.read(program.values[name])
             if not np.array_equal(actual, expected[name]):
                 count = int((actual != expected[name]).sum())
                 layer = program.layers[statement.layer]
@@ -79,13 +79,21 @@ class _Machine:
         self.memories = {memory.name: np.zeros(memory.size, dtype=np.uint8) for memory in target.memories}
         self.bases = {memory.name: memory.base for memory in target.memories}
 
-    def view(self, view: View) -> Array:
-        """A numpy view of where `view` lies; of constants, their bytes."""
+    def read(self, view: View) -> Array:
+        """The logical array that lies in `view`; of constants, their bytes."""
         buffer = self.program.buffers[view.buffer]
         if buffer.role is Role.CONSTANT:
-            return as_array(self.program.constants[buffer.name], view, 0)
+            return load(self.program.constants[buffer.name], view, 0)
+        return load(self.memories[buffer.memory], view, self._base(view))
+
+    def write(self, view: View, array: Array) -> None:
+        """Put a logical array where `view` lies."""
+        store(self.memories[self.program.buffers[view.buffer].memory], view, self._base(view), array)
+
+    def _base(self, view: View) -> int:
+        buffer = self.program.buffers[view.buffer]
         assert buffer.address is not None
-        return as_array(self.memories[buffer.memory], view, buffer.address - self.bases[buffer.memory])
+        return buffer.address - self.bases[buffer.memory]
 
     def step(self, index: int, statement: Statement) -> None:
         """Carry out one statement."""
@@ -93,7 +101,7 @@ class _Machine:
             self._copy(statement)
         elif isinstance(statement, Launch):
             for name, array in statement.packed.items():
-                if not np.array_equal(self.view(statement.operands[name]), array.reshape(-1).view(np.uint8)):
+                if not np.array_equal(self.read(statement.operands[name]), array.reshape(-1).view(np.uint8)):
                     line = print_statement(self.program, index).strip()
                     raise ProgramError(f"the bytes of {name} are not its packed constants", where=f"statement {line}")
             self._compute(statement)
@@ -101,16 +109,16 @@ class _Machine:
             self._compute(statement)
 
     def _copy(self, copy: Copy) -> None:
-        source = self.view(copy.source).copy()
-        target = self.view(copy.destination)
+        source = self.read(copy.source)
         if copy.before:
-            target[...] = np.array(copy.fill).astype(target.dtype)
+            kind = copy.destination.type
+            padded = np.full(kind.shape, np.array(copy.fill).astype(kind.dtype.numpy))
             spans = zip(copy.before, source.shape, strict=True)
-            target[tuple(slice(lead, lead + size) for lead, size in spans)] = source
-        else:
-            target[...] = source
+            padded[tuple(slice(lead, lead + size) for lead, size in spans)] = source
+            source = padded
+        self.write(copy.destination, source)
 
     def _compute(self, statement: Launch | Call) -> None:
         graph = statement.graph
-        operands = {name: self.view(statement.operands[name]).copy() for name in graph.inputs}
-        self.view(statement.result)[...] = evaluate(graph, operands)[graph.outputs[0]]
+        operands = {name: self.read(statement.operands[name]) for name in graph.inputs}
+        self.write(statement.result, evaluate(graph, operands)[graph.outputs[0]])

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dovetail.graph.graph import Graph
+from dovetail.graph.layout import Layout, axis_offsets, check_part, physical_shape
 from dovetail.graph.types import Array, Box, DType, Shape, TensorType, box_shape
 from dovetail.target.pattern import Match
 
@@ -54,31 +55,62 @@ class View:
 
     buffer: str
     type: TensorType
+    """What it is: shape and elements, whatever the layout."""
     strides: tuple[int, ...]
-    """Bytes from one element to the next along each axis."""
+    """Bytes from one index to the next along each physical dimension: each axis of the shape, unless `layout` says
+    otherwise."""
     offset: int = 0
     """Bytes from the start of the buffer."""
+    layout: Layout | None = None
+    """The physical dimensions; None for the axes in their order."""
+
+    @property
+    def physical(self) -> Shape:
+        """Sizes of the physical dimensions, unused parts of last blocks included."""
+        return self.type.shape if self.layout is None else physical_shape(self.layout, self.type.shape)
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and one past the last byte touched, relative to the buffer."""
+        """First byte and one past the last byte of the blocks touched, relative to the buffer."""
         if 0 in self.type.shape:
             return self.offset, self.offset
-        reach = sum((size - 1) * stride for size, stride in zip(self.type.shape, self.strides, strict=True))
+        reach = sum((size - 1) * stride for size, stride in zip(self.physical, self.strides, strict=True))
         return self.offset, self.offset + reach + self.type.dtype.numpy.itemsize
 
     @property
     def is_dense(self) -> bool:
-        """True when the elements lie side by side in row-major order."""
-        dense = dense_strides(self.type.shape, self.type.dtype)
-        axes = zip(self.type.shape, self.strides, dense, strict=True)
+        """True when the elements, and what pads blocks, lie side by side in the order of the physical dimensions."""
+        dense = dense_strides(self.physical, self.type.dtype)
+        axes = zip(self.physical, self.strides, dense, strict=True)
         return all(size == 1 or stride == expected for size, stride, expected in axes)
 
     def part(self, box: Box) -> View:
-        """The view of a box of this view."""
-        start = sum(begin * stride for (begin, _), stride in zip(box, self.strides, strict=True))
+        """The view of a box of this view.
+
+        Raises:
+            ValueError: the box does not begin and end at whole blocks (it may end where the view does).
+        """
+        check_part(self.layout, box, self.type.shape)
+        if self.layout is None:
+            starts = [begin for begin, _ in box]
+        else:
+            coarsest = ((axis, step, self.layout.block(axis)) for axis, step in self.layout.dims)
+            starts = [box[axis][0] // step if step == block else 0 for axis, step, block in coarsest]
+        start = sum(begin * stride for begin, stride in zip(starts, self.strides, strict=True))
         kind = TensorType(box_shape(box), self.type.dtype)
-        return View(self.buffer, kind, self.strides, self.offset + start)
+        return View(self.buffer, kind, self.strides, self.offset + start, self.layout)
+
+    def seen_as(self, layout: Layout | None) -> View:
+        """The same bytes under another layout in which every element lies where it does now.
+
+        Raises:
+            ValueError: they do not lie side by side, so that no other layout describes them.
+        """
+        if layout == self.layout:
+            return self
+        if not self.is_dense:
+            raise ValueError(f"{self.buffer} does not lie densely and has one layout only")
+        return dense_view(self.buffer, self.type, self.offset, layout)
 
 
 def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
@@ -89,9 +121,10 @@ def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def dense_view(buffer: str, kind: TensorType, offset: int = 0) -> View:
-    """A whole value lying row-major from `offset`."""
-    return View(buffer, kind, dense_strides(kind.shape, kind.dtype), offset)
+def dense_view(buffer: str, kind: TensorType, offset: int = 0, layout: Layout | None = None) -> View:
+    """A whole value lying densely from `offset`, row-major unless a layout is given."""
+    shape = kind.shape if layout is None else physical_shape(layout, kind.shape)
+    return View(buffer, kind, dense_strides(shape, kind.dtype), offset, layout)
 
 
 @dataclass(frozen=True)
@@ -103,7 +136,11 @@ class Begin:
 
 @dataclass(frozen=True)
 class Copy:
-    """A strided copy by the DMA: `destination` is `source` surrounded by `before`/`after` elements of `fill`."""
+    """A strided copy by the DMA, or by the core where there is none; from one layout to another if they differ.
+
+    `destination` is `source` surrounded by `before`/`after` elements of `fill`. Where the source is the very part of
+    the destination it would be copied to, only what surrounds it is written.
+    """
 
     layer: int
     source: View
@@ -112,6 +149,17 @@ class Copy:
     before: Shape = ()
     """Elements of padding per axis ahead of the source; empty for none."""
     fill: int = 0
+
+    @property
+    def fills_border(self) -> bool:
+        """True when the source lies where it belongs already."""
+        if not self.before or self.source.buffer != self.destination.buffer:
+            return False
+        try:
+            box = tuple((b, b + size) for b, size in zip(self.before, self.source.type.shape, strict=True))
+            return self.destination.part(box) == self.source
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True)
@@ -127,6 +175,8 @@ class Launch:
     result: View
     packed: Mapping[str, Array] = field(default_factory=dict)
     """What the bytes of each packed constant must be."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """The layout the engine takes each value in, its result by the value's name too; row-major where absent."""
 
     @property
     def graph(self) -> Graph:
@@ -136,7 +186,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel run by the core, finished when the next statement begins."""
+    """A kernel run by the core, finished when the next statement begins; all its values lie in one layout, densely."""
 
     layer: int
     graph: Graph
@@ -173,7 +223,7 @@ class Program:
     values: Mapping[str, View] = field(default_factory=dict)
     """Where each intermediate value lies when it has been computed, for checks."""
     dma: str = "dma"
-    """Name of the queue that copies run on."""
+    """Name of the queue that copies run on: `CORE` where there is no DMA."""
 
 
 def queue_of(statement: Statement, dma: str) -> str:
@@ -202,9 +252,41 @@ def writes(statement: Statement) -> tuple[View, ...]:
     return (statement.result,) if isinstance(statement, Call) else ()
 
 
-def as_array(memory: Array, view: View, base: int) -> Array:
-    """A numpy view of `view`, whose buffer begins at byte `base` of `memory` (uint8)."""
-    dtype = view.type.dtype.numpy
+def load(memory: Array, view: View, base: int) -> Array:
+    """A copy of the logical array that lies in `view`, whose buffer begins at byte `base` of `memory` (uint8)."""
+    if view.layout is None:
+        return _strided(memory, view, base).copy()
+    found = memory[_byte_places(view, base)].view(view.type.dtype.numpy)
+    return np.asarray(found.reshape(view.type.shape))
+
+
+def store(memory: Array, view: View, base: int, array: Array) -> None:
+    """Write a logical array to where `view` lies; what pads the last blocks is left as it is."""
+    if view.layout is None:
+        _strided(memory, view, base)[...] = array
+        return
+    held = np.ascontiguousarray(array, dtype=view.type.dtype.numpy)
+    memory[_byte_places(view, base)] = held.reshape(*held.shape, 1).view(np.uint8)
+
+
+def element_places(view: View, base: int) -> Array:
+    """Index of the first byte of every element, int64 of the logical shape, from the view's buffer at byte `base`."""
+    shape = view.type.shape
+    if view.layout is None:
+        offsets = tuple(np.arange(size) * stride for size, stride in zip(shape, view.strides, strict=True))
+    else:
+        offsets = axis_offsets(view.layout, view.strides, shape)
+    places = np.full(shape, base + view.offset, dtype=np.int64)
+    for axis, along in enumerate(offsets):
+        places += along.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+    return places
+
+
+def _byte_places(view: View, base: int) -> Array:
+    return element_places(view, base)[..., None] + np.arange(view.type.dtype.numpy.itemsize)
+
+
+def _strided(memory: Array, view: View, base: int) -> Array:
     start, stop = view.span
     raw = memory[base + start : base + stop]
-    return np.ndarray(view.type.shape, dtype, buffer=raw.data, strides=view.strides)
+    return np.ndarray(view.type.shape, view.type.dtype.numpy, buffer=raw.data, strides=view.strides)

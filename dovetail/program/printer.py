@@ -36,6 +36,9 @@ def _statement(program: Program, index: int, statement: Statement) -> str:
 def _body(program: Program, statement: Statement) -> str:
     if isinstance(statement, Copy):
         padding = f" padded from {list(statement.before)} with {statement.fill}" if any(statement.before) else ""
+        if statement.fills_border:
+            fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
+            return f"{program.dma}: fill the border of {_view(statement.destination)} from {fill}"
         return f"{program.dma}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
     if isinstance(statement, Launch):
         operands = ", ".join(_view(view) for view in statement.operands.values())
@@ -55,4 +58,5 @@ def _kinds(graph: Graph) -> str:
 def _view(view: View) -> str:
     place = f"+{view.offset}" if view.offset else ""
     strides = "" if view.is_dense else f" strides {list(view.strides)}"
-    return f"{view.buffer}{place} {view.type}{strides}"
+    layout = f" as {view.layout}" if view.layout is not None else ""
+    return f"{view.buffer}{place} {view.type}{layout}{strides}"

@@ -1,12 +1,18 @@
-"""Brings a strided copy to what a DMA does: planes of rows of contiguous bytes, one plane perhaps padded."""
+"""Brings a strided copy to what a DMA does: planes of rows of contiguous bytes, their rows and columns perhaps padded.
+
+A copy between two layouts is taken apart at the steps of both: whole blocks are one nest of axes, the last blocks that
+are only partly used one more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from math import prod
 
-from dovetail.program.ir import Copy
+from dovetail.graph.layout import Layout, axis_offsets, row_major
+from dovetail.program.ir import Copy, View
 
 _MOST_AXES = 3
 
@@ -29,6 +35,8 @@ class Transfer:
     pad_bytes: tuple[int, int] = (0, 0)
     """Bytes of fill left and right of every row."""
     fill: int = 0
+    border: bool = False
+    """Only the fill is written: what it surrounds lies there already."""
 
     @property
     def is_padded(self) -> bool:
@@ -48,7 +56,8 @@ class Transfer:
     @property
     def nbytes(self) -> int:
         """Bytes written."""
-        return self.destination_rows * self.destination_row_bytes
+        inside = self.planes * self.rows * self.row_bytes if self.border else 0
+        return self.destination_rows * self.destination_row_bytes - inside
 
 
 @dataclass(frozen=True)
@@ -58,41 +67,130 @@ class _Axis:
     destination: int
 
 
+@dataclass(frozen=True)
+class _Nest:
+    """Axes to walk, outermost first, from a first byte on either side."""
+
+    source: int
+    destination: int
+    axes: tuple[_Axis, ...]
+
+
 def transfers(copy: Copy) -> tuple[Transfer, ...]:
     """The DMA transfers of a copy, in order.
 
     Raises:
-        ValueError: padding along an axis other than an image's rows and columns.
+        ValueError: padding along an axis other than an image's rows and columns, or layouts whose blocks do not
+            divide each other.
     """
     if any(copy.before) or copy.source.type.shape != copy.destination.type.shape:
-        return (_padded(copy),)
+        return tuple(_padded(copy))
     size = copy.source.type.dtype.numpy.itemsize
-    axes = [_Axis(size, 1, 1)]
-    strides = zip(copy.source.type.shape, copy.source.strides, copy.destination.strides, strict=True)
-    for axis in reversed([_Axis(*triple) for triple in strides if triple[0] != 1]):
-        inner = axes[-1]
+    return tuple(transfer for nest in _nests(copy) for transfer in _split(nest, _merged(nest.axes, size)))
+
+
+def strips(transfer: Transfer) -> tuple[Transfer, ...]:
+    """A border as transfers that a DMA can do: rows of fill above and below, bytes of fill left and right."""
+    (top, bottom), (left, right) = transfer.pad_rows, transfer.pad_bytes
+    row, width = transfer.destination_row_stride, transfer.destination_row_bytes
+    beside = transfer.destination + top * row
+    found = [
+        (transfer.destination, width, 0, (top, 0), (0, 0)),
+        (beside + transfer.rows * row, width, 0, (bottom, 0), (0, 0)),
+        (beside, 0, transfer.rows, (0, 0), (left, 0)),
+        (beside + left + transfer.row_bytes, 0, transfer.rows, (0, 0), (right, 0)),
+    ]
+    return tuple(
+        replace(transfer, source=start, destination=start, row_bytes=length, rows=rows, pad_rows=above, pad_bytes=side,
+                source_row_stride=0, source_plane_stride=0, border=False)
+        for start, length, rows, above, side in found
+        if above[0] or side[0]
+    )  # fmt: skip
+
+
+def _nests(copy: Copy) -> Iterator[_Nest]:
+    source, destination = copy.source, copy.destination
+    if source.layout == destination.layout:
+        strides = zip(source.physical, source.strides, destination.strides, strict=True)
+        yield _Nest(source.offset, destination.offset, tuple(_Axis(*triple) for triple in strides))
+        return
+    ways = [_Way(view) for view in (source, destination)]
+    parts = [_segments(size, _steps(ways, axis)) for axis, size in enumerate(source.type.shape)]
+    for combination in product(*parts):
+        starts = [way.view.offset + sum(way.at(axis, start) for axis, (start, _) in enumerate(combination))
+                  for way in ways]  # fmt: skip
+        digits = [(axis, count, step) for axis, (_, counts) in enumerate(combination) for count, step in counts]
+        axes = [_Axis(n, ways[0].at(axis, step), ways[1].at(axis, step)) for axis, n, step in digits if n > 1]
+        yield _Nest(starts[0], starts[1], tuple(sorted(axes, key=lambda axis: -axis.destination)))
+
+
+class _Way:
+    """How far apart the elements of a view lie."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self.layout = view.layout or row_major(len(view.type.shape))
+        self._offsets = axis_offsets(self.layout, view.strides, view.type.shape)
+
+    def at(self, axis: int, index: int) -> int:
+        """Bytes from the first element to the one at `index` of an axis."""
+        return int(self._offsets[axis][index])
+
+
+def _steps(ways: list[_Way], axis: int) -> tuple[int, ...]:
+    """The steps of both layouts, coarsest first."""
+    steps = sorted({step for way in ways for step in way.layout.steps(axis)}, reverse=True)
+    if any(coarse % fine for coarse, fine in pairwise(steps)):
+        raise ValueError(f"blocks of {steps[0]} and {steps[1]} do not divide each other: no copy between the layouts")
+    return tuple(steps)
+
+
+def _segments(size: int, steps: tuple[int, ...]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """An axis as runs of whole blocks: where each begins, and how many times each step is made in it."""
+    found, start = [], 0
+    for place, step in enumerate(steps):
+        count = (size - start) // step
+        if count:
+            finer = zip(steps[place:], steps[place + 1 :], strict=False)
+            found.append((start, [(count, step), *((coarse // fine, fine) for coarse, fine in finer)]))
+            start += count * step
+    return found
+
+
+def _merged(axes: tuple[_Axis, ...], size: int) -> list[_Axis]:
+    """The bytes of an element and the axes, innermost first, joined where they follow each other on both sides."""
+    found = [_Axis(size, 1, 1)]
+    for axis in reversed([axis for axis in axes if axis.size != 1]):
+        inner = found[-1]
         spans = (inner.size * inner.source, inner.size * inner.destination)
         if (axis.source, axis.destination) == spans:
-            axes[-1] = _Axis(axis.size * inner.size, inner.source, inner.destination)
+            found[-1] = _Axis(axis.size * inner.size, inner.source, inner.destination)
         else:
-            axes.append(axis)
-    return tuple(_split(copy, axes))
+            found.append(axis)
+    return found
 
 
-def _split(copy: Copy, axes: list[_Axis]) -> Iterator[Transfer]:
+def _split(nest: _Nest, axes: list[_Axis]) -> Iterator[Transfer]:
     """Axes beyond rows and planes become transfers of their own."""
     inner, outer = axes[:_MOST_AXES], axes[_MOST_AXES:]
     row, plane = (*inner[1:], _Axis(1, 0, 0), _Axis(1, 0, 0))[:2]
     for steps in product(*(range(axis.size) for axis in reversed(outer))):
         pairs = list(zip(reversed(outer), steps, strict=True))
-        source = copy.source.offset + sum(axis.source * step for axis, step in pairs)
-        destination = copy.destination.offset + sum(axis.destination * step for axis, step in pairs)
+        source = nest.source + sum(axis.source * step for axis, step in pairs)
+        destination = nest.destination + sum(axis.destination * step for axis, step in pairs)
         strides = (row.size, row.source, row.destination, plane.size, plane.source, plane.destination)
         yield Transfer(source, destination, inner[0].size, *strides)
 
 
-def _padded(copy: Copy) -> Transfer:
-    """A padded NHWC image of one batch: rows of pixels, fill around them."""
+def can_pad(layout: Layout | None) -> bool:
+    """True when images in a layout can be padded: rows and columns are not blocked and columns follow their rows."""
+    dims = (layout or row_major(4)).dims
+    places = [place for place, (axis, _) in enumerate(dims) if axis in (1, 2)]
+    return len(places) == 2 and places[1] == places[0] + 1 and dims[places[0]] == (1, 1)
+
+
+def _padded(copy: Copy) -> Iterator[Transfer]:
+    """A padded image of one batch: rows of pixels (or of a block of their channels), fill around them."""
     source, destination = copy.source, copy.destination
     pads = [
         (lead, total - size - lead)
@@ -100,17 +198,18 @@ def _padded(copy: Copy) -> Transfer:
     ]
     if len(pads) != 4 or pads[0] != (0, 0) or pads[3] != (0, 0) or source.type.shape[0] != 1:
         raise ValueError(f"the DMA pads rows and columns of one image only, not {source.type} to {destination.type}")
-    if not destination.is_dense or source.strides[2:] != destination.strides[2:]:
+    if not can_pad(source.layout):
+        raise ValueError(f"the DMA pads images whose columns follow their rows, not {source.layout}")
+    column = (source.layout or row_major(4)).dims.index((2, 1))
+    if source.layout != destination.layout or not destination.is_dense:
+        raise ValueError("a padded copy needs one layout and a dense destination")
+    if source.strides[column:] != destination.strides[column:]:
         raise ValueError("a padded copy needs whole pixels side by side")
-    pixel = destination.strides[2]
-    return Transfer(
-        source=source.offset,
-        destination=destination.offset,
-        row_bytes=source.type.shape[2] * pixel,
-        rows=source.type.shape[1],
-        source_row_stride=source.strides[1],
-        destination_row_stride=destination.strides[1],
-        pad_rows=pads[1],
-        pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
-        fill=copy.fill & 0xFF,
-    )
+    pixel = destination.strides[column]
+    outer = [_Axis(*triple) for triple in zip(source.physical, source.strides, destination.strides, strict=True)]
+    planes = [axis for axis in reversed(outer[: column - 1]) if axis.size != 1]
+    row = _Axis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)
+    image = [row, outer[column - 1], *planes]
+    for transfer in _split(_Nest(source.offset, destination.offset, ()), image):
+        yield replace(transfer, pad_rows=pads[1], pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
+                      fill=copy.fill & 0xFF, border=copy.fills_border)  # fmt: skip

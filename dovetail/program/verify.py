@@ -20,6 +20,7 @@ from dovetail.program.ir import (
     Statement,
     View,
     Wait,
+    element_places,
     queue_of,
     reads,
     writes,
@@ -147,7 +148,7 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         fits = fits and all(b >= 0 and b + i <= o for b, i, o in zip(before, inner, outer, strict=True))
         if not fits or (not any(before) and not statement.before and inner != outer):
             raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
-        if state.target.dma is None:
+        if state.target.dma is None and state.program.dma != CORE:
             raise ProgramError(f"{state.target.name} has no DMA")
         transfers(statement)
         return
@@ -167,8 +168,22 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         for name in graph.inputs:
             if statement.operands[name].type != graph.types[name]:
                 raise ProgramError(f"operand '{name}' is {statement.operands[name].type}, expected {graph.types[name]}")
+        _check_layouts(statement)
         if statement.result.type != graph.types[graph.outputs[0]]:
             raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
+
+
+def _check_layouts(statement: Launch | Call) -> None:
+    """An engine finds each value in the layout it takes; the core finds all in one, densely."""
+    graph = statement.graph
+    views = {**{name: statement.operands[name] for name in graph.inputs}, graph.outputs[0]: statement.result}
+    for name, view in views.items():
+        expected = statement.layouts.get(name) if isinstance(statement, Launch) else statement.result.layout
+        if view.layout != expected:
+            found, wanted = (layout or "row-major" for layout in (view.layout, expected))
+            raise ProgramError(f"'{name}' lies {found}, expected {wanted}")
+        if isinstance(statement, Call) and not view.is_dense:
+            raise ProgramError(f"the core does not take '{name}' with strides {list(view.strides)}")
 
 
 def _check_apart(state: _State, statement: Statement) -> None:
@@ -218,19 +233,27 @@ def _check_resident(state: _State, view: View, name: str) -> None:
 
 
 def _mark(state: _State, view: View) -> None:
-    _owners(state, view)[...] = state.identity[view.buffer]
-
-
-def _owners(state: _State, view: View) -> Array:
-    """The owner of every byte of a view, as a writable numpy view."""
+    """Whole blocks are written, what pads them too: an engine knows no smaller unit."""
     buffer = state.program.buffers[view.buffer]
     owner = state.owner[buffer.memory]
     start, _ = _absolute(buffer, view)
     start -= state.target.memory(buffer.memory).base
-    size = view.type.dtype.numpy.itemsize
-    shape = (*view.type.shape, size)
+    shape = (*view.physical, view.type.dtype.numpy.itemsize)
     strides = tuple(4 * stride for stride in (*view.strides, 1))
-    return np.lib.stride_tricks.as_strided(owner[start:], shape, strides)
+    np.lib.stride_tricks.as_strided(owner[start:], shape, strides)[...] = state.identity[view.buffer]
+
+
+def _owners(state: _State, view: View) -> Array:
+    """The owner of every byte of the elements of a view; what pads blocks need not have been written."""
+    buffer = state.program.buffers[view.buffer]
+    assert buffer.address is not None
+    owner = state.owner[buffer.memory]
+    base = buffer.address - state.target.memory(buffer.memory).base
+    size = view.type.dtype.numpy.itemsize
+    if view.layout is None:
+        shape, strides = (*view.type.shape, size), tuple(4 * stride for stride in (*view.strides, 1))
+        return np.lib.stride_tricks.as_strided(owner[base + view.offset :], shape, strides)
+    return np.asarray(owner[element_places(view, base)[..., None] + np.arange(size)])
 
 
 def _absolute(buffer: Buffer, view: View) -> tuple[int, int]:

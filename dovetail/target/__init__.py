@@ -2,6 +2,7 @@
 
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.crop import Tile, crop
+from dovetail.graph.layout import Layout, blocked
 from dovetail.target.description import (
     Command,
     Core,
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceModel",
     "Dma",
     "Engine",
+    "Layout",
     "Match",
     "Memory",
     "Offload",
@@ -33,6 +35,7 @@ __all__ = [
     "Target",
     "Tile",
     "apply",
+    "blocked",
     "constant",
     "crop",
     "maybe",

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.graph.graph import Graph
+from dovetail.graph.layout import Layout
 from dovetail.graph.types import Array
 from dovetail.target.pattern import Constraint, Match, Pattern
+
+IN_PLACE_ALIGNMENT = 64
+"""Bytes packed constants are aligned to that an engine reads where they lie."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,13 @@ class Core:
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a launch finds one of its operands: an address and byte strides, one per axis of the logical shape."""
+    """Where a launch finds one of its operands."""
 
     address: int
+    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob."""
     strides: tuple[int, ...]
+    """Bytes between neighbours along each physical dimension of the layout the offload takes the operand in (along
+    each axis of the logical shape if that is row-major)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,9 @@ class Command:
 
     function: str
     words: tuple[int, ...]
+    constants: bool = False
+    """True when the function takes the launch's packed constants as its second argument: `function(task, blob)`, blob
+    a `const uint8_t *` aligned to 64 bytes."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,8 @@ class Offload:
     pattern: Pattern
     constraints: tuple[Constraint, ...]
     pack: Callable[[Match], Mapping[str, Array]]
-    """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array."""
+    """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array. They lie one behind
+    the other in this order, aligned to 16 bytes (to 64 where the engine reads them where they lie)."""
     commands: Callable[[Match, Mapping[str, Operand]], tuple[Command, ...]]
     """Commands that compute a tile: operands by leaf name, packed constant name, "scratch" and "result"."""
     cycles: Callable[[Match], int]
@@ -91,6 +102,9 @@ class Offload:
     """Tiles are cut at multiples of this many output channels."""
     row_step: int = 1
     """Tiles are cut at multiples of this many output rows and columns."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
+    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,10 @@ class Target:
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""
         return {memory.name: memory for memory in self.memories}[name]
+
+    def reads_constants(self, engine: Engine) -> bool:
+        """True when an engine reaches the memory of the constants, so that it reads them where they lie."""
+        return engine.memory == self.code
 
     def engine(self, name: str) -> Engine:
         """The engine of that name; raises KeyError when there is none."""

@@ -10,6 +10,8 @@ RUNTIME = ("dovetail_rt.h", "dovetail_rt.c")
 """Helpers every firmware is linked with."""
 DMA_DRIVER = ("dma.h", "dma.c")
 """Driver of the DMA."""
+COPY = ("copy.h", "copy.c")
+"""Copies by the core, where there is no DMA."""
 SIMULATION_MAIN = "sim_main.c"
 """The harness that runs a model under a simulator."""
 

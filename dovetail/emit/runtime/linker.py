@@ -33,7 +33,8 @@ def linker_script(
         text: memory of the code, and of the initial values of .data (the start-up copies them).
         data: memory of .data and .bss. rodata: of constants, default `text`. stack: of the stack, default `data`.
         stack_bytes: its size, rounded up to a multiple of 16.
-        extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared.
+        extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
+            begins where its memory does, whatever else is there.
 
     Raises:
         BuildError: a section is put into a memory that does not exist.
@@ -43,9 +44,11 @@ def linker_script(
     for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
         if memory not in known:
             raise BuildError(f"section {section} is put into the memory '{memory}'", hint=f"memories: {known}")
+    shared = {section for section, memory in extra.items() if memory in (text, rodata, data, stack)}
     regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {m.size:#x}" for m in memories]
     return "\n".join([
         "OUTPUT_ARCH(riscv)", "ENTRY(_start)", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
+        *_unloaded({section: extra[section] for section in shared}),
         *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)"], f"> {text}"),
         *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
         *_output(".stack (NOLOAD)", ["__stack_bottom = .;", f". += {(stack_bytes + 15) // 16 * 16:#x};",
@@ -55,11 +58,15 @@ def linker_script(
         "    __data_load = LOADADDR(.data);",
         *_output(".bss (NOLOAD)", ["__bss_start = .;", "*(.sbss .sbss.* .bss .bss.* COMMON)", ". = ALIGN(4);",
                                    "__bss_end = .;"], f"> {data}"),
-        *(line for section, memory in sorted(extra.items())
-          for line in _output(f"{section} (NOLOAD)", [f"*({section} {section}.*)"], f"> {memory}")),
+        *_unloaded({section: memory for section, memory in extra.items() if section not in shared}),
         "    /DISCARD/ : { *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) *(.riscv.attributes) }",
         "}", "",
     ])
+
+
+def _unloaded(sections: Mapping[str, str]) -> list[str]:
+    return [line for section, memory in sorted(sections.items())
+            for line in _output(f"{section} (NOLOAD)", [f"*({section} {section}.*)"], f"> {memory}")]
 
 
 def _output(name: str, content: list[str], place: str) -> list[str]:

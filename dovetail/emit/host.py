@@ -1,0 +1,112 @@
+"""The stand-in for the engines on the host: every task computes its pattern's own meaning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail import kernels
+from dovetail.emit.c_text import C_TYPES, array_definition, elements
+from dovetail.emit.source import Unit, driver_headers, place
+from dovetail.graph.graph import Graph
+from dovetail.kernels import CoreKernel
+from dovetail.program.ir import Launch, View
+
+
+def host_source(unit: Unit) -> str | None:
+    """The engines on the host: every task computes its pattern's own meaning. None without engines."""
+    if not unit.commands:
+        return None
+    functions: list[str] = []
+    shared: dict[str, CoreKernel] = {}
+    table: dict[str, list[str]] = {}
+    with_blob: dict[str, bool] = {}
+    helpers: list[str] = []
+    for index, commands in unit.commands.items():
+        launch = unit.program.statements[index]
+        assert isinstance(launch, Launch)
+        with_blob.update((command.function, command.constants) for _, command in commands)
+        for name, command in commands[:-1]:
+            table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return; }}")
+        name, command = commands[-1]
+        kernel = _host_kernel(launch.graph, f"compute_{name}", shared, functions)
+        helpers += kernel.helpers
+        functions.append(_host_task(unit, launch, name, kernel))
+        table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
+    head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
+    head += [f'#include "{header}"' for header in driver_headers(unit)]
+    body = [kernels.helper_source(helpers)]
+    for function, lines in table.items():
+        text = "\n".join(line.replace("return;", "return 0u;") for line in lines)
+        more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[function] else ("", "")
+        functions.append(
+            f"uint32_t {function}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n"
+        )
+    for engine in unit.target.engines:
+        functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
+        if engine.prepare:
+            functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
+    return "\n".join([*head, "", *body, *functions])
+
+
+def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
+    kernel = kernels.generate(graph, name)
+    if kernel.key not in shared:
+        shared[kernel.key] = kernel
+        functions.append(kernel.source)
+    return replace(kernel, name=shared[kernel.key].name)
+
+
+def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str:
+    """A function that gathers strided operands, computes, and scatters the result."""
+    lines: list[str] = []
+    arguments: list[str] = []
+    after: list[str] = []
+    for parameter in kernel.parameters:
+        stem = f"{parameter.name}_"
+        if parameter.is_constant:
+            array = kernel.constants[parameter.value]
+            declaration = f"    static const {parameter.c_type} {stem}[{array.size}]"
+            lines.append(array_definition(declaration, elements(array)).rstrip())
+            arguments.append(stem)
+            continue
+        is_result = parameter.value == launch.graph.outputs[0]
+        view = launch.result if is_result else launch.operands[parameter.value]
+        c_type = C_TYPES[view.type.dtype]
+        if view.is_dense and view.layout is None:
+            const = "" if is_result else "const "
+            arguments.append(f"({const}{c_type} *)({const}void *)({place(unit, view)})")
+            continue
+        lines.append(f"    static {c_type} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
+        arguments.append(stem)
+        (after if is_result else lines).append(_strided_loop(unit, view, stem, c_type, is_result))
+    call = f"    {kernel.name}({', '.join(arguments)});"
+    return "\n".join([f"static void run_{name}(void)", "{", *lines, call, *after, "}", ""])
+
+
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
+    depth = len(view.type.shape)
+    indices = [f"i{axis}" for axis in range(depth)]
+    loops = "".join(
+        f"for (int32_t {index} = 0; {index} < {size}; {index}++) "
+        for index, size in zip(indices, view.type.shape, strict=True)
+    )
+    offset = " + ".join(_steps(view, indices))
+    dense = "0"
+    for index, size in zip(indices, view.type.shape, strict=True):
+        dense = f"({dense}) * {size} + {index}"
+    const = "" if scatter else "const "
+    strided = f"*({const}{c_type} *)({const}void *)({place(unit, view)} + {offset})"
+    body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
+    return f"    {loops}{{ {body} }}"
+
+
+def _steps(view: View, indices: list[str]) -> list[str]:
+    """C terms of an element's offset, one per physical dimension."""
+    if view.layout is None:
+        return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
+    found = []
+    for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
+        coarser = view.layout.coarser(axis, step)
+        place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
+        found.append(f"({place}{f' % {coarser // step}' if coarser else ''}) * {stride}")
+    return found

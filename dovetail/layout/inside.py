@@ -1,0 +1,90 @@
+"""Values that lie within a larger one they become part of: a concatenation then moves nothing, a pad only fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dovetail.graph.graph import Graph
+from dovetail.graph.layout import check_part
+from dovetail.graph.types import Box
+from dovetail.operators.movement import Concat, Pad
+from dovetail.partition.regions import Region
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A value that lies as a part of another one."""
+
+    outer: str
+    """Name of the value it is part of."""
+    box: Box
+    """The part."""
+
+
+def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
+    """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
+
+    A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
+    a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too.
+    """
+    candidates = [
+        (graph.types[value].nbytes, position, value, Inside(region.output, box))
+        for position, region in enumerate(regions)
+        if region.mover and region.output not in graph.outputs
+        for value, box in _parts(region, regions)
+        if _fits(region, value, box) and _takes_strides(value, region, graph, regions)
+    ]
+    chosen: dict[str, Inside] = {}
+    for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
+        if value not in chosen and found.outer not in chosen and value not in {i.outer for i in chosen.values()}:
+            chosen[value] = found
+    return chosen
+
+
+def _parts(region: Region, regions: Sequence[Region]) -> Iterator[tuple[str, Box]]:
+    """The operands that could lie inside the result, and the box of it each becomes."""
+    node = region.graph.nodes[0]
+    if isinstance(node.operator, Concat):
+        yield from concatenated(region)
+    readers = [reader for reader in regions if region.output in reader.graph.inputs]
+    if isinstance(node.operator, Pad) and readers and all(reader.engine is not None for reader in readers):
+        sizes = region.graph.types[node.inputs[0]].shape
+        yield node.inputs[0], tuple((b, b + size) for b, size in zip(node.operator.before, sizes, strict=True))
+
+
+def concatenated(region: Region) -> list[tuple[str, Box]]:
+    """The operands of a concatenation and the box of the result each becomes; none for an operand used twice."""
+    node = region.graph.nodes[0]
+    assert isinstance(node.operator, Concat)
+    shape = region.graph.types[region.output].shape
+    axis, start, found = node.operator.axis, 0, []
+    for value in node.inputs:
+        size = region.graph.types[value].shape[axis]
+        box = tuple((start, start + size) if i == axis else (0, length) for i, length in enumerate(shape))
+        start += size
+        if node.inputs.count(value) == 1:
+            found.append((value, box))
+    return found
+
+
+def _fits(region: Region, value: str, box: Box) -> bool:
+    """True when the part is one of whole blocks of the result's layout, which is the value's own."""
+    layout = region.layouts.get(region.output)
+    try:
+        check_part(layout, box, region.graph.types[region.output].shape)
+    except ValueError:
+        return False
+    return region.layouts.get(value) == layout
+
+
+def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
+    """True when an engine makes the value and only engines and the mover read it, all in the one layout."""
+    if value in graph.inputs or value in graph.outputs:
+        return False
+    makers = [region for region in regions if region.output == value]
+    readers = [region for region in regions if value in region.graph.inputs]
+    by_engine = all(region.engine is not None for region in makers)
+    alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
+    others = all(region.engine is not None or region is mover for region in readers)
+    return bool(makers) and by_engine and alike and others

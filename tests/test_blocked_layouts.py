@@ -1,0 +1,466 @@
+"""Networks on a made-up engine that takes values in blocks of channels: chosen layouts, programs, and emitted C."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail import zoo
+from dovetail.adapt import adapt
+from dovetail.build.toolchain import find_compiler
+from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
+from dovetail.emit import emit_project, make_unit, write_project
+from dovetail.emit.source import addressed_operands
+from dovetail.errors import MissingExtraError, PlanError, ProgramError
+from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.graph.types import DType, TensorType
+from dovetail.layout import Placed, choose_layouts
+from dovetail.operators.arithmetic import Add, Clip, Requantize
+from dovetail.operators.linear import Conv2d, FullyConnected
+from dovetail.operators.movement import Concat, Pad, Relayout, Reshape
+from dovetail.operators.pooling import AveragePool2d
+from dovetail.partition import partition
+from dovetail.plan import Plan, plan
+from dovetail.program.interpret import _Machine, check_program
+from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
+from dovetail.program.printer import print_program
+from dovetail.program.verify import verify as verify_program
+from dovetail.run import Build, run_build
+from dovetail.target import Target
+from dovetail.targets import load_target
+from fake_engine import IMAGES, MEMORY, emulate, machine, machine_with_near_memory
+
+NETWORKS = ("resnet8", "digits", "ds_cnn")
+
+
+class Network:
+    """Builds a small int8 network."""
+
+    def __init__(self, *shape: int, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.builder = GraphBuilder("small")
+        self.x = self.builder.input("x", TensorType(shape, DType.INT8))
+
+    def requantised(self, sums: str, stem: str, channels: int) -> str:
+        """int8 again, with parameters per channel (or one for all)."""
+        multiplier = self.random.integers(1 << 30, (1 << 31) - 1, channels).astype(np.int32)
+        names = [self.builder.constant("m", multiplier), self.builder.constant("s", np.full(channels, -9, np.int32))]
+        scaled = self.builder.add(Requantize(output_zero_point=int(self.random.integers(-9, 9))), [sums, *names])
+        return self.builder.add(Clip(-128, 127, DType.INT8), [scaled], stem)
+
+    def convolution(self, x: str, channels: int, kernel: int, stem: str, stride: int = 1, pad: bool = True) -> str:
+        """A convolution on the engine, padded where the kernel is 3."""
+        depth = self.builder.type_of(x).shape[-1]
+        if kernel == 3 and pad:
+            x = self.builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 5), [x], f"{stem}_pad")
+        shape = (channels, kernel, kernel, depth)
+        weights = self.builder.constant("weights", self.random.integers(-127, 128, shape).astype(np.int8))
+        bias = self.builder.constant("bias", self.random.integers(-3000, 3000, channels).astype(np.int32))
+        sums = self.builder.add(Conv2d((stride, stride), input_zero_point=5), [x, weights, bias])
+        return self.requantised(sums, stem, channels)
+
+    def addition(self, a: str, b: str, stem: str, parameters: int = 1) -> str:
+        """Two values added on the core; requantised with parameters per channel if there are several."""
+        raised = []
+        for value in (a, b):
+            names = [self.builder.constant("m", np.array([1 << 30], np.int32)),
+                     self.builder.constant("s", np.array([9], np.int32))]  # fmt: skip
+            raised.append(self.builder.add(Requantize(), [value, *names]))
+        return self.requantised(self.builder.add(Add(), raised), stem, parameters)
+
+    def pooled(self, x: str, stem: str) -> str:
+        """The mean over the image, on the core."""
+        size = self.builder.type_of(x).shape[1:3]
+        mean = self.builder.add(AveragePool2d((size[0], size[1]), (1, 1)), [x], f"{stem}_mean")
+        return self.builder.add(Clip(-128, 127, DType.INT8), [mean], stem)
+
+    def dense(self, x: str, channels: int, stem: str) -> str:
+        """A dense layer on the engine."""
+        depth = self.builder.type_of(x).elements
+        flat = self.builder.add(Reshape((1, depth)), [x], f"{stem}_flat")
+        weights = self.builder.constant("weights", self.random.integers(-127, 128, (channels, depth)).astype(np.int8))
+        bias = self.builder.constant("bias", self.random.integers(-999, 999, channels).astype(np.int32))
+        sums = self.builder.add(FullyConnected(input_zero_point=-3), [flat, weights, bias])
+        return self.requantised(sums, stem, channels)
+
+    def finish(self, *outputs: str) -> Graph:
+        """The graph."""
+        return self.builder.finish(outputs)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A planned network."""
+
+    placed: Placed
+    plan: Plan
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The program's copies."""
+        return [statement for statement in self.plan.program.statements if isinstance(statement, Copy)]
+
+
+class Emulator(_Machine):
+    """Launches are carried out by the engine's emulator, from task words and blob alone."""
+
+    def __init__(self, found: Found, target: Target) -> None:
+        super().__init__(found.plan.program, target)
+        self.target = target
+        self.regions = found.placed.regions
+
+    def step(self, index: int, statement: Statement) -> None:
+        """Carry out one statement."""
+        if not isinstance(statement, Launch):
+            super().step(index, statement)
+            return
+        offload = self.regions[statement.layer].offload
+        assert offload is not None
+        command, = offload.commands(statement.match, addressed_operands(self.program, statement))
+        blob = self.program.constants[statement.operands["weights"].buffer]
+        emulate(command.words, blob, self.memories[MEMORY.name])
+
+
+def planned(graph: Graph, target: Target) -> Found:
+    """The plan of a network, verified, interpreted, and on a target of one memory also emulated."""
+    verify(graph)
+    placed = choose_layouts(graph, partition(graph, target), target)
+    verify(placed.graph)
+    found = Found(placed, plan(placed, target, {}))
+    verify_program(found.plan.program, target)
+    inputs = sample_inputs(graph)
+    check_program(found.plan.program, target, placed.graph, inputs)
+    expected = evaluate(graph, inputs)
+    for name, array in evaluate(placed.graph, inputs).items():
+        np.testing.assert_array_equal(array, expected[name])
+    if target.dma is None:
+        machine = Emulator(found, target)
+        machine.memories[MEMORY.name][:] = 0xA5
+        for name, array in inputs.items():
+            machine.write(found.plan.program.inputs[name], array)
+        for index, statement in enumerate(found.plan.program.statements):
+            machine.step(index, statement)
+        for name, view in found.plan.program.outputs.items():
+            np.testing.assert_array_equal(machine.read(view), expected[name])
+    return found
+
+
+def relayouts(placed: Placed) -> list[tuple[str, str]]:
+    """Operand and result of every relayout."""
+    found = [node for node in placed.graph.nodes if isinstance(node.operator, Relayout)]
+    regions = [r for r in placed.regions if isinstance(r.graph.nodes[0].operator, Relayout)]
+    assert sorted(r.output for r in regions) == sorted(node.output for node in found)
+    return [(node.inputs[0], node.output) for node in found]
+
+
+def compiled_network(name: str, folder: Path, target: Target) -> Compiled:
+    """A network of the zoo, compiled."""
+    model = folder / f"{name}.onnx"
+    model.write_bytes(zoo.build(name))
+    return compile_model(model, target, Options())
+
+
+def built(compiled: Compiled, folder: Path, target: Target) -> Build:
+    """The written project, its target the one at hand."""
+    write_project(compiled.project, folder)
+    manifest: dict[str, Any] = json.loads((folder / "dovetail.json").read_text())
+    return Build(folder, manifest, target)
+
+
+@pytest.mark.parametrize("pads", [True, False])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_zoo_on_the_host(name: str, pads: bool, tmp_path: Path) -> None:
+    """The emitted C, copies and elementwise kernels on blocks included, gives what the graph gives."""
+    target = machine(pads)
+    compiled = compiled_network(name, tmp_path, target)
+    build = built(compiled, tmp_path / "build", target)
+    inputs = [sample_inputs(compiled.graph, seed) for seed in range(3)]
+    result = run_build(build, "host", inputs)
+    plain = prepare(tmp_path / f"{name}.onnx", target, Options())
+    for given, outputs in zip(inputs, result.outputs, strict=True):
+        expected = evaluate(plain, given)
+        for value in plain.outputs:
+            np.testing.assert_array_equal(outputs[value], expected[value])
+    project = compiled.project.files
+    assert "runtime/copy.c" in project and "runtime/dma.c" not in project
+    launches = [s for s in compiled.plan.program.statements if isinstance(s, Launch)]
+    assert len(launches) == sum(region.engine is not None for region in compiled.regions), "one launch per region"
+    assert not [b for b in compiled.plan.program.buffers.values() if b.role is Role.TILE]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_zoo_emulated(name: str, tmp_path: Path) -> None:
+    """The task words and the packed constants say the same as the graph."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(zoo.build(name))
+    for pads in (True, False):
+        planned(prepare(model, machine(pads), Options()), machine(pads))
+
+
+def test_no_relayout_between_engine_regions(tmp_path: Path) -> None:
+    """ResNet8: into blocks once, out of them once before pooling and once behind the dense layer."""
+    compiled = compiled_network("resnet8", tmp_path, machine())
+    producers = {region.output: region for region in compiled.regions}
+    moved = [region for region in compiled.regions if isinstance(region.graph.nodes[0].operator, Relayout)]
+    assert len(moved) == 3
+    assert producers[moved[0].graph.inputs[0]].graph.inputs == compiled.graph.inputs, "behind the transposed input"
+    for region in moved:
+        maker = producers.get(region.graph.inputs[0])
+        readers = [reader for reader in compiled.regions if region.output in reader.graph.inputs]
+        assert not (maker and maker.engine and any(reader.engine for reader in readers))
+        assert region.place == CORE and region.mover == CORE
+    adds = [r for r in compiled.regions if r.engine is None and any(isinstance(n.operator, Add) for n in r.graph.nodes)]
+    assert len(adds) == 3 and all(set(region.layouts.values()) == {IMAGES} for region in adds)
+    assert '"relayout_0"' in compiled.project.files["dovetail.json"]
+
+
+def test_an_addition_keeps_the_blocks() -> None:
+    """Between engine regions the core adds blocks as they lie, also where the last one is only partly used."""
+    for channels in (32, 40):
+        net = Network(1, 6, 5, channels)
+        a = net.convolution(net.x, channels, 1, "a")
+        b = net.convolution(a, channels, 1, "b")
+        last = net.convolution(net.addition(a, b, "sum"), channels, 1, "last")
+        found = planned(net.finish(last), machine())
+        assert [pair[0] for pair in relayouts(found.placed)] == ["x", f"last as {IMAGES}"]
+        assert found.placed.layouts["sum"] == IMAGES
+        assert "last" not in found.placed.layouts and f"x as {IMAGES}" in found.placed.layouts
+
+
+def test_parameters_per_channel_need_row_major() -> None:
+    net = Network(1, 6, 5, 32)
+    a = net.convolution(net.x, 32, 1, "a")
+    b = net.convolution(a, 32, 1, "b")
+    last = net.convolution(net.addition(a, b, "sum", parameters=32), 32, 1, "last")
+    found = planned(net.finish(last), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a", "b", "sum", f"last as {IMAGES}"]
+
+
+def test_the_fewest_bytes_decide() -> None:
+    """An addition read by the core alone comes out of the blocks once, behind it and not before it."""
+    net = Network(1, 6, 5, 32)
+    a = net.convolution(net.x, 32, 1, "a")
+    b = net.convolution(a, 32, 1, "b")
+    total = net.addition(a, b, "sum")
+    found = planned(net.finish(net.pooled(total, "pool")), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x", "sum"]
+    net = Network(1, 6, 5, 32)
+    one = net.addition(net.x, net.x, "one")
+    found = planned(net.finish(net.convolution(one, 32, 1, "last")), machine())
+    assert len(relayouts(found.placed)) == 2
+
+
+def test_a_value_is_relaid_once_for_several_readers() -> None:
+    net = Network(1, 6, 5, 3)
+    parts = [net.convolution(net.x, 16, 1, f"part{index}") for index in range(3)]
+    pools = [net.pooled(part, f"pool{index}") for index, part in enumerate(parts)]
+    found = planned(net.finish(*pools), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x"], "16 channels lie the same in both layouts"
+
+
+def test_the_same_bytes_are_not_moved() -> None:
+    """One pixel of whole blocks: pooled by the core, reshaped, and into the dense layer without a relayout."""
+    net = Network(1, 4, 4, 32)
+    pooled = net.pooled(net.convolution(net.x, 48, 3, "a"), "pool")
+    found = planned(net.finish(net.dense(pooled, 32, "classes")), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a"]
+
+
+def test_outputs_are_row_major_and_read_on() -> None:
+    """A value that is an output and read by engines lies in blocks, and row-major under its own name."""
+    net = Network(1, 5, 5, 24)
+    a = net.convolution(net.x, 24, 1, "a")
+    b = net.convolution(a, 24, 1, "b")
+    found = planned(net.finish(a, b), machine())
+    assert relayouts(found.placed) == [("x", f"x as {IMAGES}"), (f"a as {IMAGES}", "a"), (f"b as {IMAGES}", "b")]
+    reader = next(r for r in found.placed.regions if r.output == f"b as {IMAGES}")
+    assert reader.match is not None and reader.match.values["x"] == f"a as {IMAGES}" == reader.graph.inputs[0]
+
+
+@pytest.mark.parametrize(("sizes", "inside"), [((16, 32), 2), ((32, 24), 2), ((24, 16), 0)])
+def test_concatenation_of_blocks(sizes: tuple[int, int], inside: int) -> None:
+    """Parts of whole blocks lie inside the result; others are relaid out and copied."""
+    net = Network(1, 6, 5, 16)
+    parts = [net.convolution(net.x, channels, 1, f"part{index}") for index, channels in enumerate(sizes)]
+    joined = net.builder.add(Concat(3), parts, "joined")
+    found = planned(net.finish(net.convolution(joined, 16, 1, "last")), machine())
+    assert len(found.placed.inside) == inside
+    assert ("joined" in found.placed.layouts) == bool(inside)
+    moved = sum(copy.destination.type.elements for copy in found.copies)
+    if inside:
+        assert not any(copy.destination.type.shape[-1] > 16 for copy in found.copies)
+    else:
+        assert moved > 30 * sum(sizes)
+
+
+@pytest.mark.parametrize("channels", [16, 40])
+def test_a_pad_only_fills_its_border(channels: int) -> None:
+    """Between engine regions that do not pad, the value lies inside the padded one."""
+    net = Network(1, 6, 5, 16)
+    a = net.convolution(net.x, channels, 1, "a")
+    b, c = net.convolution(a, 16, 3, "b"), net.convolution(a, 16, 1, "c")
+    found = planned(net.finish(net.pooled(b, "p"), net.pooled(c, "q")), machine(pads=False))
+    assert found.placed.inside["a"].outer == "b_pad"
+    fills = [copy for copy in found.copies if copy.before]
+    assert len(fills) == 1 and fills[0].fills_border
+    assert "fill the border of joined_0" in print_program(found.plan.program)
+    reader = next(s for s in found.plan.program.statements if isinstance(s, Launch) and s.graph.outputs[0] == "c")
+    assert not reader.operands["a"].is_dense, "the other reader takes strides"
+
+
+def test_a_pad_of_what_the_core_reads_is_copied() -> None:
+    net = Network(1, 6, 5, 32)
+    a = net.convolution(net.x, 32, 1, "a")
+    b = net.convolution(a, 32, 3, "b")
+    total = net.addition(a, b, "sum")
+    found = planned(net.finish(net.convolution(total, 32, 1, "last")), machine(pads=False))
+    assert not found.placed.inside
+    pads = [copy for copy in found.copies if copy.before]
+    assert len(pads) == 1 and not pads[0].fills_border and pads[0].source.layout == IMAGES
+
+
+def test_random_networks() -> None:
+    """Odd sizes, chains and forks: every program is sound and computes the graph."""
+    for seed in range(12):
+        net = Network(1, 7, 5, 3, seed=seed)
+        random, values = np.random.default_rng(seed), [net.x]
+        for index in range(6):
+            x = values[int(random.integers(len(values)))]
+            kernel, channels = int(random.choice([1, 3])), int(random.choice([5, 16, 24, 32]))
+            made = net.convolution(x, channels, kernel, f"v{index}")
+            same = [value for value in values if net.builder.type_of(value) == net.builder.type_of(made)]
+            if same and random.integers(2):
+                made = net.addition(made, same[-1], f"sum{index}", parameters=int(random.choice([1, channels])))
+            if random.integers(3) == 0:
+                made = net.builder.add(Concat(3), [made, values[-1]], f"joined{index}")
+            values.append(made)
+        graph = net.finish(values[-1], net.pooled(values[-2], "mean"))
+        for target in (machine(), machine(pads=False), machine_with_near_memory(24 * 1024)):
+            planned(graph, target)
+
+
+@pytest.mark.parametrize("policy", ["engine", "exact"])
+def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
+    """Wider than the engine pads: around a value that lies inside already, the DMA writes strips of fill alone."""
+    target = load_target("ne16")
+    net = Network(1, 9, 7, 16)
+    a = net.convolution(net.x, 24, 1, "a")
+    pads = (0, 3, 4, 0), (0, 4, 3, 0)
+    wide = net.builder.add(Pad(*pads, 5), [a], "wide")
+    graph = net.finish(net.convolution(wide, 16, 3, "b", pad=False))
+    graph = adapt(graph, target.policy(policy))
+    placed = choose_layouts(graph, partition(graph, target), target)
+    found = plan(placed, target, {target.code: 100_000})
+    verify_program(found.program, target)
+    check_program(found.program, target, placed.graph, sample_inputs(graph))
+    in_place = [s for s in found.program.statements if isinstance(s, Copy) and s.fills_border]
+    assert len(in_place) == len(placed.inside) == (1 if policy == "engine" else 0), "the core requantises if exact"
+    project = emit_project(make_unit(found.program, placed.regions, target), {"target": target.name})
+    write_project(project, tmp_path / "build")
+    build = Build(tmp_path / "build", json.loads(project.files["dovetail.json"]), target)
+    inputs = [sample_inputs(graph, seed) for seed in range(2)]
+    for simulator in ("host", "iss") if find_spec("unicorn") else ("host",):
+        for given, outputs in zip(inputs, run_build(build, simulator, inputs).outputs, strict=True):
+            for value, expected in evaluate(graph, given).items():
+                np.testing.assert_array_equal(outputs[value], expected)
+
+
+def test_constants_of_every_element_need_row_major() -> None:
+    """An addition of a whole constant image is not computed on blocks."""
+    net = Network(1, 6, 5, 32)
+    a = net.convolution(net.x, 32, 1, "a")
+    names = [net.builder.constant(n, np.array([v], np.int32)) for n, v in (("m", 1 << 30), ("s", 9))]
+    raised = net.builder.add(Requantize(), [a, *names])
+    image = net.builder.constant("image", np.random.default_rng(0).integers(-999, 999, (1, 6, 5, 32)).astype(np.int32))
+    total = net.requantised(net.builder.add(Add(), [raised, image]), "sum", 1)
+    found = planned(net.finish(net.convolution(total, 32, 1, "last")), machine())
+    assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a", "sum", f"last as {IMAGES}"]
+
+
+def test_tiles_of_blocked_values() -> None:
+    """Behind a DMA, values are cut at whole blocks and copied as they lie."""
+    net = Network(1, 16, 16, 48)
+    b = net.convolution(net.convolution(net.x, 96, 3, "a"), 64, 3, "b")
+    target = machine_with_near_memory(40 * 1024)
+    found = planned(net.finish(net.pooled(b, "mean")), target)
+    assert any(len(tiling.tiles) > 1 for tiling in found.plan.tilings.values())
+    loads = [c for c in found.copies if found.plan.program.buffers[c.destination.buffer].role is Role.TILE]
+    assert any(copy.source.layout == IMAGES == copy.destination.layout for copy in loads)
+
+
+def test_what_does_not_fit_says_so() -> None:
+    target = machine()
+    small = replace(target, memories=(replace(MEMORY, size=2048),))
+    net = Network(1, 16, 16, 32)
+    graph = net.finish(net.pooled(net.convolution(net.x, 32, 1, "a"), "mean"))
+    with pytest.raises(PlanError, match=r"dram needs \d+ bytes and has 2048"):
+        plan(choose_layouts(graph, partition(graph, small), small), small, {})
+
+
+def test_the_verifier_knows_layouts() -> None:
+    """An engine that is given a value in another layout than it takes is refused."""
+    net = Network(1, 6, 5, 32)
+    found = planned(net.finish(net.pooled(net.convolution(net.x, 32, 1, "a"), "mean")), machine())
+    program = found.plan.program
+    index = next(i for i, s in enumerate(program.statements) if isinstance(s, Launch))
+    launch = program.statements[index]
+    assert isinstance(launch, Launch)
+    name = launch.graph.inputs[0]
+    operands = {**launch.operands, name: launch.operands[name].seen_as(None)}
+    statements = list(program.statements)
+    statements[index] = replace(launch, operands=operands)
+    with pytest.raises(ProgramError, match="lies row-major, expected N C/16 H W 16c"):
+        verify_program(replace(program, statements=tuple(statements)), machine())
+
+
+def test_constants_lie_aligned_where_they_are_read(tmp_path: Path) -> None:
+    compiled = compiled_network("digits", tmp_path, machine())
+    model = compiled.unit.model
+    source, code = (compiled.project.files[f"src/{model}{end}.c"] for end in ("_constants", ""))
+    launches = [s for s in compiled.plan.program.statements if isinstance(s, Launch)]
+    for launch in launches:
+        blob = launch.operands["weights"].buffer
+        assert f"{model}_{blob}[" in source and f", {model}_{blob});" in code
+        assert all(launch.operands[name].offset % 64 == 0 for name in launch.packed)
+        addresses = addressed_operands(compiled.plan.program, launch)
+        assert addresses["weights"].address == 0 and addresses["bias"].address == launch.operands["bias"].offset > 0
+    assert source.count("aligned(64)") == len({launch.operands["weights"].buffer for launch in launches})
+
+
+def test_buffers_lie_where_the_engine_is_told(tmp_path: Path) -> None:
+    """In the firmware the one memory begins with the buffers, whose addresses are in the task words."""
+    try:
+        find_compiler("rv32imc")
+    except MissingExtraError as missing:
+        pytest.skip(str(missing))
+    from elftools.elf.elffile import ELFFile
+
+    from dovetail.build.toolchain import compile_firmware
+    from dovetail.emit.project import defines
+    from dovetail.run import _FLAGS
+
+    target = machine(pads=False)
+    compiled = compiled_network("digits", tmp_path, target)
+    build = built(compiled, tmp_path / "build", target)
+    sources = [Path(name) for name in build.manifest["sources"]["target"]]
+    elf = compile_firmware(build.folder, sources, linker_script=Path("link.ld"), isa=target.core.isa,
+                           defines=defines(build.manifest["model_prefix"], target), flags=(*_FLAGS, "-Werror"),
+                           include=[Path("src"), Path("runtime"), Path("driver")])  # fmt: skip
+    with elf.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".symtab")
+        symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+    assert symbols[f"{compiled.unit.model}_dram"] == MEMORY.base
+    blobs = [name for name in symbols if name.startswith(f"{compiled.unit.model}_conv") and name.endswith("_constants")]
+    assert blobs and all(symbols[name] % 64 == 0 for name in blobs)
+
+
+def test_arrays_are_what_they_were(tmp_path: Path) -> None:
+    """Compiling twice gives the same project."""
+    files = [compiled_network("resnet8", tmp_path, machine()).project.files for _ in range(2)]
+    assert files[0] == files[1]

@@ -1,0 +1,114 @@
+"""The core's copies, compiled for this computer, against numpy byte by byte."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.build.toolchain import compile_host
+from dovetail.emit.runtime import COPY, runtime_path
+from dovetail.errors import MissingExtraError
+
+SIZE = 1 << 16
+
+
+class Padding(ctypes.Structure):
+    """copy_padding of copy.h."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("top", "bottom", "left", "right")] + [("fill", ctypes.c_uint8)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A copy within two memories of `SIZE` bytes."""
+
+    target: int
+    source: int
+    row_bytes: int
+    rows: int
+    planes: int
+    gaps: tuple[int, int, int, int]
+    """Bytes between rows and between planes, in the target and in the source."""
+    pads: tuple[int, int, int, int]
+    """Top, bottom, left, right."""
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Of target rows, source rows, target planes, source planes."""
+        top, bottom, left, right = self.pads
+        to_row, from_row = left + self.row_bytes + right + self.gaps[0], self.row_bytes + self.gaps[1]
+        return to_row, from_row, (top + self.rows + bottom) * to_row + self.gaps[2], self.rows * from_row + self.gaps[3]
+
+    def expected(self, before: np.ndarray, source: np.ndarray, fill: int, border: bool) -> np.ndarray:
+        """The target memory afterwards."""
+        memory = before.copy()
+        top, bottom, left, right = self.pads
+        to_row, from_row, to_plane, from_plane = self.strides
+        for plane in range(self.planes):
+            for row in range(top + self.rows + bottom):
+                start = self.target + plane * to_plane + row * to_row
+                for byte in range(left + self.row_bytes + right):
+                    inside = top <= row < top + self.rows and left <= byte < left + self.row_bytes
+                    place = self.source + plane * from_plane + (row - top) * from_row + byte - left
+                    if not inside:
+                        memory[start + byte] = fill
+                    elif not border:
+                        memory[start + byte] = source[place]
+        return memory
+
+
+def cases() -> list[Case]:
+    """Random ones, many of the usual row of 16 bytes, aligned and not."""
+    random, found = np.random.default_rng(0), []
+    for number in range(300):
+        step = 4 if number % 3 == 0 else 1
+        small = [int(value) * step for value in random.integers(0, 9, 10)]
+        row_bytes = 16 if number % 2 else int(random.integers(0, 40))
+        rows, planes = (int(value) for value in random.integers(0, 6, 2))
+        found.append(Case(small[0], small[1], row_bytes, rows, planes, tuple(small[2:6]), tuple(small[6:10])))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("copy")
+    for name in COPY:
+        (folder / name).write_bytes(runtime_path(name).read_bytes())
+    flags = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+    try:
+        made = compile_host(folder, [Path("copy.c")], defines={"DOVETAIL_HOST": None}, include=[Path(".")], flags=flags)
+    except MissingExtraError as missing:
+        pytest.skip(str(missing))
+    return ctypes.CDLL(str(made))
+
+
+def test_copies_and_fills(library: ctypes.CDLL) -> None:
+    random = np.random.default_rng(1)
+    for case in cases():
+        source, before = (random.integers(0, 256, SIZE).astype(np.uint8) for _ in range(2))
+        to_row, from_row, to_plane, from_plane = case.strides
+        sizes = (case.row_bytes, case.rows, to_row)
+        plain = Case(case.target, case.source, case.row_bytes, case.rows, case.planes, case.gaps, (0, 0, 0, 0))
+        padding = Padding(*case.pads, 0xC3)
+        calls = {
+            "copy_pad": (case, (*sizes, from_row, case.planes, to_plane, from_plane, ctypes.byref(padding))),
+            "copy_fill_border": (case, (*sizes, case.planes, to_plane, ctypes.byref(padding))),
+        }
+        to, back, far, near = plain.strides
+        calls["copy_3d"] = (plain, (case.row_bytes, case.rows, to, back, case.planes, far, near))
+        if case.planes == 1:
+            calls["copy_2d"] = (plain, (case.row_bytes, case.rows, to, back))
+            if case.rows == 1:
+                calls["copy_1d"] = (plain, (case.row_bytes,))
+        for name, (what, arguments) in calls.items():
+            memory = before.copy()
+            border = name == "copy_fill_border"
+            start = [ctypes.c_void_p(memory.ctypes.data + case.target)]
+            start += [] if border else [ctypes.c_void_p(source.ctypes.data + case.source)]
+            getattr(library, name)(*start, *arguments)
+            expected = what.expected(before, source, 0xC3, border)
+            np.testing.assert_array_equal(memory, expected, err_msg=f"{name} {what}")
