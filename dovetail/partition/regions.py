@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.knobs import Choice
 from dovetail.target.pattern import Match, Mismatch, match_pattern
 
 
@@ -32,6 +33,8 @@ class Region:
     """The operators of the user's model computed here."""
     mover: str = ""
     """Name of the DMA when it does the whole region, which only moves elements; empty otherwise."""
+    choice: Choice = field(default_factory=dict)
+    """What was chosen for the planner's knobs and the offload's (plan/knobs.py); what is absent, the planner chooses."""
 
     @property
     def place(self) -> str:

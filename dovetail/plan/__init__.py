@@ -11,7 +11,7 @@ from dovetail.layout import Layouts
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
-from dovetail.plan.tiles import Tiling, choose_tiling, complete
+from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
 from dovetail.program.ir import Buffer, Program, Role, Statement
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
@@ -30,7 +30,12 @@ class Plan:
 
 
 def plan(
-    graph: Graph, regions: Sequence[Region], layouts: Layouts, target: Target, reserved: Mapping[str, int]
+    graph: Graph,
+    regions: Sequence[Region],
+    layouts: Layouts,
+    target: Target,
+    reserved: Mapping[str, int],
+    near: Collection[str] = (),
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -43,12 +48,14 @@ def plan(
         layouts: the values that lie inside others.
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
+        near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
     choice = _Choice(
-        _first_homes(graph, regions, target), frozenset(region.name for region in regions if region.engine is not None)
+        _first_homes(graph, regions, target, near),
+        frozenset(r.name for r in regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes"),
     )
     dma = target.dma.name if target.dma else "dma"
     while True:
@@ -90,15 +97,18 @@ class _Choice:
         return replace(self, homes=homes)
 
 
-def _first_homes(graph: Graph, regions: Sequence[Region], target: Target) -> dict[str, str]:
-    """Inputs and outputs in the memory of values; all else in the memory the engines reach, if there is one."""
+def _first_homes(
+    graph: Graph, regions: Sequence[Region], target: Target, near_ends: Collection[str]
+) -> dict[str, str]:
+    """Inputs and outputs in the memory of values; all else, and the ends given, in the engines' memory, if there is one."""
     near = target.engines[0].memory if target.engines else target.values
-    homes = {name: target.values for name in graph.inputs}
+    homes = {name: near if name in near_ends else target.values for name in graph.inputs}
     for region in regions:
         if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
         else:
-            homes[region.output] = target.values if region.output in graph.outputs else near
+            is_end = region.output in graph.outputs and region.output not in near_ends
+            homes[region.output] = target.values if is_end else near
     return homes
 
 
@@ -143,7 +153,16 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
 
 def _resident(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> int:
     """Bytes of the engine's memory that values hold while a region runs."""
-    return sum(r.graph.types[r.output].nbytes for r in _resident_regions(region, regions, homes))
+    assert region.engine is not None
+    computed = {r.output for r in regions}
+    ends = {
+        name: r.graph.types[name].nbytes
+        for r in regions[regions.index(region) :]
+        for name in r.graph.inputs
+        if name not in computed and homes[name] == region.engine.memory
+    }
+    values = sum(r.graph.types[r.output].nbytes for r in _resident_regions(region, regions, homes))
+    return values + sum(ends.values())
 
 
 def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:

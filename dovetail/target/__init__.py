@@ -13,21 +13,25 @@ from dovetail.target.description import (
     Rewrite,
     Target,
 )
+from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
 
 __all__ = [
+    "Choice",
     "Command",
     "Constraint",
     "Core",
     "DeviceModel",
     "Dma",
     "Engine",
+    "Knob",
     "Match",
     "Memory",
     "Offload",
     "Operand",
     "Policy",
     "Rewrite",
+    "Space",
     "Target",
     "apply",
     "constant",

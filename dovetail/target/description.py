@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array
+from dovetail.target.knobs import Choice, Space
 from dovetail.target.pattern import Constraint, Match, Pattern
 
 
@@ -91,6 +92,11 @@ class Offload:
     """Tiles are cut at multiples of this many output channels."""
     row_step: int = 1
     """Tiles are cut at multiples of this many output rows and columns."""
+    knobs: Callable[[Match], Space] | None = None
+    """What may be chosen about computing a region beside how it is tiled; None for nothing. What is chosen reaches the
+    functions above, and the constraints, as `match.choice`."""
+    default: Callable[[Match], Choice] | None = None
+    """The settings that stand for knobs that are absent; needed with `knobs`."""
 
 
 @dataclass(frozen=True)
