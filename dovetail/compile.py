@@ -88,8 +88,10 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     if options.tuning is not None:
         from dovetail.tune.file import choices_for, identity
 
-        of = identity(graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value)
-        choices = choices_for(options.tuning, of, partition(graph, target))
+        of = identity(
+            graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value
+        )
+        choices = choices_for(options.tuning, of, partition(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices)
 
 
@@ -123,7 +125,7 @@ def compile_graph(
     regions = choose(partition(graph, target), choices or {}, target)
     layouts = choose_layouts(graph, regions)
     progress("planning tiles, order and addresses")
-    planned = plan(graph, regions, layouts, target, {target.code: _constant_bytes(graph) + CODE_RESERVE}, near)
+    planned = plan(graph, regions, layouts, target, reserved(graph, target), near)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
@@ -190,8 +192,9 @@ def _policy(target: Target, options: Options) -> Any:
         ) from None
 
 
-def _constant_bytes(graph: Graph) -> int:
-    return sum(array.nbytes for array in graph.constants.values())
+def reserved(graph: Graph, target: Target) -> dict[str, int]:
+    """Bytes of each memory that constants and code take, by the name of the memory."""
+    return {target.code: sum(array.nbytes for array in graph.constants.values()) + CODE_RESERVE}
 
 
 def _manifest(

@@ -34,7 +34,7 @@ class Region:
     mover: str = ""
     """Name of the DMA when it does the whole region, which only moves elements; empty otherwise."""
     choice: Choice = field(default_factory=dict)
-    """What was chosen for the planner's knobs and the offload's (plan/knobs.py); what is absent, the planner chooses."""
+    """What was chosen for the planner's knobs and the offload's (plan/knobs.py); the rest the planner chooses."""
 
     @property
     def place(self) -> str:

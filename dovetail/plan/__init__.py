@@ -97,10 +97,8 @@ class _Choice:
         return replace(self, homes=homes)
 
 
-def _first_homes(
-    graph: Graph, regions: Sequence[Region], target: Target, near_ends: Collection[str]
-) -> dict[str, str]:
-    """Inputs and outputs in the memory of values; all else, and the ends given, in the engines' memory, if there is one."""
+def _first_homes(graph: Graph, regions: Sequence[Region], target: Target, near_ends: Collection[str]) -> dict[str, str]:
+    """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     near = target.engines[0].memory if target.engines else target.values
     homes = {name: near if name in near_ends else target.values for name in graph.inputs}
     for region in regions:

@@ -17,7 +17,7 @@ from dovetail.target.knobs import Choice, Knob, Space, Value
 CONTEXT = (EARLY,)
 """Knobs that change nothing for a region alone, only beside other regions."""
 
-MOST_TILES = 512
+MOST_TILES = 256
 """Tiles a region may be cut into: each is code of its own."""
 
 _STEP_PARTS = (1, 2, 3)
@@ -37,7 +37,7 @@ def region_space(region: Region, target: Target) -> Space:
     clash = {knob.name for knob in planner} & {knob.name for knob in own.knobs}
     if clash:
         raise TargetError(
-            f"the knob '{min(clash)}' of {region.engine.name} {region.offload.name} has the name of one of the planner's",
+            f"the knob '{min(clash)}' of {region.engine.name} {region.offload.name} has a name the planner uses",
             hint="give it another name",
         )
     own_names = {knob.name for knob in own.knobs}
@@ -168,20 +168,23 @@ class _Tiles:
             return f"{ORDER} = {choice[ORDER]} changes nothing: only one of channels and positions is cut"
         if tiles < int(choice.get(BUFFERS, 2)) and choice.get(BUFFERS) == 3:
             return f"{BUFFERS} = 3 changes nothing for {tiles} tiles"
-        own = tuple((name, value) for name, value in choice.items() if name not in (BUFFERS, ORDER, EARLY))
-        if own not in self._refusals:
-            self._refusals[own] = self._refusal(size, choice)
-        return self._refusals[own]
-
-    def _refusal(self, size: Shape, choice: Choice) -> str | None:
-        region = replace(self._region, choice=choice)
         for box, _ in tile_classes(self._shape, size):
-            try:
-                tile, _ = tile_match(region, box)
-            except ValueError as error:
-                return f"a tile of {'x'.join(map(str, size))} is not possible: {error}"
-            # The least a tile needs: its result, once, if it is not computed where it lies.
-            needed = tile.graph.types[region.output].nbytes
-            if needed > self._memory.size:
-                return f"the result of a tile has {needed} bytes; {self._memory.name} has {self._memory.size}"
+            refusal = self._refusal(box, choice)
+            if refusal:
+                return f"a tile of {'x'.join(map(str, size))} is not possible: {refusal}"
         return None
+
+    def _refusal(self, box: Box, choice: Choice) -> str | None:
+        """What is wrong with one tile; tiles of one size that touch the same edges are alike."""
+        own = tuple(value for name, value in choice.items() if name not in (PLACEMENT, BUFFERS, ORDER, EARLY, *TILE))
+        key = (own, *((b - a, a == 0, b == total) for (a, b), total in zip(box, self._shape, strict=True)))
+        if key not in self._refusals:
+            self._refusals[key] = None
+            try:
+                tile, _ = tile_match(replace(self._region, choice=choice), box)
+                needed = tile.graph.types[self._region.output].nbytes
+                if needed > self._memory.size:  # whatever else it needs
+                    self._refusals[key] = f"its result has {needed} bytes, {self._memory.name} has {self._memory.size}"
+            except ValueError as error:
+                self._refusals[key] = str(error)
+        return self._refusals[key]

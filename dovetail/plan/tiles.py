@@ -124,7 +124,9 @@ def chosen_too_large(region: Region, smallest: tuple[int, Shape] | None, budget:
         needed, size = smallest
         shape = "x".join(map(str, size))
         what = f"with {set_to} a tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
-    return PlanError(what, where=", ".join(region.origins), hint="leave this layer out of the tuning file, or tune again")
+    return PlanError(
+        what, where=", ".join(region.origins), hint="leave this layer out of the tuning file, or tune again"
+    )
 
 
 def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
@@ -147,7 +149,9 @@ def _candidates(region: Region, shape: Shape, finer: int) -> Iterator[Shape]:
     rows = cuts(shape[1], region.offload.row_step) if image else [0]
     columns = cuts(shape[2], region.offload.row_step) if image else [0]
     channels = cuts(shape[-1], max(1, region.offload.channel_step // finer))
-    axes = ([int(choice[k])] if k in choice else sizes for k, sizes in zip(TILE, (rows, columns, channels), strict=True))
+    axes = (
+        [int(choice[k])] if k in choice else sizes for k, sizes in zip(TILE, (rows, columns, channels), strict=True)
+    )
     for row, column, channel in product(*axes):
         slow = image and column != shape[2] and row > region.offload.row_step * 4
         if slow and choice.keys().isdisjoint(TILE):

@@ -12,8 +12,7 @@ from itertools import product
 
 from dovetail.graph.types import Box, Shape, TensorType
 from dovetail.partition.regions import Region
-from dovetail.plan.knobs import tile_classes
-from dovetail.plan.tiles import BUFFERS, ORDER, PACK_ALIGNMENT, PLACEMENT, TILE, packed_bytes, tile_match
+from dovetail.plan.tiles import BUFFERS, ORDER, PLACEMENT, TILE, packed_bytes, tile_match
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice, Value
 
@@ -78,9 +77,7 @@ class Estimator:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
         if choice.get(PLACEMENT) == "core":
             elements = self._region.graph.types[self._region.output].elements
-            return Estimate(
-                self._region.macs * CORE_CYCLES_PER_MAC + elements * CORE_CYCLES_PER_RESULT, 1, 0, 0, 0
-            )
+            return Estimate(self._region.macs * CORE_CYCLES_PER_MAC + elements * CORE_CYCLES_PER_RESULT, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
         kinds = [self._axis(total, step) for total, step in zip(self._shape, size, strict=True)]
         first = self._kind(choice, tuple(spans[0] for spans in kinds))
@@ -102,7 +99,11 @@ class Estimator:
         return [(start, min(start + step, total)) for start in range(0, total, step)]
 
     def _walk(
-        self, choice: Choice, order: list[tuple[tuple[tuple[int, int], ...], tuple[int, int]]], buffers: int, nbytes: int
+        self,
+        choice: Choice,
+        order: list[tuple[tuple[tuple[int, int], ...], tuple[int, int]]],
+        buffers: int,
+        nbytes: int,
     ) -> Estimate:
         """Issue copies and launches as the program does; the core waits for what each needs."""
         kinds = [self._kind(choice, (*place, span)) for place, span in order]

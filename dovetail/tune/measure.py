@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.compile import Options, compile_graph, reserved, sample_inputs
+from dovetail.emit import write_project
 from dovetail.errors import DovetailError, MissingExtraError, SimulationError
 from dovetail.graph.graph import Graph, evaluate
+from dovetail.layout import choose_layouts
+from dovetail.partition import partition
+from dovetail.plan import plan
+from dovetail.plan.knobs import choose
 from dovetail.target.knobs import Choice
+from dovetail.tune.default import resolved_default
 from dovetail.tune.estimate import Estimator
-from dovetail.tune.layer import region_alone
+from dovetail.tune.layer import distinct_layers, region_alone
 
 if TYPE_CHECKING:
     from dovetail.target.description import Target
@@ -59,7 +66,7 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
     A choice that cannot be compiled, or computes something else than the graph, is an outcome, not an error.
 
     Raises:
-        MissingExtraError: the compiler or the simulator is not installed.
+        DovetailError: the compiler or the simulator is not installed.
         OSError: the disk is full, or the like.
     """
     try:
@@ -67,7 +74,9 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
             return Outcome(_estimated(task, choices))
         graph, near = _opened(task.payload)
         return Outcome(simulated_cycles(graph, _target(task.target), task.policy, choices, near))
-    except (MissingExtraError, OSError, MemoryError):
+    except MissingExtraError as error:  # of a form that can be sent back from another process
+        raise DovetailError(error.what, hint=error.hint) from None
+    except (OSError, MemoryError):
         raise
     except DovetailError as error:
         return Outcome(None, f"{error.where}: {error.what}" if error.where else error.what)
@@ -83,8 +92,6 @@ def simulated_cycles(
     Raises:
         DovetailError: it cannot be compiled or run, or an output differs from the graph's.
     """
-    from dovetail.compile import Options, compile_graph, sample_inputs
-    from dovetail.emit import write_project
     from dovetail.run import open_build, run_build
 
     compiled = compile_graph(graph, target, Options(policy), choices=choices, near=near, interpret=False)
@@ -104,12 +111,19 @@ def simulated_cycles(
 
 
 def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
-    estimator, name, resolved = _estimator(task.payload, task.target)
-    choice = choices.get(name, {})
-    found = estimator.estimate({**resolved, **choice})
-    if found is None:
-        raise DovetailError("the tiles need more memory than there is")
-    return found.cycles
+    """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
+    estimators = _estimators(task.payload, task.target)
+    (graph, near), target = _opened(task.payload), _target(task.target)
+    regions = choose(partition(graph, target), choices, target)
+    if len(regions) > 1:
+        plan(graph, regions, choose_layouts(graph, regions), target, reserved(graph, target), near)
+    total = 0
+    for name, (estimator, default) in estimators.items():
+        found = estimator.estimate({**default, **choices.get(name, {})})
+        if found is None:
+            raise DovetailError(f"the tiles of {name} need more memory than there is")
+        total += found.cycles
+    return total
 
 
 @lru_cache(maxsize=4)
@@ -126,9 +140,14 @@ def _target(name: str) -> Target:
 
 
 @lru_cache(maxsize=2)
-def _estimator(payload: bytes, target_name: str) -> tuple[Estimator, str, Choice]:
-    from dovetail.tune.default import resolved_default
-
+def _estimators(payload: bytes, target_name: str) -> dict[str, tuple[Estimator, Choice]]:
+    """For each region of a network that can be estimated, its cost model and the choice that stands for none."""
     (graph, near), target = _opened(payload), _target(target_name)
-    region = region_alone(graph, target)
-    return Estimator(region, target, near), region.name, resolved_default(region, target, near)
+    regions = partition(graph, target)
+    planned = plan(graph, regions, choose_layouts(graph, regions), target, reserved(graph, target), near)
+    found: dict[str, tuple[Estimator, Choice]] = {}
+    for layer in distinct_layers(regions, planned, target):
+        alone = region_alone(layer.graph, target)
+        pair = (Estimator(alone, target, layer.near), resolved_default(alone, target, layer.near))
+        found.update((name, pair) for name in layer.names)
+    return found

@@ -7,7 +7,7 @@ repeated with the same outcomes, from a log or from any number of workers, propo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import MissingExtraError
+from dovetail.plan.knobs import CONTEXT, canonical, region_space
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice, Space, Value
 from dovetail.tune.default import resolved_default
 from dovetail.tune.estimate import Estimate, Estimator, features
 from dovetail.tune.layer import Layer, region_alone
 from dovetail.tune.measure import Outcome
-from dovetail.plan.knobs import CONTEXT, canonical, region_space
 
 BATCH = 16
 """Trials proposed together, whatever the number of workers."""
@@ -144,13 +144,15 @@ def _ranked(
     left = np.setdiff1d(np.arange(len(found.choices)), done)
     predicted = _predict(found, done, outcomes, left)
     order = left[np.lexsort((left, found.estimates[left], predicted))]
-    explored = min(int(round(EXPLORATION * size)), len(left) - size)
+    explored = min(round(EXPLORATION * size), len(left) - size)
     batch = [int(index) for index in order[: size - explored]]
     rest = order[size - explored :]
     return batch + [int(index) for index in random.choice(rest, explored, replace=False)]
 
 
-def _predict(found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], left: npt.NDArray[np.int64]) -> Floats:
+def _predict(
+    found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], left: npt.NDArray[np.int64]
+) -> Floats:
     """log(cycles) of untried candidates: boosting starts from the cost model's estimate and learns what it misses."""
     import lightgbm
 
