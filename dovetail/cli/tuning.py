@@ -62,7 +62,7 @@ def tune_to(order: Order) -> None:
         write_file(file, to_toml(tuned.tuning).encode())
     _print(tuned)
     if tuned.repeated:
-        note(f"{tuned.repeated} trials were in {log} already")
+        note(f"{tuned.repeated} of the trials were made earlier: they are from {log}")
     say(f"{file}: {_sentence(tuned)}")
 
 

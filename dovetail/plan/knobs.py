@@ -54,8 +54,10 @@ def region_space(region: Region, target: Target) -> Space:
 
 
 def canonical(choice: Choice) -> dict[str, Value]:
-    """A choice without settings that mean nothing: on the core there are no tiles."""
-    return {PLACEMENT: "core"} if choice.get(PLACEMENT) == "core" else dict(choice)
+    """A choice without settings that go without saying: on the core there are no tiles; elsewhere is on the engine."""
+    if choice.get(PLACEMENT) == "core":
+        return {PLACEMENT: "core"}
+    return {name: value for name, value in choice.items() if name != PLACEMENT}
 
 
 def choose(regions: tuple[Region, ...], choices: Mapping[str, Choice], target: Target) -> tuple[Region, ...]:

@@ -36,14 +36,17 @@ class TrialLog:
     finished: dict[tuple[str, str], Outcome]
     """By layer key (`NETWORK` for the whole) and the choice as JSON."""
     _file: IO[bytes]
-    repeated: int = field(default=0)
-    """Trials looked up so far."""
+    old: frozenset[tuple[str, str]]
+    """Trials that were in the log when it was opened."""
+    used: set[tuple[str, str]] = field(default_factory=set)
+    """Those of them that were asked for."""
 
     def find(self, key: str, choice: Mapping[str, Any]) -> Outcome | None:
         """The outcome of a finished trial; None when it is still to be made."""
-        found = self.finished.get((key, _text(choice)))
-        self.repeated += found is not None
-        return found
+        trial = (key, _text(choice))
+        if trial in self.old:
+            self.used.add(trial)
+        return self.finished.get(trial)
 
     def add(self, key: str, choice: Mapping[str, Any], outcome: Outcome) -> None:
         """Append a trial; when this returns it is on the disk.
@@ -87,7 +90,7 @@ def open_log(path: Path, header: Mapping[str, Any], note: Callable[[str], None])
             note(f"{path}: the last line was cut off and is dropped; its trial is made again")
         if whole == 0:
             _append(file, header, path)
-        yield TrialLog(path, finished, file)
+        yield TrialLog(path, finished, file, frozenset(finished))
 
 
 def _append(file: IO[bytes], line: Mapping[str, Any], path: Path) -> None:

@@ -88,7 +88,7 @@ class Tuned:
     dropped: tuple[str, ...]
     """Regions whose choice was good for the layer by itself and not in the network."""
     repeated: int
-    """Trials found in the log."""
+    """Trials that an earlier run had left in the log."""
 
 
 def tune(
@@ -234,7 +234,7 @@ def _finish(
     layers = entries_in_order(entries, regions)
     tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
     dropped = tuple(name for name in gains if name not in entries)
-    return Tuned(tuning, tuple(results), dropped, bench.log.repeated)
+    return Tuned(tuning, tuple(results), dropped, len(bench.log.used))
 
 
 def _entry(
