@@ -19,8 +19,8 @@ from dovetail.graph.graph import Graph, evaluate
 from dovetail.layout import choose_layouts
 from dovetail.partition import partition
 from dovetail.plan import plan
-from dovetail.plan.knobs import choose
-from dovetail.target.knobs import Choice
+from dovetail.plan.knobs import choose, region_space
+from dovetail.target.knobs import Choice, Space
 from dovetail.tune.default import resolved_default
 from dovetail.tune.estimate import Estimator
 from dovetail.tune.layer import distinct_layers, region_alone
@@ -112,14 +112,18 @@ def simulated_cycles(
 
 def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
     """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
-    estimators = _estimators(task.payload, task.target)
+    models = _models(task.payload, task.target)
     (graph, near), target = _opened(task.payload), _target(task.target)
-    regions = choose(partition(graph, target), choices, target)
-    if len(regions) > 1:
+    for name, choice in choices.items():
+        refusal = models[name].space.refusal(choice) if name in models else "it has no knobs"
+        if refusal:
+            raise DovetailError(refusal, where=f"layer {name}")
+    if len(models) > 1:
+        regions = choose(partition(graph, target), choices, target)
         plan(graph, regions, choose_layouts(graph, regions), target, reserved(graph, target), near)
     total = 0
-    for name, (estimator, default) in estimators.items():
-        found = estimator.estimate({**default, **choices.get(name, {})})
+    for name, model in models.items():
+        found = model.estimator.estimate({**model.default, **choices.get(name, {})})
         if found is None:
             raise DovetailError(f"the tiles of {name} need more memory than there is")
         total += found.cycles
@@ -139,15 +143,25 @@ def _target(name: str) -> Target:
     return load_target(name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What estimates one region."""
+
+    estimator: Estimator
+    space: Space
+    default: Choice
+
+
 @lru_cache(maxsize=2)
-def _estimators(payload: bytes, target_name: str) -> dict[str, tuple[Estimator, Choice]]:
-    """For each region of a network that can be estimated, its cost model and the choice that stands for none."""
+def _models(payload: bytes, target_name: str) -> dict[str, _Model]:
+    """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
     (graph, near), target = _opened(payload), _target(target_name)
     regions = partition(graph, target)
     planned = plan(graph, regions, choose_layouts(graph, regions), target, reserved(graph, target), near)
-    found: dict[str, tuple[Estimator, Choice]] = {}
+    found: dict[str, _Model] = {}
     for layer in distinct_layers(regions, planned, target):
         alone = region_alone(layer.graph, target)
-        pair = (Estimator(alone, target, layer.near), resolved_default(alone, target, layer.near))
-        found.update((name, pair) for name in layer.names)
+        default = resolved_default(alone, target, layer.near)
+        model = _Model(Estimator(alone, target, layer.near), region_space(alone, target), default)
+        found.update((name, model) for name in layer.names)
     return found
