@@ -4,7 +4,7 @@
 
 Every layer is a network of its own with input and output in L2, random weights, the engine's requantisation; cycles
 are those of the `iss` simulator, outputs compared with the integer graph. "bound" is what no choice can beat: the
-engine busy with the layer in one piece, or the DMA moving every byte once, whichever is longer.
+busy cycles of the engine or of the DMA, whichever are more, for the choice that has least of them; nothing exposed.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
     """Two Dask workers on this machine, the cost model and one layer on the simulated chip: as one worker."""
     require_chip()
     distributed = pytest.importorskip("distributed", reason="--scheduler needs distributed (dovetail[tune])")
-    chip = Request(model, "ne16", tmp_path / "one", trials=6, layers=("dense_13",))
-    quick = Request(model, "ne16", tmp_path / "two", trials=24, layers=("conv_5", "depthwise_8"), measure="model")
+    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_13",))
+    quick = Request(model, "ne16", tmp_path / "two", trials=18, layers=("conv_5", "depthwise_8"), measure="model")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         for request in (chip, quick):
