@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
 from dovetail.plan import Plan, plan
+from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.target.description import Target
+from dovetail.target.knobs import Choice
 
 CODE_RESERVE = 24 * 1024
 """Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
@@ -45,6 +47,8 @@ class Options:
     """Folder for an ONNX model after every stage."""
     check: bool = False
     """Compare every stage with the one before in ONNX Runtime."""
+    tuning: Path | None = None
+    """A tuning file made for this model and target, used for the layers it names."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,53 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     """
     graph = prepare(model, target, options, progress)
     _refuse_idle_outputs(graph, model)
+    choices: Mapping[str, Choice] = {}
+    if options.tuning is not None:
+        from dovetail.tune.file import choices_for, identity
+
+        of = identity(
+            graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value
+        )
+        choices = choices_for(options.tuning, of, partition(graph, target), target)
+    return compile_graph(graph, target, options, progress, model=model, choices=choices)
+
+
+def compile_graph(
+    graph: Graph,
+    target: Target,
+    options: Options,
+    progress: Progress = lambda text: None,
+    *,
+    model: Path | None = None,
+    choices: Mapping[str, Choice] | None = None,
+    near: Collection[str] = (),
+    interpret: bool = True,
+) -> Compiled:
+    """From the integer graph a target computes to the project.
+
+    Args:
+        graph: what `prepare` gives, or a part of it as a network of its own.
+        target: the machine.
+        options: its policy and rounding are only noted down; its tuning file is not read.
+        progress: told what is being done.
+        model: the file the graph comes from, for the description of the build; None where there is none.
+        choices: what is chosen for the knobs of regions, by region name.
+        near: inputs and outputs that shall lie in the engines' memory.
+        interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
+
+    Raises:
+        DovetailError: as `compile_model`.
+    """
     progress("partitioning")
-    regions = partition(graph, target)
+    regions = choose(partition(graph, target), choices or {}, target)
     progress("choosing layouts")
     placed = choose_layouts(graph, regions, target)
     progress("planning tiles, order and addresses")
-    planned = plan(placed, target, {target.code: _constant_bytes(graph) + CODE_RESERVE})
+    planned = plan(placed, target, reserved(graph, target), near)
     progress("verifying the program")
     verify(planned.program, target)
-    check_program(planned.program, target, placed.graph, sample_inputs(graph))
+    if interpret:
+        check_program(planned.program, target, placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target)
     project = emit_project(unit, _manifest(model, target, options, placed, planned))
@@ -151,12 +193,13 @@ def _policy(target: Target, options: Options) -> Any:
         ) from None
 
 
-def _constant_bytes(graph: Graph) -> int:
-    return sum(array.nbytes for array in graph.constants.values())
+def reserved(graph: Graph, target: Target) -> dict[str, int]:
+    """Bytes of each memory that constants and code take, by the name of the memory."""
+    return {target.code: sum(array.nbytes for array in graph.constants.values()) + CODE_RESERVE}
 
 
 def _manifest(
-    model: Path, target: Target, options: Options, placed: Placed, planned: Plan
+    model: Path | None, target: Target, options: Options, placed: Placed, planned: Plan
 ) -> dict[str, Any]:
     layers = [
         {
@@ -179,7 +222,7 @@ def _manifest(
     return {
         "schema": 1,
         "model": placed.graph.name,
-        "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
+        "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
         "target": target.name,
         "policy": target.policy(options.policy).name,
         "rounding": options.rounding.value,

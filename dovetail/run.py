@@ -47,8 +47,13 @@ class RunResult:
     """Bytes of text, rodata, data and bss; empty on the host."""
 
 
-def open_build(folder: Path) -> Build:
-    """Read a build's description; raises BuildError when the folder is not a build of this version's kind."""
+def open_build(folder: Path, target: Target | None = None) -> Build:
+    """Read a build's description; raises BuildError when the folder is not a build of this version's kind.
+
+    Args:
+        folder: the build.
+        target: the machine it was made for; None to load it by the name the build has.
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise BuildError(f"{folder} is not a build: it has no {MANIFEST}", hint="make one with dovetail compile")
@@ -56,12 +61,12 @@ def open_build(folder: Path) -> Build:
         raise BuildError(f"{path} is larger than {_MOST_MANIFEST} bytes")
     try:
         manifest = json.loads(path.read_text())
-        target = manifest["target"]
+        name = manifest["target"]
         if manifest["schema"] != 1:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
-    return Build(folder, manifest, load_target(target))
+    return Build(folder, manifest, target or load_target(name))
 
 
 def run_build(

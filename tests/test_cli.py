@@ -195,7 +195,7 @@ def test_targets_zoo_and_program_are_printed(digits: Path, tmp_path: Path, capsy
     assert json.loads((tmp_path / "b" / "dovetail.json").read_text())["policy"] == "exact"
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "explain", "targets", "zoo"])
+@pytest.mark.parametrize("command", ["compile", "run", "explain", "tune", "targets", "zoo"])
 def test_every_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert dovetail(command, "--help") == 0
     assert f"Example: dovetail {command}" in capsys.readouterr().out

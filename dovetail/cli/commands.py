@@ -41,6 +41,7 @@ def compile_to(
     check: bool,
     force: bool,
     print_program: bool,
+    tuning: Path | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -55,7 +56,7 @@ def compile_to(
         from dovetail.operators.arithmetic import Rounding
         from dovetail.targets import load_target
 
-        options = Options(policy, Rounding(rounding), save_stages, check)
+        options = Options(policy, Rounding(rounding), save_stages, check, tuning)
         compiled = compile_model(model, load_target(target_name), options, report)
         write_project(compiled.project, folder, replace=force)
     if print_program:

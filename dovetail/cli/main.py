@@ -35,6 +35,13 @@ class Simulator(enum.StrEnum):
     HOST = "host"
 
 
+class Measure(enum.StrEnum):
+    """What tuning goes by."""
+
+    ISS = "iss"
+    MODEL = "model"
+
+
 Model = Annotated[Path, typer.Argument(help="A quantised .tflite or .onnx file.", show_default=False)]
 TargetName = Annotated[
     str,
@@ -69,6 +76,9 @@ def compile_command(
     print_program: Annotated[
         bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
     ] = False,
+    tuning: Annotated[
+        Path | None, typer.Option(help="A tuning file made by dovetail tune for this model.", show_default=False)
+    ] = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
@@ -76,7 +86,7 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program)
+    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program, tuning)
 
 
 @app.command()
@@ -122,6 +132,51 @@ def explain(
     from dovetail.cli import commands
 
     commands.explain(model, target, requant, as_json)
+
+
+@app.command()
+def tune(
+    model: Model,
+    target: TargetName,
+    trials: Annotated[int, typer.Option(help="Trials of each kind of layer, the default included.")] = 64,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The tuning file; MODEL.TARGET.toml if not given.", show_default=False),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Only these layers, by name, with commas.", show_default=False)
+    ] = None,
+    measure: Annotated[
+        Measure, typer.Option(help="Cycles of the simulated chip, or what the cost model thinks.")
+    ] = Measure.ISS,
+    jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    requant: Requant = None,
+    rounding: Annotated[
+        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
+    ] = RoundingChoice.DOUBLE,
+) -> None:
+    """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
+
+    Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
+    """
+    from dovetail.cli import tuning
+
+    names = tuple(name.strip() for name in layers.split(",") if name.strip()) if layers else ()
+    order = tuning.Order(
+        model, target, requant, rounding.value, trials, measure.value, names, seed, jobs, scheduler, output, log
+    )
+    tuning.tune_to(order)
 
 
 @app.command()

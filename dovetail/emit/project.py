@@ -110,6 +110,8 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
     }
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    for engine in target.engines:
+        found.update({name: f"0x{value:x}u" for name, value in engine.defines.items()})
     return found
 
 

@@ -12,6 +12,7 @@ from dovetail.graph.graph import Graph, Node
 from dovetail.graph.layout import Layout
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.knobs import Choice
 from dovetail.target.pattern import Match, Mismatch, match_pattern
 
 
@@ -36,6 +37,8 @@ class Region:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout it takes each operand in, and gives its result in, by value name; row-major where absent. Set by the
     layout stage."""
+    choice: Choice = field(default_factory=dict)
+    """What was chosen for the planner's knobs and the offload's (plan/knobs.py); the rest the planner chooses."""
 
     @property
     def place(self) -> str:

@@ -10,7 +10,7 @@ from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
-from dovetail.plan.tiles import Tiling, choose_tiling, complete
+from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
 from dovetail.program.ir import CORE, Buffer, Program, Role, Statement
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
@@ -28,7 +28,7 @@ class Plan:
     tilings: Mapping[str, Tiling]
 
 
-def plan(placed: Placed, target: Target, reserved: Mapping[str, int]) -> Plan:
+def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Collection[str] = ()) -> Plan:
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
@@ -38,12 +38,13 @@ def plan(placed: Placed, target: Target, reserved: Mapping[str, int]) -> Plan:
         placed: the network and how its values lie.
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
+        near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    early = frozenset(region.name for region in placed.regions if region.engine is not None)
-    choice = _Choice(_first_homes(placed, target), early)
+    early = frozenset(r.name for r in placed.regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
+    choice = _Choice(_first_homes(placed, target, near), early)
     dma = target.dma.name if target.dma else CORE
     while True:
         tilings, stuck = _tilings(placed, target, choice, reserved)
@@ -89,16 +90,17 @@ def _can_give_way(buffer: Buffer) -> bool:
     return buffer.role in (Role.TILE, Role.SCRATCH)
 
 
-def _first_homes(placed: Placed, target: Target) -> dict[str, str]:
-    """Inputs and outputs in the memory of values; all else in the memory the engines reach, if there is one."""
+def _first_homes(placed: Placed, target: Target, near_ends: Collection[str]) -> dict[str, str]:
+    """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     graph, regions = placed.graph, placed.regions
     near = target.engines[0].memory if target.engines else target.values
-    homes = {name: target.values for name in graph.inputs}
+    homes = {name: near if name in near_ends else target.values for name in graph.inputs}
     for region in regions:
         if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
         else:
-            homes[region.output] = target.values if region.output in graph.outputs else near
+            is_end = region.output in graph.outputs and region.output not in near_ends
+            homes[region.output] = target.values if is_end else near
     return homes
 
 
@@ -109,7 +111,7 @@ def _tilings(
     found: dict[str, Tiling] = {}
     for region in placed.regions:
         if region.engine is not None:
-            resident = sum(placed.nbytes(r.output) for r in _resident_regions(region, placed.regions, choice.homes))
+            resident = _resident(region, placed, choice.homes)
             budget = _room(target, region.engine.memory, reserved) - resident - choice.withheld
             try:
                 found[region.name] = complete(region, choose_tiling(region, target, choice.homes, budget))
@@ -140,6 +142,21 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
         if region.is_view and region.graph.inputs[0] in names:
             names.add(region.output)
     return names
+
+
+def _resident(region: Region, placed: Placed, homes: Mapping[str, str]) -> int:
+    """Bytes of the engine's memory that values hold while a region runs."""
+    assert region.engine is not None
+    regions = placed.regions
+    computed = {r.output for r in regions}
+    ends = {
+        name: placed.nbytes(name)
+        for r in regions[regions.index(region) :]
+        for name in r.graph.inputs
+        if name not in computed and homes[name] == region.engine.memory
+    }
+    values = sum(placed.nbytes(r.output) for r in _resident_regions(region, regions, homes))
+    return values + sum(ends.values())
 
 
 def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:

@@ -12,7 +12,13 @@ from dovetail.graph.types import Array, Box, Shape
 from dovetail.partition.regions import Region
 from dovetail.graph.crop import Tile, crop
 from dovetail.target.description import Dma, Target
+from dovetail.target.knobs import Choice
 from dovetail.target.pattern import Match, match_pattern
+
+PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
+"""Names of the planner's knobs; the sizes of a tile are `TILE`."""
+TILE = ("tile_rows", "tile_columns", "tile_channels")
+"""Names of the knobs for the rows, columns and channels of a tile's result."""
 
 LAUNCH_CYCLES = 150
 """Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
@@ -52,6 +58,8 @@ class Tiling:
     """Estimated cycles, for ranking."""
     buffers: int = 2
     """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
+    channels_outer: bool = True
+    """Whether all positions are computed for some channels before the next channels are."""
 
 
 def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
@@ -64,7 +72,8 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
         budget: bytes of the engine's memory free for tiles.
 
     Raises:
-        PlanError: even the smallest tile is too large; says how many bytes are missing.
+        PlanError: even the smallest tile is too large (says how many bytes are missing), or what was chosen for the
+            region's knobs is; names the knobs.
     """
     assert region.engine is not None
     shape = region.graph.types[region.output].shape
@@ -79,7 +88,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
     best: Tiling | None = None
     smallest: tuple[int, Shape] | None = None
     for finer in (1, _FINEST):
-        for size, buffers in product(_candidates(region, shape, finer), (2, 1)):
+        for size, buffers in product(_candidates(region, shape, finer), _buffers(region.choice)):
             tiling = _evaluate(region, target, size, in_place, buffers)
             if tiling is None:
                 continue
@@ -89,6 +98,8 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
                 best = tiling
         if best is not None:
             break
+    if best is None and not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
+        raise chosen_too_large(region, smallest, budget)
     if best is None:
         needed, size = smallest or (0, shape)
         raise PlanError(
@@ -98,6 +109,32 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
             hint=f"a {region.engine.memory} larger by {needed - budget} bytes, or fewer channels in this layer",
         )
     return best
+
+
+def _buffers(choice: Choice) -> tuple[int, ...]:
+    return (int(choice[BUFFERS]),) if BUFFERS in choice else (2, 1)
+
+
+def chosen_too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
+    """The error of chosen knobs that leave no tile that fits.
+
+    Args:
+        region: one with a choice.
+        smallest: bytes and shape of the smallest tile it allows; None when the engine takes none.
+        budget: bytes free.
+    """
+    assert region.engine is not None
+    set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items())
+    memory = region.engine.memory
+    if smallest is None:
+        what = f"no tile of {region.name} with {set_to} is one {region.engine.name} can compute"
+    else:
+        needed, size = smallest
+        shape = "x".join(map(str, size))
+        what = f"with {set_to} a tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+    return PlanError(
+        what, where=", ".join(region.origins), hint="leave this layer out of the tuning file, or tune again"
+    )
 
 
 def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
@@ -116,17 +153,21 @@ def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]
 def _candidates(region: Region, shape: Shape, finer: int) -> Iterator[Shape]:
     """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps."""
     assert region.offload is not None
-    image = len(shape) == 4
-    rows = _cuts(shape[1], region.offload.row_step) if image else [0]
-    columns = _cuts(shape[2], region.offload.row_step) if image else [0]
-    channels = _cuts(shape[-1], max(1, region.offload.channel_step // finer))
-    for row, column, channel in product(rows, columns, channels):
-        if image and column != shape[2] and row > region.offload.row_step * 4:
+    image, choice = len(shape) == 4, region.choice
+    rows = cuts(shape[1], region.offload.row_step) if image else [0]
+    columns = cuts(shape[2], region.offload.row_step) if image else [0]
+    channels = cuts(shape[-1], max(1, region.offload.channel_step // finer))
+    axes = (
+        [int(choice[k])] if k in choice else sizes for k, sizes in zip(TILE, (rows, columns, channels), strict=True)
+    )
+    for row, column, channel in product(*axes):
+        slow = image and column != shape[2] and row > region.offload.row_step * 4
+        if slow and choice.keys().isdisjoint(TILE):
             continue
         yield (shape[0], row, column, channel) if image else (*shape[:-1], channel)
 
 
-def _cuts(total: int, step: int) -> list[int]:
+def cuts(total: int, step: int) -> list[int]:
     """Sizes that cut `total` into 1, 2, 3, … nearly equal parts at multiples of `step`."""
     sizes = {total: None}
     parts = 2
@@ -159,6 +200,8 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
     nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
+    if ORDER in region.choice:
+        channels_outer = region.choice[ORDER] == "channels"
     moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
     moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
     setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + (channel_cuts if "" not in in_place else 0)
@@ -167,7 +210,7 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     copying = _dma_cycles(target.dma, moved, setups)
     together = max(engine, copying) if buffers > 1 else engine + copying
     cycles = together + _dma_cycles(target.dma, exposed, 1)
-    return Tiling(size, (first,), in_place, nbytes, cycles, buffers)
+    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer)
 
 
 def _tile_bytes(region: Region, tile: EngineTile, value: str) -> int:
@@ -183,15 +226,20 @@ def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> 
 
 
 def complete(region: Region, tiling: Tiling) -> Tiling:
-    """The tiling with every one of its tiles, in the order they are launched."""
-    shape = region.graph.types[region.output].shape
-    first = tiling.tiles[0]
-    loads = sum(_tile_bytes(region, first, name) for name in region.graph.inputs if name not in tiling.in_place)
-    packed = 0 if "" in tiling.in_place else packed_bytes(first.packed)
-    counts = [-(-total // step) for total, step in zip(shape, tiling.shape, strict=True)]
-    channels_outer = outer_channels(loads, packed, _product(counts[:-1]), counts[-1])
-    boxes = tile_boxes(shape, tiling.shape, channels_outer)
-    tiles = tuple(_engine_tile(region, box) for box in boxes)
+    """The tiling with every one of its tiles, in the order they are launched.
+
+    Raises:
+        PlanError: the engine takes the first tile and not another one, e.g. at an edge.
+    """
+    boxes = tile_boxes(region.graph.types[region.output].shape, tiling.shape, tiling.channels_outer)
+    try:
+        tiles = tuple(_engine_tile(region, box) for box in boxes)
+    except ValueError as error:
+        set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items()) or "the planner's own choice"
+        raise PlanError(
+            f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {region.name} ({set_to}): {error}",
+            where=", ".join(region.origins),
+        ) from None
     return replace(tiling, tiles=tiles)
 
 
@@ -200,8 +248,12 @@ def packed_bytes(packed: Mapping[str, Array]) -> int:
     return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
 
 
-def _engine_tile(region: Region, box: Box) -> EngineTile:
-    """Match and packed constants of a tile; raises ValueError when the offload does not take it."""
+def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
+    """A tile and the match of its offload in it, with the region's choice.
+
+    Raises:
+        ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
+    """
     assert region.offload is not None
     tile, offload = crop(region.graph, box), region.offload
     for value, part in (*tile.reads.items(), (region.output, box)):
@@ -209,11 +261,29 @@ def _engine_tile(region: Region, box: Box) -> EngineTile:
     match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)
+    match = replace(match, choice=offload_choice(region, match))
     for constraint in offload.constraints:
         failure = constraint.failure(match)
         if failure:
             raise ValueError(failure)
-    return EngineTile(tile, match, offload.pack(match), offload.scratch(match))
+    return tile, match
+
+
+def offload_choice(region: Region, match: Match) -> Choice:
+    """Settings of the offload's own knobs: its default's, and over them those chosen for the region."""
+    assert region.offload is not None
+    if region.offload.knobs is None:
+        return {}
+    default = region.offload.default(match) if region.offload.default else {}
+    planner = (PLACEMENT, EARLY, ORDER, BUFFERS, *TILE)
+    return {**default, **{name: value for name, value in region.choice.items() if name not in planner}}
+
+
+def _engine_tile(region: Region, box: Box) -> EngineTile:
+    """Match and packed constants of a tile; raises ValueError when the offload does not take it."""
+    assert region.offload is not None
+    tile, match = tile_match(region, box)
+    return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
 
 
 def _dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:

@@ -1,7 +1,6 @@
 """The public interface a target is written against."""
 
 from dovetail.graph.crop import Tile, crop
-from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import Layout, blocked
 from dovetail.target.description import (
     Command,
@@ -16,15 +15,18 @@ from dovetail.target.description import (
     Rewrite,
     Target,
 )
+from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
 
 __all__ = [
+    "Choice",
     "Command",
     "Constraint",
     "Core",
     "DeviceModel",
     "Dma",
     "Engine",
+    "Knob",
     "Layout",
     "Match",
     "Memory",
@@ -32,6 +34,7 @@ __all__ = [
     "Operand",
     "Policy",
     "Rewrite",
+    "Space",
     "Target",
     "Tile",
     "apply",

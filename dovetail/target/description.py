@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import Layout
 from dovetail.graph.types import Array
+from dovetail.target.knobs import Choice, Space
 from dovetail.target.pattern import Constraint, Match, Pattern
 
 IN_PLACE_ALIGNMENT = 64
@@ -105,6 +106,11 @@ class Offload:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
     given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes."""
+    knobs: Callable[[Match], Space] | None = None
+    """What may be chosen about computing a region beside how it is tiled; None for nothing. What is chosen reaches the
+    functions above, and the constraints, as `match.choice`."""
+    default: Callable[[Match], Choice] | None = None
+    """The settings that stand for knobs that are absent; needed with `knobs`."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,8 @@ class Engine:
     """C function that waits until the launch with a given ticket has finished."""
     prepare: str = ""
     """C function called once before the first launch of an inference; empty for none."""
+    defines: Mapping[str, int] = field(default_factory=dict)
+    """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,10 @@ class Target:
     def reads_constants(self, engine: Engine) -> bool:
         """True when an engine reaches the memory of the constants, so that it reads them where they lie."""
         return engine.memory == self.code
+
+    def works_in_place(self, engine: Engine) -> bool:
+        """True when an engine reaches constants and values where they lie: the planner cuts and copies nothing."""
+        return self.reads_constants(engine) and engine.memory == self.values
 
     def engine(self, name: str) -> Engine:
         """The engine of that name; raises KeyError when there is none."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array, TensorType
 from dovetail.operators.base import Operator
+from dovetail.target.knobs import Choice
 
 OperatorT = TypeVar("OperatorT", bound=Operator)
 
@@ -73,6 +74,8 @@ class Match:
     """Leaf name -> value name."""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """Operator name in the pattern -> node."""
+    choice: Choice = field(default_factory=dict)
+    """Settings of the offload's own knobs; one that is absent means the offload's default."""
 
     def has(self, name: str) -> bool:
         """True when the (optional) operator is there."""

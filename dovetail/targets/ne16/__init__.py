@@ -7,6 +7,7 @@ GAP9 descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,18 +26,21 @@ from dovetail.operators.arithmetic import Clip, ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
 from dovetail.target import (
+    Choice,
     Command,
     Constraint,
     Core,
     DeviceModel,
     Dma,
     Engine,
+    Knob,
     Match,
     Memory,
     Offload,
     Operand,
     Policy,
     Rewrite,
+    Space,
     Target,
     apply,
     constant,
@@ -44,7 +48,7 @@ from dovetail.target import (
     operand,
 )
 from dovetail.targets.ne16.cycles import job_cycles, layer_cycles
-from dovetail.targets.ne16.job import Job, Padding, Requantise, problem, task_words
+from dovetail.targets.ne16.job import CHANNELS_IN, Job, Padding, Requantise, problem, task_words
 from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 
 L1 = Memory("L1", base=0x10000000, size=128 * 1024)
@@ -80,7 +84,7 @@ def job(match: Match, operands: Mapping[str, Operand]) -> Job:
         out_row_stride=out_strides[0],
         kernel=1 if dense else match.type("weights").shape[1],
         depthwise=isinstance(layer, DepthwiseConv2d),
-        linear=dense and image[3] % 16 == 0,
+        linear=dense and dense_mode(match) == "linear",
         stride=layer.stride[0] if layer else 1,
         padding=Padding(pads.before[1], pads.after[1], pads.before[2], pads.after[2]) if pads else Padding(),
         padding_value=int(pads.value) if pads else 0,
@@ -100,6 +104,31 @@ def _linear(match: Match) -> bool:
     return isinstance(match.nodes["layer"].operator, FullyConnected)
 
 
+def dense_default(match: Match) -> Choice:
+    """Linear mode for the input sizes it has."""
+    return {"mode": "pointwise" if match.type("x").shape[-1] % CHANNELS_IN else "linear"}
+
+
+def dense_knobs(match: Match) -> Space:
+    """How a dense layer is computed: linear mode takes 256 inputs at a time, one bit of the weights after the other;
+    as a 1x1 convolution of one pixel it takes 16, all bits together."""
+    depth = match.type("x").shape[-1]
+    default = str(dense_default(match)["mode"])
+    other = "linear" if default == "pointwise" else "pointwise"
+
+    def problem(choice: Choice) -> str | None:
+        if choice.get("mode") == "linear" and depth % CHANNELS_IN:
+            return f"linear mode needs a multiple of {CHANNELS_IN} inputs; here: {depth}"
+        return None
+
+    return Space((Knob("mode", (default, other), "the engine's mode for a dense layer"),), problem)
+
+
+def dense_mode(match: Match) -> str:
+    """The mode that is chosen for a dense layer, or the default's."""
+    return str({**dense_default(match), **match.choice}["mode"])
+
+
 def _convolution(match: Match) -> Conv2d | DepthwiseConv2d:
     layer = match.nodes["layer"].operator
     assert isinstance(layer, Conv2d | DepthwiseConv2d)
@@ -117,7 +146,8 @@ def pack(match: Match) -> dict[str, Array]:
     if _linear(match):
         depth = weights.shape[1]
         square = weights.reshape(weights.shape[0], 1, 1, depth)
-        packed = pack_linear_weights(weights, bits) if depth % 16 == 0 else pack_weights(square, bits, False)
+        is_linear = dense_mode(match) == "linear"
+        packed = pack_linear_weights(weights, bits) if is_linear else pack_weights(square, bits, False)
     elif isinstance(match.nodes["layer"].operator, DepthwiseConv2d):
         packed = pack_weights(np.ascontiguousarray(weights.transpose(3, 1, 2, 0)), bits, True)
     else:
@@ -192,11 +222,13 @@ def _offloads() -> tuple[Offload, ...]:
             shared = (*CONSTRAINTS, *limits, *LIMIT)
             full = (*REQUANTISED, *shared)
             label = f"padded {name}" if padded else name
-            found.append(
-                Offload(label, apply(Clip, scaled), full, pack, commands, cycles, channel_step=step, row_step=6)
-            )
-            bare = f"{label}, 32-bit results"
-            found.append(Offload(bare, layer, shared, pack, commands, cycles, channel_step=step, row_step=6))
+            own = (dense_knobs, dense_default) if kind is FullyConnected else (None, None)
+            for text, pattern, constraints in (
+                (label, apply(Clip, scaled), full),
+                (f"{label}, 32-bit results", layer, shared),
+            ):
+                offload = Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
+                found.append(replace(offload, knobs=own[0], default=own[1]))
     return tuple(sorted(found, key=lambda offload: "32-bit" in offload.name))
 
 

@@ -24,7 +24,7 @@ def default(match: Match, config: VtaConfig) -> Choice:
         "block_rows": found.rows,
         "block_columns": found.columns,
         "channel_blocks": found.blocks,
-        "order": order,
+        "loop_order": order,
         "slots": found.slots,
     }
 
@@ -40,7 +40,7 @@ def space(match: Match, config: VtaConfig) -> Space:
         Knob("block_rows", cost.sizes(shape.rows), "rows of the result computed together"),
         Knob("block_columns", cost.sizes(shape.columns), "columns of the result computed together"),
         Knob("channel_blocks", cost.sizes(shape.out_blocks), "blocks of output channels computed together"),
-        Knob("order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"),
+        Knob("loop_order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"),
         Knob("slots", _SLOTS, "most slots for one kind of data in an SRAM; 0 for as many as are of use"),
     )
     return Space(knobs, problem)
@@ -54,4 +54,4 @@ def tiling(match: Match, config: VtaConfig) -> Tiling:
 def _tiling(choice: Choice) -> Tiling:
     sizes = [choice[name] for name in ("block_rows", "block_columns", "channel_blocks", "slots")]
     rows, columns, blocks, slots = (int(value) for value in sizes)
-    return Tiling(rows, columns, blocks, choice["order"] == "channels", slots)
+    return Tiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)

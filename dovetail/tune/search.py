@@ -1,0 +1,180 @@
+"""The search: the default, the cost model's best few, then batches ranked by a model learned from all trials so far.
+
+What is proposed depends on the seed and on the outcomes of the batches before, in their order; so a search that is
+repeated with the same outcomes, from a log or from any number of workers, proposes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.errors import MissingExtraError
+from dovetail.plan.knobs import CONTEXT, canonical, region_space
+from dovetail.target.description import Target
+from dovetail.target.knobs import Choice, Space, Value
+from dovetail.tune.default import resolved_default
+from dovetail.tune.estimate import Estimate, Estimator, features
+from dovetail.tune.layer import Layer, region_alone
+from dovetail.tune.measure import Outcome
+
+BATCH = 16
+"""Trials proposed together, whatever the number of workers."""
+EXPLORATION = 0.125
+"""Share of a batch drawn at random."""
+MOST_CANDIDATES = 20_000
+"""Choices looked at; a larger space is sampled."""
+_FAILED = 4.0
+"""What a failing trial counts as, times the slowest that did not fail."""
+_PARAMETERS = {
+    "objective": "l2",
+    "num_leaves": 15,
+    "min_data_in_leaf": 3,
+    "learning_rate": 0.15,
+    "num_threads": 1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "verbose": -1,
+}
+_ROUNDS = 60
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What may be tried for a layer, the default first."""
+
+    choices: tuple[Choice, ...]
+    """Canonical choices; the first is empty: nothing chosen."""
+    estimates: npt.NDArray[np.int64]
+    """Cycles the cost model thinks each takes."""
+    features: Floats
+    """One row per choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A choice and how it ended."""
+
+    choice: Choice
+    outcome: Outcome
+
+
+def candidates(layer: Layer, target: Target, seed: int) -> Candidates:
+    """Every allowed choice of a layer that fits the memory, or a sample of them.
+
+    Raises:
+        DovetailError: the layer does not fit the target even by default.
+    """
+    region = region_alone(layer.graph, target)
+    space = region_space(region, target)
+    space = Space(tuple(knob for knob in space.knobs if knob.name not in CONTEXT), space.problem)
+    estimator = Estimator(region, target, layer.near)
+    default = resolved_default(region, target, layer.near)
+    ranges = {knob.name: knob.values for knob in space.knobs}
+    rows: list[tuple[Choice, Estimate]] = []
+    first = estimator.estimate(default)
+    assert first is not None, "the planner's own choice fits"
+    same = {name: value for name, value in default.items() if name in ranges}
+    for point in _points(space, _generator(seed, layer.key, "points")):
+        found = estimator.estimate(point) if point != same else None
+        if found is not None:
+            rows.append((point, found))
+    table = [features(same, first, ranges), *(features(point, found, ranges) for point, found in rows)]
+    return Candidates(
+        ({}, *(canonical(point) for point, _ in rows)),
+        np.array([first.cycles, *(found.cycles for _, found in rows)]),
+        np.array(table),
+    )
+
+
+def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:
+    """All allowed points of a small space; of a large one, those among a random sample."""
+    if space.size <= MOST_CANDIDATES:
+        return list(space.points())
+    chosen = sorted(set(random.integers(0, space.size, MOST_CANDIDATES).tolist()))
+    points = (space.point(index) for index in chosen)
+    return [point for point in points if space.problem(point) is None]
+
+
+def search(
+    found: Candidates, trials: int, seed: int, key: str
+) -> Generator[tuple[Choice, ...], Sequence[Outcome], tuple[Trial, ...]]:
+    """Propose batches and be sent their outcomes; returns all trials, in the order they were proposed.
+
+    Args:
+        found: what may be tried.
+        trials: how many, the default included; fewer are made when there are no more candidates.
+        seed: of the exploration.
+        key: of the layer, so that layers explore differently.
+    """
+    random = _generator(seed, key, "exploration")
+    count = min(trials, len(found.choices))
+    by_estimate = [0, *(int(index) for index in 1 + np.argsort(found.estimates[1:], kind="stable"))]
+    done: list[int] = []
+    made: list[Trial] = []
+    while len(done) < count:
+        size = min(BATCH, count - len(done))
+        if not done or count == len(found.choices):  # nothing to rank when all are tried anyway
+            batch = by_estimate[len(done) : len(done) + size]
+        else:
+            batch = _ranked(found, done, [trial.outcome for trial in made], size, random)
+        outcomes = yield tuple(found.choices[index] for index in batch)
+        done += batch
+        made += [Trial(found.choices[i], outcome) for i, outcome in zip(batch, outcomes, strict=True)]
+    return tuple(made)
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest trial, of equal ones the first; None when all failed."""
+    ended = [trial for trial in trials if trial.outcome.cycles is not None]
+    return min(ended, key=lambda trial: trial.outcome.cycles or 0) if ended else None
+
+
+def _ranked(
+    found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], size: int, random: np.random.Generator
+) -> list[int]:
+    """The candidates the learned model ranks first, and a few at random."""
+    left = np.setdiff1d(np.arange(len(found.choices)), done)
+    predicted = _predict(found, done, outcomes, left)
+    order = left[np.lexsort((left, found.estimates[left], predicted))]
+    explored = min(round(EXPLORATION * size), len(left) - size)
+    batch = [int(index) for index in order[: size - explored]]
+    rest = order[size - explored :]
+    return batch + [int(index) for index in random.choice(rest, explored, replace=False)]
+
+
+def _predict(
+    found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], left: npt.NDArray[np.int64]
+) -> Floats:
+    """log(cycles) of untried candidates: boosting starts from the cost model's estimate and learns what it misses."""
+    import lightgbm
+
+    known = [outcome.cycles for outcome in outcomes if outcome.cycles is not None]
+    guess: Floats = np.log(found.estimates.astype(np.float64))
+    if not known:
+        return guess[left]
+    worst = _FAILED * max(known)
+    target = np.log([float(o.cycles) if o.cycles is not None else worst for o in outcomes])
+    tried = np.array(done)
+    data = lightgbm.Dataset(found.features[tried], target, init_score=guess[tried])
+    model = lightgbm.train(_PARAMETERS, data, _ROUNDS)
+    learned: Floats = np.asarray(model.predict(found.features[left]), dtype=np.float64)
+    return learned + guess[left]
+
+
+def require_learner() -> None:
+    """Raises MissingExtraError when LightGBM is not installed."""
+    if find_spec("lightgbm") is None:
+        raise MissingExtraError("lightgbm", "tune", "tuning")
+
+
+def _generator(seed: int, *parts: str) -> np.random.Generator:
+    digest = hashlib.sha256("\n".join((str(seed), *parts)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))

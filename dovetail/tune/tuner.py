@@ -1,0 +1,252 @@
+"""Tunes a network: every distinct layer by itself, then what was found in the network as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from dovetail.compile import Options, prepare, reserved
+from dovetail.errors import DovetailError, TargetError
+from dovetail.graph.graph import Graph
+from dovetail.layout import choose_layouts
+from dovetail.partition import Region, partition
+from dovetail.plan import plan
+from dovetail.target.description import Target
+from dovetail.target.knobs import Choice
+from dovetail.targets import load_target
+from dovetail.tune.file import Entry, Identity, Tuning, entries_in_order, identity
+from dovetail.tune.layer import Layer, distinct_layers, region_alone
+from dovetail.tune.log import SCHEMA as LOG_SCHEMA
+from dovetail.tune.log import TrialLog, open_log
+from dovetail.tune.measure import MEASURES, Outcome, Task, make_task
+from dovetail.tune.network import settle
+from dovetail.tune.search import Trial, best_trial, candidates, require_learner, search
+from dovetail.tune.workers import Runner, runner
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to tune and how."""
+
+    model: Path
+    target: str
+    """Name of a target, or the path of a target file."""
+    log: Path
+    """Where trials are kept; one that exists is gone on with."""
+    trials: int = 64
+    """Trials of each distinct layer, the default included."""
+    options: Options = field(default_factory=Options)
+    """Policy and rounding."""
+    measure: str = "iss"
+    """One of `MEASURES`."""
+    layers: tuple[str, ...] = ()
+    """Names of the only layers to tune; none for all."""
+    seed: int = 0
+    jobs: int = 1
+    """Processes on this machine."""
+    scheduler: str | None = None
+    """Address of a Dask scheduler used instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where tuning is."""
+
+    layer: str
+    """Name of the first region of the layer, or "the network"."""
+    number: int
+    """Of the layer, from 1."""
+    count: int
+    """Layers to tune."""
+    done: int
+    trials: int
+    """Of this layer; 0 where their number is not known."""
+    default: int | None
+    """Cycles by default; None when that trial has not ended or has failed."""
+    best: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """How tuning a layer went."""
+
+    layer: Layer
+    trials: tuple[Trial, ...]
+    default: int | None
+    """Cycles by default; None when that failed."""
+    best: Trial | None
+    """The fastest trial; None when all failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning gave."""
+
+    tuning: Tuning
+    layers: tuple[LayerResult, ...]
+    dropped: tuple[str, ...]
+    """Regions whose choice was good for the layer by itself and not in the network."""
+    repeated: int
+    """Trials that an earlier run had left in the log."""
+
+
+def tune(
+    request: Request,
+    show: Callable[[Progress], None] = lambda progress: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Tuned:
+    """Tune a model; what has been tried is in the log whatever happens.
+
+    Args:
+        request: what to tune.
+        show: told after each trial.
+        note: told what is worth a line of its own.
+
+    Raises:
+        DovetailError: the model, target, log or workers do not allow it; says what, where and what to do.
+    """
+    _check(request)
+    target = load_target(request.target)
+    graph = prepare(request.model, target, request.options)
+    regions = partition(graph, target)
+    default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
+    layers = _selected(distinct_layers(regions, default, target), regions, request.layers)
+    policy = target.policy(request.options.policy).name
+    of = identity(graph.name, request.model.read_bytes(), target.name, policy, request.options.rounding.value)
+    header = {"dovetail_tuning_log": LOG_SCHEMA, **asdict(of), "seed": request.seed, "measure": request.measure}
+    with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler) as run:
+        bench = Bench(request, target, log, run)
+        results = [bench.tune_layer(layer, (i, len(layers)), show) for i, layer in enumerate(layers, 1)]
+        return _finish(bench, graph, regions, results, of, show)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Makes trials: from the log where they are, else by the workers, which are then written to the log."""
+
+    request: Request
+    target: Target
+    log: TrialLog
+    run: Runner
+
+    def task(self, graph: Graph, near: Sequence[str]) -> Task:
+        """The task of measuring a graph as this request says."""
+        request = self.request
+        return make_task(graph, near, request.target, request.options.policy, request.measure)
+
+    def batch(
+        self, task: Task, key: str, choices: Sequence[Choice], name: str, ended: Callable[[Outcome], None]
+    ) -> list[Outcome]:
+        """Outcomes of a batch of choices for one layer (named `name` in its own network), in its order."""
+        found = [self.log.find(key, choice) for choice in choices]
+        missing = [index for index, outcome in enumerate(found) if outcome is None]
+        for outcome in found:
+            if outcome is not None:
+                ended(outcome)
+        for number, outcome in self.run(task, [{name: choices[index]} for index in missing]):
+            index = missing[number]
+            self.log.add(key, choices[index], outcome)
+            found[index] = outcome
+            ended(outcome)
+        return [outcome for outcome in found if outcome is not None]
+
+    def tune_layer(self, layer: Layer, place: tuple[int, int], show: Callable[[Progress], None]) -> LayerResult:
+        """Search one layer."""
+        request = self.request
+        space = candidates(layer, self.target, request.seed)
+        name, task = region_alone(layer.graph, self.target).name, self.task(layer.graph, layer.near)
+        total = min(request.trials, len(space.choices))
+        progress = Progress(layer.names[0], *place, 0, total, None, None)
+
+        def ended(outcome: Outcome) -> None:
+            nonlocal progress
+            known = [c for c in (progress.best, outcome.cycles) if c is not None]
+            progress = replace(progress, done=progress.done + 1, best=min(known, default=None))
+            show(progress)
+
+        show(progress)
+        steps = search(space, request.trials, request.seed, layer.key)
+        batch = next(steps)
+        while True:
+            outcomes = self.batch(task, layer.key, batch, name, ended)
+            if progress.default is None and not batch[0]:
+                progress = replace(progress, default=outcomes[0].cycles)
+            try:
+                batch = steps.send(outcomes)
+            except StopIteration as stop:
+                trials: tuple[Trial, ...] = stop.value
+                return LayerResult(layer, trials, trials[0].outcome.cycles, best_trial(trials))
+
+
+def _check(request: Request) -> None:
+    require_learner()
+    if request.trials < 1:
+        raise DovetailError(f"{request.trials} trials are too few: the least is 1, the default")
+    if request.seed < 0:
+        raise DovetailError(f"a seed is 0 or more, not {request.seed}")
+    if request.measure not in MEASURES:
+        raise DovetailError(f"'{request.measure}' cannot be measured", hint=f"use one of {', '.join(MEASURES)}")
+
+
+def _selected(layers: Sequence[Layer], regions: Sequence[Region], wanted: Sequence[str]) -> tuple[Layer, ...]:
+    """The layers to tune, of each only the regions asked for."""
+    tunable = {name for layer in layers for name in layer.names}
+    if not tunable:
+        raise TargetError("there is nothing to choose: no layer goes to an engine that can be tuned")
+    for name in wanted:
+        if name not in tunable:
+            known = {region.name for region in regions}
+            what = f"nothing can be chosen for the layer '{name}'" if name in known else f"there is no layer '{name}'"
+            raise DovetailError(what, hint=f"choose among {', '.join(sorted(tunable))}")
+    if not wanted:
+        return tuple(layers)
+    kept = (replace(layer, names=tuple(name for name in layer.names if name in wanted)) for layer in layers)
+    return tuple(layer for layer in kept if layer.names)
+
+
+def _finish(
+    bench: Bench,
+    graph: Graph,
+    regions: Sequence[Region],
+    results: Sequence[LayerResult],
+    of: Identity,
+    show: Callable[[Progress], None],
+) -> Tuned:
+    """Keep of the best choices what makes the network faster."""
+    gains: dict[str, Entry] = {}
+    for result in results:
+        best = result.best
+        if best is None or best.outcome.cycles is None or not best.choice:
+            continue
+        before = result.default if result.default is not None else best.outcome.cycles
+        for name in result.layer.names:
+            gains[name] = Entry(name, result.layer.signature, before, best.outcome.cycles, best.choice)
+
+    def told(done: int, before: int | None, best: int | None) -> None:
+        show(Progress("the network", len(results), len(results), done, 0, before, best))
+
+    mine = {name for result in results for name in result.layer.names}
+    names = [region.name for region in regions if region.name in mine]
+    kept = settle(bench.log, bench.run, bench.task(graph, ()), names, gains, told)
+    signatures = {name: result.layer.signature for result in results for name in result.layer.names}
+    entries = {name: _entry(name, choice, gains, signatures, results) for name, choice in kept.choices.items()}
+    layers = entries_in_order(entries, regions)
+    tuning = Tuning(of, bench.request.measure, kept.default, kept.tuned, layers)
+    dropped = tuple(name for name in gains if name not in entries)
+    return Tuned(tuning, tuple(results), dropped, len(bench.log.used))
+
+
+def _entry(
+    name: str,
+    choice: Choice,
+    gains: Mapping[str, Entry],
+    signatures: Mapping[str, str],
+    results: Sequence[LayerResult],
+) -> Entry:
+    """An entry of the file; one that only says when constants are fetched costs the layer itself nothing."""
+    if name in gains:
+        return replace(gains[name], choice=choice)
+    result = next(result for result in results if name in result.layer.names)
+    cycles = result.default or 0
+    return Entry(name, signatures[name], cycles, cycles, choice)

@@ -1,0 +1,144 @@
+"""Tunes ten single layers on ne16 that no heuristic was made with, and prints default and tuned cycles.
+
+    python scripts/tuning_benchmark.py [--trials N] [--jobs N] [--seed N]
+
+Every layer is a network of its own with input and output in L2, random weights, the engine's requantisation; cycles
+are those of the `iss` simulator, outputs compared with the integer graph. "bound" is what no choice can beat: the
+busy cycles of the engine or of the DMA, whichever are more, for the choice that has least of them; nothing exposed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.adapt import adapt
+from dovetail.compile import reserved
+from dovetail.graph.graph import Graph, GraphBuilder
+from dovetail.graph.types import DType, TensorType
+from dovetail.layout import choose_layouts
+from dovetail.operators.arithmetic import Clip, Requantize
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Pad
+from dovetail.partition import partition
+from dovetail.plan import plan
+from dovetail.plan.knobs import region_space
+from dovetail.plan.tiles import PLACEMENT
+from dovetail.target import Target
+from dovetail.targets import load_target
+from dovetail.tune.estimate import Estimator
+from dovetail.tune.layer import Layer, distinct_layers, region_alone
+from dovetail.tune.log import open_log
+from dovetail.tune.tuner import Bench, Request
+from dovetail.tune.workers import runner
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer: kind, input rows, columns, channels, output channels, kernel, stride."""
+
+    kind: str
+    height: int
+    width: int
+    depth: int
+    outputs: int
+    kernel: int = 1
+    stride: int = 1
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if self.kind == "dense":
+            return f"dense {self.depth} -> {self.outputs}"
+        stride = f" stride {self.stride}" if self.stride > 1 else ""
+        kernel = f"{self.kernel}x{self.kernel}"
+        return f"{self.kind} {kernel}{stride} {self.height}x{self.width}x{self.depth} -> {self.outputs}"
+
+
+LAYERS = (
+    Shape("conv", 28, 28, 48, 96, 3),
+    Shape("conv", 19, 31, 24, 40, 3),
+    Shape("conv", 57, 57, 16, 24, 3, 2),
+    Shape("conv", 14, 14, 160, 64, 1),
+    Shape("conv", 35, 35, 32, 64, 1),
+    Shape("conv", 7, 7, 192, 128, 3),
+    Shape("depthwise", 45, 45, 48, 48, 3),
+    Shape("depthwise", 40, 24, 64, 64, 3, 2),
+    Shape("dense", 1, 1, 784, 144),
+    Shape("conv", 11, 9, 320, 80, 1),
+)
+
+
+def network(shape: Shape, seed: int = 7) -> Graph:
+    """The layer as an integer graph: padding where the kernel is 3x3, uint8 in and out."""
+    random, builder = np.random.default_rng(seed), GraphBuilder("layer")
+    dense, deep = shape.kind == "dense", shape.kind != "depthwise"
+    form = (1, shape.depth) if dense else (1, shape.height, shape.width, shape.depth)
+    value = builder.input("x", TensorType(form, DType.UINT8))
+    if shape.kernel == 3:
+        value = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), [value])
+    window = (shape.kernel, shape.kernel)
+    size = (shape.outputs, shape.depth) if dense else (shape.outputs if deep else 1, *window, shape.depth)
+    weights = builder.constant("weights", random.integers(-127, 128, size).astype(np.int8))
+    bias = builder.constant("bias", random.integers(-3000, 3000, shape.outputs).astype(np.int32))
+    stride = (shape.stride, shape.stride)
+    operator = FullyConnected() if dense else Conv2d(stride) if deep else DepthwiseConv2d(stride)
+    sums = builder.add(operator, [value, weights, bias])
+    taps = shape.kernel**2 * (shape.depth if deep else 1)
+    multiplier = builder.constant("m", random.integers(1 << 30, (1 << 31) - 1, shape.outputs).astype(np.int32))
+    shift = builder.constant("s", np.full(shape.outputs, -7 - int(np.log2(taps) / 2), np.int32))
+    scaled = builder.add(Requantize(output_zero_point=100), [sums, multiplier, shift])
+    graph = builder.finish([builder.add(Clip(0, 255, DType.UINT8), [scaled])])
+    return replace(graph, nodes=tuple(replace(node, origin="layer") for node in graph.nodes))
+
+
+def only_layer(shape: Shape, target: Target) -> Layer:
+    """The layer as the tuner sees it."""
+    graph = adapt(network(shape), target.policy(None))
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
+    (layer,) = distinct_layers(regions, planned, target)
+    return layer
+
+
+def bound(layer: Layer, target: Target) -> int:
+    """Cycles no choice can do without: the longer of engine and DMA at work, for the best choice."""
+    region = region_alone(layer.graph, target)
+    estimator = Estimator(region, target, layer.near)
+    found = (estimator.estimate(point) for point in region_space(region, target).points() if point[PLACEMENT] != "core")
+    return min(max(one.engine, one.copying) for one in found if one is not None)
+
+
+def main() -> None:
+    """Tune every layer and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    target = load_target("ne16")
+    print("| layer | default | tuned | saved | bound | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    saved = []
+    with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
+        request = Request(Path("layer"), "ne16", Path(folder) / "log", given.trials, seed=given.seed)
+        with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
+            bench = Bench(request, target, log, run)
+            for number, shape in enumerate(LAYERS, 1):
+                layer = only_layer(shape, target)
+                result = bench.tune_layer(layer, (number, len(LAYERS)), lambda progress: None)
+                assert result.default is not None and result.best is not None
+                tuned = result.best.outcome.cycles
+                assert tuned is not None and tuned <= result.default
+                saved.append(100 * (result.default - tuned) / result.default)
+                choice = ", ".join(f"{name} {value}" for name, value in result.best.choice.items() if name != PLACEMENT)
+                cells = (shape.text, f"{result.default:,}", f"{tuned:,}", f"{saved[-1]:.1f} %")
+                print(f"| {' | '.join(cells)} | {bound(layer, target):,} | {choice or 'the default'} |", flush=True)
+    print(f"\nat least 5 % saved: {sum(one >= 5 for one in saved)} of {len(saved)} layers; {given.trials} trials each")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The search: deterministic, the default first, better than chance, whole where the space is small, and quick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dovetail.targets import load_target
+from dovetail.tune.layer import region_alone
+from dovetail.tune.measure import Outcome, make_task, measure
+from dovetail.tune.search import Candidates, Trial, best_trial, candidates, search
+from tuning_cases import layer_graph, tunable
+
+pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")
+
+
+def searched(found: Candidates, trials: int, cost: Callable[[int], Outcome], seed: int = 0) -> tuple[Trial, ...]:
+    """All trials of a search in which candidate i costs `cost(i)`."""
+    index = {id(choice): number for number, choice in enumerate(found.choices)}
+    steps = search(found, trials, seed, "layer")
+    batch = next(steps)
+    while True:
+        try:
+            batch = steps.send([cost(index[id(choice)]) for choice in batch])
+        except StopIteration as stop:
+            made: tuple[Trial, ...] = stop.value
+            return made
+
+
+def invented(count: int) -> tuple[Candidates, np.ndarray]:
+    """Candidates with four knobs, and true costs the estimate knows only half of."""
+    random = np.random.default_rng(0)
+    knobs = random.integers(0, 8, (count, 4)).astype(float)
+    known = 10_000 + 900 * knobs[:, 0] + 100 * np.abs(knobs[:, 1] - 3)
+    hidden = 2500 * (knobs[:, 2] != 5) + 700 * np.abs(knobs[:, 3] - 6)
+    estimates = known.astype(np.int64)
+    choices = tuple({"number": number} for number in range(count))
+    return Candidates(choices, estimates, np.c_[knobs, np.log2(estimates)]), (known + hidden).astype(int)
+
+
+def test_the_search_learns_what_the_cost_model_misses() -> None:
+    found, costs = invented(4000)
+    trials = searched(found, 200, lambda i: Outcome(int(costs[i])))
+    best = best_trial(trials)
+    assert best is not None and trials[0].choice == {"number": 0} and len(trials) == 200
+    chance = [min(costs[np.random.default_rng(seed).choice(4000, 200, replace=False)]) for seed in range(20)]
+    rank = int((costs < best.outcome.cycles).sum())
+    print(f"search {best.outcome.cycles} (rank {rank}), best {costs.min()}, chance {np.mean(chance):.0f}")
+    assert rank <= 4 and best.outcome.cycles < np.mean(chance)
+    assert len({str(trial.choice) for trial in trials}) == 200, "nothing is tried twice"
+    assert trials == searched(found, 200, lambda i: Outcome(int(costs[i])))
+    assert trials != searched(found, 200, lambda i: Outcome(int(costs[i])), seed=1)
+
+
+def test_a_small_space_is_tried_whole_and_failures_are_never_chosen() -> None:
+    found, costs = invented(40)
+    trials = searched(found, 500, lambda i: Outcome(None, "no") if i % 3 else Outcome(int(costs[i])))
+    best = best_trial(trials)
+    assert len(trials) == 40 and best is not None
+    assert best.outcome.cycles == min(costs[::3])
+    assert best_trial(searched(found, 10, lambda i: Outcome(None, "no"))) is None
+    ties = searched(found, 40, lambda i: Outcome(7))
+    assert best_trial(ties) == ties[0], "of equal ones the default"
+
+
+def test_failing_trials_do_not_stop_learning() -> None:
+    found, costs = invented(1000)
+    bad = np.arange(1000) % 5 == 0
+    trials = searched(found, 80, lambda i: Outcome(None, "no") if bad[i] else Outcome(int(costs[i])))
+    best = best_trial(trials)
+    assert best is not None and (costs[~bad] < best.outcome.cycles).mean() < 0.02
+
+
+def test_500_trials_of_the_cost_model_take_seconds() -> None:
+    target = load_target("ne16")
+    layer = tunable(layer_graph((28, 28, 48), 96, 3), target)
+    start = time.perf_counter()
+    found = candidates(layer, target, 0)
+    task = make_task(layer.graph, layer.near, "ne16", None, "model")
+    name = region_alone(layer.graph, target).name
+    trials = searched(found, 500, lambda i: measure(task, {name: found.choices[i]}))
+    seconds = time.perf_counter() - start
+    print(f"500 of {len(found.choices)} choices in {seconds:.1f} s (20 s wanted)")
+    assert len(trials) == 500 and not any(trial.outcome.error for trial in trials)
+    assert min(trial.outcome.cycles or 0 for trial in trials) == found.estimates.min()
+    assert seconds < 60
