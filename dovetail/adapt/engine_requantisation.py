@@ -67,6 +67,9 @@ def scale_and_shift(
     scales, offsets, shifts = (np.zeros(real.shape, np.int64) for _ in range(3))
     reach = np.maximum(np.abs(low), np.abs(high))
     for channel, factor in enumerate(real):
+        if limits.bias_first and reach[channel] == 0:  # a scale of 0 would take the bias away
+            scales[channel], offsets[channel] = 1, int(np.rint(bias[channel] * factor)) + zero_point
+            continue
         found = False
         for shift in range(limits.most_shift, -1, -1):
             scale = int(np.rint(factor * 2.0**shift))
@@ -116,14 +119,19 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
             return None
         if requantize.input_zero_point or requantize.left_shift or not accepts(draft.types, linear):
             return None
-        weights = channel_sums(operator, draft.constants[linear.inputs[1]])
+        filters = draft.constants[linear.inputs[1]]
+        weights = channel_sums(operator, filters)
         channels = weights.shape[0]
         bias = draft.constants[linear.inputs[2]].astype(np.int64) if len(linear.inputs) > 2 else np.zeros(channels, int)
         multiplier, shift = (
             np.broadcast_to(draft.constants[v].astype(np.float64), channels) for v in scaled.inputs[1:]
         )
+        factor = multiplier * 2.0 ** (shift - 31)
+        if limits.bias_first:
+            idle = factor * np.abs(weights).sum(axis=1) * max(-least, most) < 0.5
+            weights, filters = weights * ~idle[:, None], _without(operator, filters, idle)
         found = scale_and_shift(
-            multiplier * 2.0 ** (shift - 31),
+            factor,
             bias.astype(np.float64),
             -float(operator.input_zero_point) * weights.sum(axis=1),
             np.minimum(weights * least, weights * most).sum(axis=1),
@@ -134,12 +142,23 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
         if found is None:
             return None
         bare = replace(operator, input_zero_point=0)
-        accumulator = draft.add(bare, linear.inputs[:2], linear, f"{linear.output}_bare")
+        kept = linear.inputs[1]
+        if filters is not draft.constants[kept]:
+            kept = draft.constant(filters, draft.types[kept].dtype, kept)
+        accumulator = draft.add(bare, [linear.inputs[0], kept], linear, f"{linear.output}_bare")
         names = [draft.constant(array, DType.INT32, linear.inputs[1]) for array in found]
         shifted = draft.add(ScaleShift(), [accumulator, *names], scaled, f"{node.output}_by_engine")
         return draft.add(node.operator, [shifted], node)
 
     return lambda graph: run(graph, [rule])
+
+
+def _without(operator: object, filters: Array, idle: Array) -> Array:
+    """The filters with those of idle channels, which can never move the result, set to zero."""
+    if not idle.any():
+        return filters
+    shape = (-1,) if isinstance(operator, DepthwiseConv2d) else (-1, *(1,) * (filters.ndim - 1))
+    return np.where(idle.reshape(shape), filters.dtype.type(0), filters)
 
 
 def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -90,15 +91,16 @@ class _LastAccess:
     def conflicts(self, access: Access) -> dict[int, int]:
         """Other queue -> its latest instruction that conflicts."""
         found: dict[int, int] = {}
-        spans = [(span, (self._written,)) for span in access.reads]
-        spans += [(span, (self._written, self._read)) for span in access.writes]
-        for span, tables in spans:
-            for table in tables:
-                for (memory, queue), entries in table.items():
-                    if memory == span.memory and queue != access.queue:
-                        latest = int(entries[span.start : span.stop].max(initial=-1))
-                        if latest >= 0:
-                            found[queue] = max(found.get(queue, -1), latest)
+        for spans, table in (
+            (access.reads, self._written),
+            (access.writes, self._written),
+            (access.writes, self._read),
+        ):
+            for span, ((memory, queue), entries) in product(spans, table.items()):
+                if memory == span.memory and queue != access.queue:
+                    latest = int(entries[span.start : span.stop].max(initial=-1))
+                    if latest >= 0:
+                        found[queue] = max(found.get(queue, -1), latest)
         return found
 
     def record(self, access: Access, index: int) -> None:

@@ -106,11 +106,21 @@ def _attempts(graph: Graph, target: Target, node: Node) -> Iterator[tuple[Engine
         for offload in engine.offloads:
             found = match_pattern(offload.pattern, graph, node.output)
             if isinstance(found, Match):
+                found = _alone(graph, offload, found)
                 failures = (constraint.failure(found) for constraint in offload.constraints)
                 sentence = next((failure for failure in failures if failure), None)
                 if sentence is not None:
                     found = Mismatch(sentence, len(graph.nodes) + len(found.nodes))
             yield engine, offload, found
+
+
+def _alone(graph: Graph, offload: Offload, found: Match) -> Match:
+    """A match as it lies in a graph of its own nodes only, as every function of an offload is given it."""
+    members = {member.output: member for member in found.nodes.values()}
+    own = match_pattern(offload.pattern, _subgraph(graph, _in_order(graph, members), "candidate"), found.root)
+    if isinstance(own, Mismatch):
+        raise ValueError(f"{offload.name} no longer matches by itself: {own.sentence}")
+    return own
 
 
 def _claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Claim]) -> _Claim:

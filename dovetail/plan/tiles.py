@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from dovetail.errors import PlanError
+from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
 from dovetail.graph.types import Array, Box, Shape
 from dovetail.partition.regions import Region
-from dovetail.graph.crop import Tile, crop
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
 from dovetail.target.pattern import Match, match_pattern
@@ -187,9 +187,10 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     assert region.offload is not None
     shape = region.graph.types[region.output].shape
     try:
-        first = _engine_tile(region, tuple((0, step) for step in size))
+        tile, match = tile_match(region, tuple((0, step) for step in size))
     except ValueError:
         return None
+    first = EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
     counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
     spatial, channel_cuts = _product(counts[:-1]), counts[-1]
     graph = first.tile.graph

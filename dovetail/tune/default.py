@@ -19,15 +19,17 @@ def resolved_default(region: Region, target: Target, near: Collection[str]) -> d
         PlanError: the layer does not fit.
     """
     assert region.engine is not None and region.match is not None
+    own = {PLACEMENT: region.engine.name, **offload_choice(region, region.match)}
+    if target.works_in_place(region.engine):
+        return own
     tiling = plan(choose_layouts(region.graph, [region], target), target, {}, near).tilings[region.name]
     sizes = tiling.shape[1:] if len(tiling.shape) == 4 else tiling.shape[-1:]
     names = TILE if len(tiling.shape) == 4 else TILE[2:]
     several = len(tiling.tiles) > 1
     return {
-        PLACEMENT: region.engine.name,
+        **own,
         **dict(zip(names, sizes, strict=True)),
         BUFFERS: tiling.buffers if several else 2,
         ORDER: "channels" if tiling.channels_outer else "positions",
         EARLY: "yes",
-        **offload_choice(region, region.match),
     }

@@ -137,13 +137,15 @@ def _zero_points(match: Match) -> tuple[int, int]:
 
 
 def _wide(match: Match) -> int:
-    """The largest number the sums, with bias and scale, can reach."""
-    scale, offset = (match.array(name).astype(np.int64) for name in ("scale", "offset"))
-    layer = match.nodes["layer"].operator
+    """The largest number that sum, bias and scale can reach."""
+    channels = match.result.shape[-1]
+    scale, offset = (np.broadcast_to(match.array(name).astype(np.int64), channels) for name in ("scale", "offset"))
     weights = match.array("weights").astype(np.int64)
-    sums = weights.reshape(-1, weights.shape[-1]).T if isinstance(layer, DepthwiseConv2d) else weights.reshape(len(weights), -1)
-    reach = np.abs(sums).sum(axis=1) * -DType.INT8.low
-    return int((np.abs(reach * scale) + np.abs(offset)).max())
+    depthwise = isinstance(match.nodes["layer"].operator, DepthwiseConv2d)
+    rows = weights.reshape(-1, channels).T if depthwise else weights.reshape(channels, -1)
+    least, most = rows * DType.INT8.low, rows * DType.INT8.high
+    edges = (np.minimum(least, most).sum(axis=1), np.maximum(least, most).sum(axis=1))
+    return int(max(np.abs(edge * scale + offset).max() for edge in edges))
 
 
 SHARED = (

@@ -63,7 +63,9 @@ def _joined(
     matrices: Mapping[str, Array], rows: Mapping[str, Array], scalars: Mapping[str, int], config: VtaConfig
 ) -> Constants:
     parts: list[Array] = []
-    first, steps, size = {"one": 0}, {"one": (0,)}, 0
+    first = {"one": 0}
+    steps: dict[str, tuple[int, ...]] = {"one": (0,)}
+    size = 0
     elements = {**dict.fromkeys(matrices, config.wgt_element), **dict.fromkeys(rows, config.acc_element)}
     for name, array in {**matrices, **rows}.items():
         padding = -size % elements[name]

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dovetail.graph.graph import Graph
+from dovetail.loops import digit_rows
 from dovetail.operators.arithmetic import ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.loops import digit_rows
-from dovetail.targets.vta.lower import Tiling, STREAMING, capacities, slots_of_use
+from dovetail.targets.vta.lower import STREAMING, Tiling, capacities, slots_of_use
 
 
 @dataclass(frozen=True)

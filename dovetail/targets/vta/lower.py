@@ -59,7 +59,8 @@ def lower(placed: Placed, tiling: Tiling, config: VtaConfig) -> Stream:
 def _write(writer: Writer, tile: _Tile) -> None:
     """One tile from loads to stores."""
     writer.origins = tile.origins
-    contents = {filled: _key(event, tile.origins) for event in tile.events if (filled := _filled(event)) is not None}
+    loads = [event for event in tile.events if isinstance(event, Issue)]
+    contents = {_filled(event): _key(event, tile.origins) for event in loads}
     for event in tile.events:
         if isinstance(event, Allocation):
             writer.allocate(event, contents.get(event.buffer))
@@ -67,9 +68,9 @@ def _write(writer: Writer, tile: _Tile) -> None:
             write_issue(writer, event)
 
 
-def _filled(event: Event) -> int | None:
+def _filled(event: Issue) -> int | None:
     """The buffer a load fills."""
-    if not isinstance(event, Issue) or "source" not in event.operands:
+    if "source" not in event.operands:
         return None
     windows = [w for name, w in event.operands.items() if isinstance(w, Window) and name != "source"]
     return windows[0].buffer

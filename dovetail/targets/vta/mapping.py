@@ -30,10 +30,7 @@ def scheduled(text: str, batch: int, block: int, stride: tuple[int, int]) -> Pro
         stride: of the window, rows and columns.
     """
     made = procedure(text, {})
-    if "wide" in _allocations(made):
-        made = _pool(made)
-    else:
-        made = _sum(made, batch, block)
+    made = _pool(made) if "wide" in _allocations(made) else _sum(made, batch, block)
     for name in ("scale", "shift"):
         made = _stage_parameter(made, name, batch, block)
     if "one" in _tensors(made):

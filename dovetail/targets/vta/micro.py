@@ -1,4 +1,4 @@
-"""A loop nest over accumulator, input and weight entries as GEMM or ALU instructions: two loops, micro-operations inside.
+"""A loop nest over SRAM entries as GEMM or ALU instructions: two loops, micro-operations inside.
 
 Which loops become the instruction's two, which are written out as micro-operations and which as instructions of their
 own is chosen by the cycles it costs, under the rule that successive micro-operations write different accumulators.
@@ -79,7 +79,8 @@ def _merged(loops: list[Loop]) -> tuple[Loop, ...]:
         changed = False
         for a, b in permutations(loops, 2):
             if a.step == tuple(step * b.extent for step in b.step) and a.extent * b.extent <= _MOST_ITERATIONS:
-                loops = [loop for loop in loops if loop is not a and loop is not b] + [Loop(a.extent * b.extent, b.step)]
+                others = [loop for loop in loops if loop is not a and loop is not b]
+                loops = [*others, Loop(a.extent * b.extent, b.step)]
                 changed = True
                 break
     return tuple(loops)

@@ -139,7 +139,9 @@ class Writer:
         access = Access(_QUEUES[queue_of(instruction)], tuple(reads), tuple(writes))
         self._steps.append(_Step(instruction, access))
 
-    def compute(self, make: Make, nest: Sequence[Loop], first: tuple[int, int, int], reads: Sequence[Span], out: Span) -> None:
+    def compute(
+        self, make: Make, nest: Sequence[Loop], first: tuple[int, int, int], reads: Sequence[Span], out: Span
+    ) -> None:
         """Append the GEMM or ALU instructions of a nest that begins at the entries `first`."""
         config = self.config
         plan = micro(tuple(nest), config.uop_entries, config.pipeline_cycles, make.opcode is None)

@@ -73,7 +73,7 @@ void vta_init(void)
     write_register(OUT_POINTER, VTA_MEMORY);
 }
 
-uint32_t vta_start(const uint32_t *task, const void *constants)
+uint32_t vta_start(const uint32_t *task, const uint8_t *constants)
 {
     const uint32_t count = task[COUNT];
     while (read_register(ROOM) == 0u) {

@@ -41,7 +41,7 @@ void vta_init(void);
 
 /* Starts a task and returns its ticket. Waits while a task runs and another waits. The task and the constants must stay
  * as they are until it has finished. */
-uint32_t vta_start(const uint32_t *task, const void *constants);
+uint32_t vta_start(const uint32_t *task, const uint8_t *constants);
 
 /* Returns when the task of the ticket, and so every task started before it, has finished and its outputs are in memory.
  * Later tasks go on. Waiting again for a finished ticket returns at once. */
