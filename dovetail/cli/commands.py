@@ -42,6 +42,7 @@ def compile_to(
     force: bool,
     print_program: bool,
     tuning: Path | None = None,
+    dump_folder: Path | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -58,7 +59,16 @@ def compile_to(
 
         options = Options(policy, Rounding(rounding), save_stages, check, tuning)
         compiled = compile_model(model, load_target(target_name), options, report)
+        dumped = 0
+        if dump_folder is not None:
+            from dovetail.compile import sample_inputs
+            from dovetail.emit.dump import dump
+
+            report("dumping launches")
+            dumped = dump(compiled.unit, sample_inputs(compiled.graph), dump_folder)
         write_project(compiled.project, folder, replace=force)
+    if dump_folder is not None:
+        note(f"{dump_folder}: {dumped} launches, with the seeded input of --check")
     if print_program:
         from dovetail.program.printer import print_program as text_of
 

@@ -79,6 +79,10 @@ def compile_command(
     tuning: Annotated[
         Path | None, typer.Option(help="A tuning file made by dovetail tune for this model.", show_default=False)
     ] = None,
+    dump: Annotated[
+        Path | None,
+        typer.Option(help="Folder for every launch as raw files: memory, commands, expected result.", show_default=False),
+    ] = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
@@ -86,7 +90,7 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program, tuning)
+    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program, tuning, dump)
 
 
 @app.command()

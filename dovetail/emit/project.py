@@ -1,11 +1,8 @@
-"""The files of an emitted project, and how they are written: all or nothing."""
+"""The files of an emitted project."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -26,6 +23,7 @@ from dovetail.emit.source import (
     kernels_source,
     model_source,
 )
+from dovetail.emit.write import write_files
 from dovetail.errors import BuildError
 from dovetail.program.ir import Copy, Launch
 from dovetail.program.transfers import strips, transfers
@@ -187,35 +185,12 @@ def _work(unit: Unit) -> list[dict[str, int]]:
 
 
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:
-    """Write every file into a temporary folder beside `folder`, then rename it there.
+    """Write every file of the project, all or none.
 
     Raises:
         BuildError: the folder exists and `replace` is not given, or it is not a build, or it cannot be written.
     """
-    if folder.exists():
-        if not replace:
-            raise BuildError(
-                f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
-            )
-        if not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-            raise BuildError(f"{folder} is not a build of Dovetail's and is not replaced", hint="choose another folder")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise BuildError(f"cannot write to {folder.parent}: {error.strerror}") from None
-    try:
-        for name, text in project.files.items():
-            path = temporary / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise BuildError(f"cannot write {folder}: {error.strerror}") from None
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    foreign = folder.exists() and not (folder / MANIFEST).is_file()
+    if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
+        raise BuildError(f"{folder} is not a build of Dovetail's and is not replaced", hint="choose another folder")
+    write_files({name: text.encode() for name, text in project.files.items()}, folder, replace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -51,6 +52,33 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
                 raise ProgramError(
                     f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph"
                 )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One launch as it happened."""
+
+    index: int
+    """Of the statement."""
+    launch: Launch
+    before: Mapping[str, Array]
+    """Every memory as the launch found it, uint8."""
+    result: Array
+    """What it computed: the logical array."""
+
+
+def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[Observed]:
+    """Every launch of one inference, in order."""
+    machine = _Machine(program, target)
+    for name, array in inputs.items():
+        machine.write(program.inputs[name], array)
+    for index, statement in enumerate(program.statements):
+        if not isinstance(statement, Launch):
+            machine.step(index, statement)
+            continue
+        before = {name: memory.copy() for name, memory in machine.memories.items()}
+        machine.step(index, statement)
+        yield Observed(index, statement, before, machine.read(statement.result))
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:

@@ -12,6 +12,7 @@ from dovetail.target.description import (
     Offload,
     Operand,
     Policy,
+    Raw,
     Rewrite,
     Target,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Offload",
     "Operand",
     "Policy",
+    "Raw",
     "Rewrite",
     "Space",
     "Target",

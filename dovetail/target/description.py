@@ -124,6 +124,22 @@ class DeviceModel:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _task(command: Command) -> Mapping[str, bytes]:
+    return {"task": b"".join(word.to_bytes(4, "little") for word in command.words)}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """How a command is written out for other executors than our own (`dovetail compile --dump`)."""
+
+    parts: Callable[[Command], Mapping[str, bytes]] = _task
+    """A command's words as the engine reads them, under the name of each part."""
+    pointers: Mapping[str, str] = field(default_factory=dict)
+    """What the driver points each of the engine's registers at: a part, "constants", or a memory (its first byte)."""
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Memory -> what the driver has put at its start before the first launch."""
+
+
 @dataclass(frozen=True)
 class Engine:
     """An accelerator beside the core, started by a C call and working on its own until waited for."""
@@ -144,6 +160,8 @@ class Engine:
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    raw: Raw = field(default_factory=Raw)
+    """How its commands are written out raw."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from dovetail.target import (
     Offload,
     Operand,
     Policy,
+    Raw,
     Rewrite,
     Target,
     apply,
@@ -39,7 +40,7 @@ from dovetail.target import (
 )
 from dovetail.targets.vta import cost
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import constants
+from dovetail.targets.vta.constants import constants, ones_row
 from dovetail.targets.vta.isa import encode, encode_uop
 from dovetail.targets.vta.knobs import default, space, tiling
 from dovetail.targets.vta.lower import lower
@@ -52,7 +53,7 @@ LIMITS = RequantisationLimits(scale_bits=15, most_shift=31, activations=DType.IN
 _INT32 = 1 << 31
 
 
-def stream(match: Match, operands: Mapping[str, Operand], config: VtaConfig) -> Stream:
+def region_stream(match: Match, operands: Mapping[str, Operand], config: VtaConfig) -> Stream:
     """The engine's instructions for a region.
 
     Raises:
@@ -89,7 +90,7 @@ def offloads(config: VtaConfig) -> tuple[Offload, ...]:
 
 def _offload(name: str, pattern: Any, checks: tuple[Constraint, ...], layout: Layout, config: VtaConfig) -> Offload:
     def commands(match: Match, operands: Mapping[str, Operand]) -> tuple[Command, ...]:
-        made = stream(match, operands, config)
+        made = region_stream(match, operands, config)
         words = [word for instruction in made.instructions for word in encode(instruction, config)]
         micro = [encode_uop(uop, config) for uop in made.uops]
         return (Command("vta_start", (len(made.instructions), len(micro), *words, *micro), constants=True),)
@@ -116,6 +117,25 @@ def _offload(name: str, pattern: Any, checks: tuple[Constraint, ...], layout: La
         knobs=lambda match: space(match, config),
         default=lambda match: default(match, config),
     )
+
+
+def _parts(command: Command) -> dict[str, bytes]:
+    """A task's instructions and micro-operations, little-endian."""
+    count, micro, *words = command.words
+    content = b"".join(word.to_bytes(4, "little") for word in words)
+    assert len(content) == 16 * count + 4 * micro
+    return {"instructions": content[: 16 * count], "uops": content[16 * count :]}
+
+
+POINTERS = {
+    "insn": "instructions",
+    "uop": "uops",
+    "inp": PAGE.name,
+    "out": PAGE.name,
+    "wgt": "constants",
+    "acc": "constants",
+}
+"""What the driver points the engine's registers at (driver/vta.c)."""
 
 
 def _lanes(config: VtaConfig, rank: int) -> tuple[tuple[int, int], ...]:
@@ -216,6 +236,7 @@ def target(config: VtaConfig, name: str = "vta") -> Target:
         wait="vta_wait",
         prepare="vta_init",
         defines={"VTA_MEMORY": PAGE.base, "VTA_BLOCK": config.block, "VTA_BATCH": config.batch},
+        raw=Raw(_parts, POINTERS, {PAGE.name: ones_row(config).tobytes()}),
     )
     return Target(
         name=name,
