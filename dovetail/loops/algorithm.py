@@ -3,10 +3,11 @@
 An activation is x[block of channels, row, column, image lane, channel lane]; a dense vector is an image of one pixel.
 Sizes are symbols, so regions that differ only in shape share one text and one schedule; `sizes` holds this region's.
 A sum is updated in place: a region's inner values have no other reader.
+A region that begins with a relayout reads a row-major operand and brings it into blocks first.
 
 | argument | type | what |
 |---|---|---|
-| x | i8 [ICB, IH, IW, batch, block] | the operand |
+| x | i8 [ICB, IH, IW, batch, block] | the operand; before a relayout i8 [batch, IH, IW, block * ICB] |
 | w | i8 [OCB, ICB, KH, KW, block, block] | weights, out lane before in lane; a depthwise layer has no ICB |
 | one, digits | i8 [D, batch, block], i8 [OCB, D, block, block] | their products sum to the bias, so that it costs a product |
 | scale, shift | i32 [OCB, batch, block], or i32 when all are equal | requantisation |
@@ -19,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dovetail.errors import TargetError
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array, TensorType
 from dovetail.loops.digits import digit_rows
 from dovetail.operators.arithmetic import Clip, ScaleShift
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
+from dovetail.operators.movement import Pad, Relayout
 from dovetail.operators.pooling import MaxPool2d
 
 
@@ -67,6 +69,8 @@ class _Builder:
     lanes: Lanes
     constants: Mapping[str, Array]
     image: _Image
+    operand: tuple[str, ...]
+    """Extents of x."""
     sizes: dict[str, int] = field(default_factory=dict)
     offsets: set[str] = field(default_factory=set)
     """Sizes that may be zero."""
@@ -102,10 +106,12 @@ def algorithm(graph: Graph, lanes: Lanes, constants: Mapping[str, Array] | None 
 
     Raises:
         KeyError: an operator that has no loops here.
+        TargetError: a relayout that is not the first step, or of an operand that does not fill blocks and images.
     """
     x, y = graph.types[graph.inputs[0]], graph.types[graph.outputs[0]]
     known = graph.constants if constants is None else constants
-    builder = _Builder(graph, lanes, known, _Image("x", "ICB", "IH", "IW"))
+    blocked = ("ICB", "IH", "IW", str(lanes.batch), str(lanes.block))
+    builder = _Builder(graph, lanes, known, _Image("x", "ICB", "IH", "IW"), blocked)
     builder.sizes.update(ICB=lanes.blocks(x.shape[-1]), IH=_rows(x), IW=_columns(x))
     for node in graph.nodes:
         _STEPS[type(node.operator)](builder, node)
@@ -113,7 +119,7 @@ def algorithm(graph: Graph, lanes: Lanes, constants: Mapping[str, Array] | None 
     if image.array != "y":
         builder.nest("y", image.channels, f"y[yb, yh, yw, yn, yo] = {image.array}[yb, yh, yw, yn, yo]")
     kinds = [f"{name}: {'index' if name in builder.offsets else 'size'}" for name in builder.sizes]
-    arrays = [f"x: [i8][{', '.join(builder.full('ICB', 'IH', 'IW'))}] @ DRAM", *builder.arguments]
+    arrays = [f"x: [i8][{', '.join(builder.operand)}] @ DRAM", *builder.arguments]
     arrays.append(f"y: [i8][{', '.join(builder.full(image.channels, image.height, image.width))}] @ DRAM")
     checks = [f"assert {name} >= 0" for name in sorted(builder.offsets)] + builder.asserts
     head = f"def region({', '.join([*kinds, *arrays])}):"
@@ -127,6 +133,22 @@ def _rows(kind: TensorType) -> int:
 
 def _columns(kind: TensorType) -> int:
     return kind.shape[2] if len(kind.shape) == 4 else 1
+
+
+def _relayout(builder: _Builder, node: Node) -> None:
+    """Blocks of a row-major operand."""
+    lanes, kind = builder.lanes, builder.graph.types[node.output]
+    where = f"relayout of '{node.inputs[0]}'"
+    if node is not builder.graph.nodes[0]:
+        raise TargetError("a relayout can only be the first step of a region's loops", where=where)
+    for axis, step, what in ((-1, lanes.block, "channels"), (0, lanes.batch, "images")):
+        if kind.shape[axis] % step or (what == "images" and kind.shape[axis] != step):
+            wanted = f"a multiple of {step}" if what == "channels" else str(step)
+            raise TargetError(f"the loops need {wanted} {what}, found {kind.shape[axis]}", where=where)
+    builder.operand = (str(lanes.batch), "IH", "IW", f"{lanes.block} * ICB")
+    builder.declare("blocked", "i8", builder.full("ICB", "IH", "IW"))
+    builder.image = _Image("blocked", "ICB", "IH", "IW")
+    builder.nest("k", "ICB", f"blocked[kb, kh, kw, kn, ko] = x[kn, kh, kw, {lanes.block} * kb + ko]")
 
 
 def _pad(builder: _Builder, node: Node) -> None:
@@ -254,6 +276,7 @@ def _max_pool(builder: _Builder, node: Node) -> None:
 
 
 _STEPS: Mapping[type[Operator], Callable[[_Builder, Node], None]] = {
+    Relayout: _relayout,
     Pad: _pad,
     Conv2d: _linear,
     DepthwiseConv2d: _linear,
