@@ -53,10 +53,7 @@ def plan(
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    choice = _Choice(
-        _first_homes(graph, regions, target, near),
-        frozenset(r.name for r in regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes"),
-    )
+    choice = _Choice(_first_homes(graph, regions, target, near), _first_early(regions))
     dma = target.dma.name if target.dma else "dma"
     while True:
         tilings, stuck = _tilings(regions, target, choice)
@@ -95,6 +92,11 @@ class _Choice:
         """The choice with some values in another memory."""
         homes = {name: memory if name in values else home for name, home in self.homes.items()}
         return replace(self, homes=homes)
+
+
+def _first_early(regions: Sequence[Region]) -> frozenset[str]:
+    """Every region of an engine for which nothing else was chosen."""
+    return frozenset(r.name for r in regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
 
 
 def _first_homes(graph: Graph, regions: Sequence[Region], target: Target, near_ends: Collection[str]) -> dict[str, str]:
