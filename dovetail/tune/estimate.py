@@ -93,13 +93,13 @@ class Estimator:
         ]
         own = tuple(value for name, value in choice.items() if name not in (BUFFERS, ORDER, PLACEMENT, *TILE))
         first = self._kind(choice, own, spatial[0], channels[0])
-        buffers = int(choice[BUFFERS])
+        buffers = int(choice.get(BUFFERS, 2))
         nbytes = first.load_bytes * (buffers if len(spatial) > 1 else 1) + first.scratch
         nbytes += first.store_bytes * (buffers if len(spatial) * len(channels) > 1 else 1)
         nbytes += first.constant_bytes * (buffers if len(channels) > 1 else 1)
         if nbytes > self._room:
             return None
-        if choice[ORDER] == "channels":
+        if choice.get(ORDER, "channels") == "channels":
             order = [(place, span) for span in channels for place in spatial]
         else:
             order = [(place, span) for place in spatial for span in channels]
@@ -174,10 +174,10 @@ def _walk(kinds: Sequence[_Kind], order: Sequence[tuple[_Part, _Part]], buffers:
 
 
 def tile_shape(shape: Shape, choice: Choice) -> Shape:
-    """The shape of a whole tile's result under a whole choice."""
+    """The shape of a whole tile's result under a whole choice; the whole result where the planner cuts none."""
     if len(shape) == 4:
-        return (shape[0], *(int(choice[name]) for name in TILE))
-    return (*shape[:-1], int(choice[TILE[2]]))
+        return (shape[0], *(int(choice.get(name, whole)) for name, whole in zip(TILE, shape[1:], strict=True)))
+    return (*shape[:-1], int(choice.get(TILE[2], shape[-1])))
 
 
 def _copy_cycles(dma: Dma | None, box: Box, whole: TensorType) -> int:
