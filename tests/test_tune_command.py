@@ -17,12 +17,14 @@ import pytest
 from dovetail.build.toolchain import find_compiler
 from dovetail.cli.main import main
 from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.targets import load_target
 from dovetail.tune.file import read_tuning, to_toml
+from dovetail.tune.layer import region_alone
 from dovetail.tune.log import NETWORK
-from dovetail.tune.measure import Outcome
+from dovetail.tune.measure import Outcome, make_task, measure
 from dovetail.tune.network import settle
 from dovetail.tune.tuner import Request, tune
-from tuning_cases import digits_file
+from tuning_cases import digits_file, layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -150,6 +152,22 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
     (result,) = tune(chip).layers
     assert result.default is not None and all(trial.outcome.cycles for trial in result.trials)
     print("dense_13:", [trial.outcome.cycles for trial in result.trials])
+
+
+def test_the_cost_model_agrees_with_the_chip() -> None:
+    """A layer cut in two ways: within 3 %, and its output exact (a trial that differs has no cycles)."""
+    require_chip()
+    target = load_target("ne16")
+    layer = tunable(layer_graph((16, 18, 32), 48, 3), target)
+    tasks = [make_task(layer.graph, layer.near, "ne16", None, kind) for kind in ("iss", "model")]
+    name = region_alone(layer.graph, target).name
+    cut = {"tile_rows": 6, "tile_columns": 9, "tile_channels": 32, "buffers": 3, "order": "positions"}
+    for choice in ({}, cut):
+        real, thought = (measure(task, {name: choice}) for task in tasks)
+        print(choice, real, thought)
+        assert real.cycles and thought.cycles and abs(thought.cycles - real.cycles) < 0.03 * real.cycles
+    failed = measure(tasks[0], {name: {"tile_rows": 999}})
+    assert failed.cycles is None and "tile_rows = 999 is out of range" in failed.error
 
 
 def test_what_does_not_help_the_network_is_dropped(tmp_path: Path) -> None:

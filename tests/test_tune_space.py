@@ -135,6 +135,8 @@ def test_an_offload_may_not_use_the_planners_names() -> None:
     _, region = adapted(CASES["dense"], NE16)
     assert region.offload is not None
     clash = replace(region.offload, knobs=lambda match: Space((Knob("buffers", (1, 2), "mine"),)))
+    with pytest.raises(TargetError, match="no default"):
+        region_space(replace(region, offload=replace(region.offload, default=None)), NE16)
     with pytest.raises(TargetError, match="'buffers'"):
         region_space(replace(region, offload=clash), NE16)
 

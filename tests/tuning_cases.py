@@ -50,8 +50,8 @@ def adapted(graph: Graph, target: Target) -> tuple[Graph, Region]:
 def tunable(graph: Graph, target: Target) -> Layer:
     """A layer as the tuner takes it."""
     graph, region = adapted(graph, target)
-    layouts = choose_layouts(graph, [region])
-    (layer,) = distinct_layers([region], plan(graph, [region], layouts, target, reserved(graph, target)), target)
+    planned = plan(choose_layouts(graph, [region], target), target, reserved(graph, target))
+    (layer,) = distinct_layers([region], planned, target)
     return layer
 
 

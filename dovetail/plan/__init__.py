@@ -43,8 +43,7 @@ def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Coll
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    early = frozenset(r.name for r in placed.regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
-    choice = _Choice(_first_homes(placed, target, near), early)
+    choice = _Choice(_first_homes(placed, target, near), _first_early(placed.regions))
     dma = target.dma.name if target.dma else CORE
     while True:
         tilings, stuck = _tilings(placed, target, choice, reserved)
@@ -88,6 +87,11 @@ class _Choice:
 def _can_give_way(buffer: Buffer) -> bool:
     """True for what an engine that works in the memory of values has there beside them."""
     return buffer.role in (Role.TILE, Role.SCRATCH)
+
+
+def _first_early(regions: Sequence[Region]) -> frozenset[str]:
+    """Every region of an engine for which nothing else was chosen."""
+    return frozenset(r.name for r in regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
 
 
 def _first_homes(placed: Placed, target: Target, near_ends: Collection[str]) -> dict[str, str]:

@@ -28,12 +28,14 @@ def region_space(region: Region, target: Target) -> Space:
     """What may be chosen about a region; no knobs for one that only the core or the DMA computes.
 
     Raises:
-        TargetError: the offload has a knob of a name the planner uses.
+        TargetError: the offload has a knob of a name the planner uses, or knobs without a default.
     """
     if region.engine is None or region.offload is None or region.match is None:
         return Space(())
     planner = _planner_knobs(region, target)
     own = region.offload.knobs(region.match) if region.offload.knobs else Space(())
+    if own.knobs and region.offload.default is None:
+        raise TargetError(f"{region.engine.name} {region.offload.name} has knobs and no default for them")
     clash = {knob.name for knob in planner} & {knob.name for knob in own.knobs}
     if clash:
         raise TargetError(

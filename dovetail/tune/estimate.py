@@ -6,7 +6,7 @@ DMA cycles those of simulate/dma.py; what the core needs is a mean of what the `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -38,6 +38,14 @@ class _Kind:
     constant_bytes: int
     store_bytes: int
     scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some axes of a tile, and what tells its cost from others'."""
+
+    box: Box
+    kind: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +87,12 @@ class Estimator:
             elements = self._region.graph.types[self._region.output].elements
             return Estimate(self._region.macs * CORE_CYCLES_PER_MAC + elements * CORE_CYCLES_PER_RESULT, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
-        kinds = [self._axis(total, step) for total, step in zip(self._shape, size, strict=True)]
-        first = self._kind(choice, tuple(spans[0] for spans in kinds))
-        *positions, channels = kinds
-        spatial = list(product(*positions))
+        *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
+        spatial = [
+            _Part(tuple(part.box[0] for part in parts), tuple(part.kind for part in parts)) for parts in product(*rest)
+        ]
+        own = tuple(value for name, value in choice.items() if name not in (BUFFERS, ORDER, PLACEMENT, *TILE))
+        first = self._kind(choice, own, spatial[0], channels[0])
         buffers = int(choice.get(BUFFERS, 2))
         nbytes = first.load_bytes * (buffers if len(spatial) > 1 else 1) + first.scratch
         nbytes += first.store_bytes * (buffers if len(spatial) * len(channels) > 1 else 1)
@@ -93,62 +103,15 @@ class Estimator:
             order = [(place, span) for span in channels for place in spatial]
         else:
             order = [(place, span) for place in spatial for span in channels]
-        return self._walk(choice, order, buffers, nbytes)
+        return _walk([self._kind(choice, own, place, span) for place, span in order], order, buffers, nbytes)
 
-    def _axis(self, total: int, step: int) -> list[tuple[int, int]]:
-        return [(start, min(start + step, total)) for start in range(0, total, step)]
-
-    def _walk(
-        self,
-        choice: Choice,
-        order: list[tuple[tuple[tuple[int, int], ...], tuple[int, int]]],
-        buffers: int,
-        nbytes: int,
-    ) -> Estimate:
-        """Issue copies and launches as the program does; the core waits for what each needs."""
-        kinds = [self._kind(choice, (*place, span)) for place, span in order]
-        core, dma, engine, busy, copying = START_CYCLES, 0, 0, 0, 0
-        done: list[int] = []
-        stored: list[int] = []
-        late = buffers - 1
-        for number, (kind, (place, span)) in enumerate(zip(kinds, order, strict=True)):
-            before = order[number - 1] if number else None
-            free = done[number - buffers] if number >= buffers else 0
-            moved = kind.constants if before is None or before[1] != span else 0
-            moved += kind.load if before is None or before[0] != place else 0
-            if moved:
-                core = max(core, free) + COPY_CYCLES
-                dma = max(dma, core) + moved
-                copying += moved
-                core = max(core, dma)
-            if kind.store and number >= buffers:
-                core = max(core, stored[number - buffers])
-            core += LAUNCH_CYCLES
-            engine = max(engine, core) + kind.engine
-            busy += kind.engine
-            done.append(engine)
-            if kind.store and number >= late:
-                core = max(core, done[number - late]) + COPY_CYCLES
-                dma = max(dma, core) + kinds[number - late].store
-                copying += kinds[number - late].store
-                stored.append(dma)
-        for number in range(max(0, len(kinds) - late), len(kinds)):
-            if kinds[number].store:
-                core = max(core, done[number]) + COPY_CYCLES
-                dma = max(dma, core) + kinds[number].store
-                copying += kinds[number].store
-        return Estimate(max(core, dma, engine), len(kinds), nbytes, busy, copying)
-
-    def _kind(self, choice: Choice, box: Box) -> _Kind:
+    def _kind(self, choice: Choice, own: tuple[object, ...], place: _Part, span: _Part) -> _Kind:
         """Cost of a tile; tiles of one size that touch the same edges cost the same."""
-        own = tuple(value for name, value in choice.items() if name not in (BUFFERS, ORDER, PLACEMENT, *TILE))
-        edges = tuple(
-            (stop - start, start == 0, stop == total) for (start, stop), total in zip(box, self._shape, strict=True)
-        )
-        key = (own, edges)
-        if key not in self._kinds:
-            self._kinds[key] = self._cost(choice, box, (own, edges[-1]))
-        return self._kinds[key]
+        key = (own, place.kind, span.kind)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = self._cost(choice, (*place.box, *span.box), (own, span.kind))
+        return found
 
     def _cost(self, choice: Choice, box: Box, constants: tuple[object, ...]) -> _Kind:
         tile, match = tile_match(replace(self._region, choice=choice), box)
@@ -167,6 +130,47 @@ class Estimator:
         fetch = _dma_cycles(self._dma, 1, packed) if packed else 0
         cycles = self._offload.cycles(match)
         return _Kind(cycles, load, fetch, store, load_bytes, packed, store_bytes, self._offload.scratch(match))
+
+
+def _parts(total: int, step: int) -> list[_Part]:
+    """An axis cut into parts; of one kind are those of one length that touch the same ends."""
+    spans = [(start, min(start + step, total)) for start in range(0, total, step)]
+    return [_Part(((start, stop),), (stop - start, start == 0, stop == total)) for start, stop in spans]
+
+
+def _walk(kinds: Sequence[_Kind], order: Sequence[tuple[_Part, _Part]], buffers: int, nbytes: int) -> Estimate:
+    """Issue copies and launches as the program does; the core waits for what each needs."""
+    core, dma, engine, busy, copying = START_CYCLES, 0, 0, 0, 0
+    done: list[int] = []
+    stored: list[int] = []
+    late = buffers - 1
+    for number, (kind, (place, span)) in enumerate(zip(kinds, order, strict=True)):
+        before = order[number - 1] if number else None
+        free = done[number - buffers] if number >= buffers else 0
+        moved = kind.constants if before is None or before[1] is not span else 0
+        moved += kind.load if before is None or before[0] is not place else 0
+        if moved:
+            core = max(core, free) + COPY_CYCLES
+            dma = max(dma, core) + moved
+            copying += moved
+            core = max(core, dma)
+        if kind.store and number >= buffers:
+            core = max(core, stored[number - buffers])
+        core += LAUNCH_CYCLES
+        engine = max(engine, core) + kind.engine
+        busy += kind.engine
+        done.append(engine)
+        if kind.store and number >= late:
+            core = max(core, done[number - late]) + COPY_CYCLES
+            dma = max(dma, core) + kinds[number - late].store
+            copying += kinds[number - late].store
+            stored.append(dma)
+    for number in range(max(0, len(kinds) - late), len(kinds)):
+        if kinds[number].store:
+            core = max(core, done[number]) + COPY_CYCLES
+            dma = max(dma, core) + kinds[number].store
+            copying += kinds[number].store
+    return Estimate(max(core, dma, engine), len(kinds), nbytes, busy, copying)
 
 
 def tile_shape(shape: Shape, choice: Choice) -> Shape:

@@ -10,7 +10,7 @@ from dovetail.plan.tiles import EARLY, PLACEMENT
 from dovetail.target.knobs import Choice
 from dovetail.tune.file import Entry
 from dovetail.tune.log import NETWORK, TrialLog
-from dovetail.tune.measure import Outcome, Task
+from dovetail.tune.measure import Task
 from dovetail.tune.workers import Runner
 
 MOST_TRIALS = 48
@@ -29,6 +29,36 @@ class Settled:
     """Cycles of the network, nothing chosen."""
     tuned: int
     """Cycles of the network with the choices; never more."""
+
+
+@dataclass
+class _Trials:
+    """Trials of the whole network, counted."""
+
+    log: TrialLog
+    run: Runner
+    task: Task
+    told: Callable[[int, int | None, int | None], None]
+    made: int = 0
+    default: int | None = None
+    best: int | None = None
+
+    def cycles(self, choices: Choices) -> int | None:
+        """Cycles of the network with these choices; None when the trial failed, or there were enough of them."""
+        if self.made >= MOST_TRIALS:
+            return None
+        found = self.log.find(NETWORK, choices)
+        if found is None:
+            _, found = next(iter(self.run(self.task, [choices])))
+            self.log.add(NETWORK, choices, found)
+        self.made += 1
+        if not choices:
+            self.default = found.cycles
+            if found.cycles is None:
+                raise DovetailError(f"the network as the planner plans it cannot be measured: {found.error}")
+        self.best = min((c for c in (self.best, found.cycles) if c is not None), default=None)
+        self.told(self.made, self.default, self.best)
+        return found.cycles
 
 
 def settle(
@@ -52,48 +82,25 @@ def settle(
     Raises:
         DovetailError: the network cannot be measured even by default.
     """
-    made = 0
-    default: int | None = None
-    best: int | None = None
-
-    def cycles(choices: Choices) -> int | None:
-        nonlocal made, best
-        outcome = _trial(log, run, task, choices)
-        made += 1
-        if outcome.cycles is not None:
-            best = outcome.cycles if best is None else min(best, outcome.cycles)
-        elif not choices:
-            raise DovetailError(f"the network as the planner plans it cannot be measured: {outcome.error}")
-        told(made, default, best)
-        return outcome.cycles
-
-    default = cycles({})
+    trials = _Trials(log, run, task, told)
+    default = trials.cycles({})
     assert default is not None
     together: Choices = {name: entry.choice for name, entry in gains.items()}
-    everything = cycles(together) if together else None
+    everything = trials.cycles(together) if together else None
     kept: Choices = {}
     reached = default
-
-    def improve(name: str, choice: Choice) -> None:
-        nonlocal kept, reached
-        tried = {**kept, name: {**kept.get(name, {}), **choice}}
-        found = cycles(tried) if made < MOST_TRIALS else None
-        if found is not None and found < reached:
-            kept, reached = tried, found
-
     for entry in sorted(gains.values(), key=lambda entry: entry.tuned_cycles - entry.default_cycles):  # stable
-        improve(entry.name, entry.choice)
+        kept, reached = _improved(trials, kept, reached, entry.name, entry.choice)
     if everything is not None and everything < reached:
         kept, reached = together, everything
     for name in names:
         if kept.get(name, {}).get(PLACEMENT) != "core":
-            improve(name, {EARLY: "no"})
+            kept, reached = _improved(trials, kept, reached, name, {EARLY: "no"})
     return Settled(kept, default, reached)
 
 
-def _trial(log: TrialLog, run: Runner, task: Task, choices: Choices) -> Outcome:
-    found = log.find(NETWORK, choices)
-    if found is None:
-        _, found = next(iter(run(task, [choices])))
-        log.add(NETWORK, choices, found)
-    return found
+def _improved(trials: _Trials, kept: Choices, reached: int, name: str, choice: Choice) -> tuple[Choices, int]:
+    """What is kept and its cycles, with a further choice if that takes fewer."""
+    tried = {**kept, name: {**kept.get(name, {}), **choice}}
+    found = trials.cycles(tried)
+    return (tried, found) if found is not None and found < reached else (kept, reached)
