@@ -115,7 +115,7 @@ def compile_graph(
         progress: told what is being done.
         model: the file the graph comes from, for the description of the build; None where there is none.
         choices: what is chosen for the knobs of regions, by region name.
-        near: inputs and outputs that shall lie in the engines' memory.
+        near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
 
     Raises:
@@ -124,7 +124,7 @@ def compile_graph(
     progress("partitioning")
     regions = choose(partition(graph, target), choices or {}, target)
     progress("choosing layouts")
-    placed = choose_layouts(graph, regions, target)
+    placed = choose_layouts(graph, regions, target, near)
     progress("planning tiles, order and addresses")
     planned = plan(placed, target, reserved(graph, target), near)
     progress("verifying the program")

@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail.emit.project import MANIFEST, defines
 from dovetail.errors import BuildError, DovetailError, TargetError
+from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
 from dovetail.simulate.riscv_costs import CoreCosts
@@ -170,12 +171,17 @@ def _place(port: Mapping[str, Any]) -> str:
 
 
 def _contents(port: Mapping[str, Any], array: Array) -> bytes:
-    return np.ascontiguousarray(array).tobytes()
+    """The bytes of an input; row-major unless the port says otherwise."""
+    layout = port.get("layout")
+    return (to_physical(array, from_notation(layout)) if layout else np.ascontiguousarray(array)).tobytes()
 
 
 def _outputs(build: Build, result: InferenceResult) -> dict[str, Array]:
     found = {}
     for port in build.manifest["outputs"]:
         dtype = next(kind for kind in DType if kind.text == port["dtype"]).numpy
-        found[port["name"]] = np.frombuffer(result.outputs[_place(port)], dtype).reshape(port["shape"])
+        array, shape = np.frombuffer(result.outputs[_place(port)], dtype), tuple(port["shape"])
+        if port.get("layout"):
+            array = from_physical(array, from_notation(port["layout"]), shape)
+        found[port["name"]] = array.reshape(shape)
     return found

@@ -1,9 +1,9 @@
-"""Tunes ten single layers on ne16 that no heuristic was made with, and prints default and tuned cycles.
+"""Tunes ten single layers that no heuristic was made with, and prints default and tuned cycles.
 
-    python scripts/tuning_benchmark.py [--trials N] [--jobs N] [--seed N]
+    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N]
 
-Every layer is a network of its own with input and output in L2, random weights, the engine's requantisation; cycles
-are those of the `iss` simulator, outputs compared with the integer graph. "bound" is what no choice can beat: the
+Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output lie in
+L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the integer graph. "bound" is what no choice can beat: the
 busy cycles of the engine or of the DMA, whichever are more, for the choice that has least of them; nothing exposed.
 """
 
@@ -73,12 +73,12 @@ LAYERS = (
 )
 
 
-def network(shape: Shape, seed: int = 7) -> Graph:
-    """The layer as an integer graph: padding where the kernel is 3x3, uint8 in and out."""
+def network(shape: Shape, dtype: DType, seed: int = 7) -> Graph:
+    """The layer as an integer graph: padding where the kernel is 3x3, 8 bits in and out."""
     random, builder = np.random.default_rng(seed), GraphBuilder("layer")
     dense, deep = shape.kind == "dense", shape.kind != "depthwise"
     form = (1, shape.depth) if dense else (1, shape.height, shape.width, shape.depth)
-    value = builder.input("x", TensorType(form, DType.UINT8))
+    value = builder.input("x", TensorType(form, dtype))
     if shape.kernel == 3:
         value = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), [value])
     window = (shape.kernel, shape.kernel)
@@ -91,15 +91,18 @@ def network(shape: Shape, seed: int = 7) -> Graph:
     taps = shape.kernel**2 * (shape.depth if deep else 1)
     multiplier = builder.constant("m", random.integers(1 << 30, (1 << 31) - 1, shape.outputs).astype(np.int32))
     shift = builder.constant("s", np.full(shape.outputs, -7 - int(np.log2(taps) / 2), np.int32))
-    scaled = builder.add(Requantize(output_zero_point=100), [sums, multiplier, shift])
-    graph = builder.finish([builder.add(Clip(0, 255, DType.UINT8), [scaled])])
+    scaled = builder.add(Requantize(output_zero_point=dtype.low + 100), [sums, multiplier, shift])
+    graph = builder.finish([builder.add(Clip(dtype.low, dtype.high, dtype), [scaled])])
     return replace(graph, nodes=tuple(replace(node, origin="layer") for node in graph.nodes))
 
 
 def only_layer(shape: Shape, target: Target) -> Layer:
     """The layer as the tuner sees it."""
-    graph = adapt(network(shape), target.policy(None))
-    regions = partition(graph, target)
+    for dtype in (DType.UINT8, DType.INT8):  # whichever the engine takes
+        graph = adapt(network(shape, dtype), target.policy(None))
+        regions = partition(graph, target)
+        if len(regions) == 1 and regions[0].engine is not None:
+            break
     planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
     (layer,) = distinct_layers(regions, planned, target)
     return layer
@@ -116,15 +119,16 @@ def bound(layer: Layer, target: Target) -> int:
 def main() -> None:
     """Tune every layer and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="ne16")
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    target = load_target("ne16")
+    target = load_target(given.target)
     print("| layer | default | tuned | saved | bound | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
     saved = []
     with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
-        request = Request(Path("layer"), "ne16", Path(folder) / "log", given.trials, seed=given.seed)
+        request = Request(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
         with open_log(request.log, {"dovetail_tuning_log": 1}, print) as log:
             bench = Bench(request, target, log, run)
             for number, shape in enumerate(LAYERS, 1):

@@ -150,7 +150,8 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
                     "dtype": view.type.dtype.text,
                     "symbol": f"{unit.model}_{buffer.memory.lower()}",
                     "offset": buffer.address - unit.target.memory(buffer.memory).base + view.offset,
-                    "bytes": view.type.nbytes,
+                    "bytes": view.span[1] - view.span[0],
+                    "layout": str(view.layout) if view.layout else "",
                 }
             )
         return found

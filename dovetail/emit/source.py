@@ -362,7 +362,7 @@ def header_source(unit: Unit, version: str) -> str:
         for index, (name, view) in enumerate(views.items()):
             stem = f"{unit.model.upper()}_{kind.upper()}_{index}"
             c_type = C_TYPES[view.type.dtype]
-            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, row-major */"]
+            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
             lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
             lines.append(f"#define {stem} (({c_type} *)(void *)({place(unit, view)}))")
     lines += [

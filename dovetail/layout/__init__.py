@@ -8,7 +8,7 @@ they become part of, so that joining and padding them moves nothing. A view (res
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.graph.graph import Graph
@@ -38,18 +38,21 @@ class Placed:
         return nbytes(self.layouts.get(value), self.graph.types[value])
 
 
-def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target) -> Placed:
+def choose_layouts(
+    graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str] = ()
+) -> Placed:
     """Give every value its layout.
 
     Args:
         graph: the integer graph.
         regions: of `partition`, in execution order.
         target: the machine.
+        native: inputs and outputs of the network that lie as the regions have them, and not row-major.
 
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
     """
-    placed, known, layouts = insert(graph, choose(graph, regions), target)
+    placed, known, layouts = insert(graph, choose(graph, regions), target, native)
     return Placed(placed, known, layouts, inside(placed, known))
 
 

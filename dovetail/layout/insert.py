@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.graph.graph import Graph, Node
@@ -47,16 +47,16 @@ class _Draft:
 
 
 def insert(
-    graph: Graph, regions: Sequence[Region], target: Target
+    graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str]
 ) -> tuple[Graph, tuple[Region, ...], Mapping[str, Layout]]:
     """The network with its relayouts: whole graph, regions in execution order, and the layouts that are not row-major.
 
     A relayout comes right before the first region that reads its result; that of a network output right after
-    the value has been computed.
+    the value has been computed. Ends of the network that are `native` lie as their maker gives or first reader takes them.
     """
     draft = _Draft(dict(graph.types))
     for value in (*graph.inputs, *(region.output for region in regions)):
-        _relay(draft, graph, regions, value)
+        _relay(draft, graph, regions, value, value in native)
     renamed = [_renamed(region, draft.names.get(index, {}), draft.types) for index, region in enumerate(regions)]
     ordered = _ordered(graph, renamed, draft, target)
     names = {node.output: draft.names.get(i, {}) for i, region in enumerate(regions) for node in region.graph.nodes}
@@ -65,12 +65,13 @@ def insert(
     return whole, ordered, draft.layouts
 
 
-def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str) -> None:
+def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str, native: bool) -> None:
     """Decide the names of a value: one for each layout it is wanted in."""
     maker = next((index for index, region in enumerate(regions) if region.output == value), None)
     readers = [index for index, region in enumerate(regions) if value in region.graph.inputs]
-    lies = None if maker is None else regions[maker].layouts.get(value)
-    shape, is_output = graph.types[value].shape, value in graph.outputs
+    at_home = maker if maker is not None else readers[0] if native and readers else None
+    lies = None if at_home is None else regions[at_home].layouts.get(value)
+    shape, is_output = graph.types[value].shape, value in graph.outputs and not native
     wanted = [*([None] if is_output else []), *(regions[index].layouts.get(value) for index in readers)]
     moved = others(lies, wanted, graph, value)
     source = value

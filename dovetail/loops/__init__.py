@@ -2,7 +2,8 @@
 
 from dovetail.loops.algorithm import Algorithm, Lanes, algorithm
 from dovetail.loops.digits import digit_rows, digits, ones
-from dovetail.loops.replace import LoopMismatch, replace_all, replace_first
+from dovetail.loops.mismatch import LoopMismatch
+from dovetail.loops.replace import replace_all, replace_first
 from dovetail.loops.staging import Demand, Pool, pools
 from dovetail.loops.text import Procedure, memory, procedure
 from dovetail.loops.tokens import Access, Span, Tokens, tokens

@@ -78,9 +78,8 @@ def lower(
     graph, regions = placed.graph, placed.regions
     context = _Context(placed, target, homes)
     for index, name in enumerate(graph.inputs):
-        kind = graph.types[name]
-        buffer = context.buffer(f"input_{index}", homes[name], kind.nbytes, Role.INPUT)
-        context.values[name] = dense_view(buffer, kind)
+        buffer = context.buffer(f"input_{index}", homes[name], placed.nbytes(name), Role.INPUT)
+        context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     ordered: list[Statement] = []
     waiting = _early_of_next(regions, parts, early)

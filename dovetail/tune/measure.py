@@ -120,7 +120,7 @@ def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
             raise DovetailError(refusal, where=f"layer {name}")
     if len(models) > 1:
         regions = choose(partition(graph, target), choices, target)
-        plan(choose_layouts(graph, regions, target), target, reserved(graph, target), near)
+        plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
     total = 0
     for name, model in models.items():
         found = model.estimator.estimate({**model.default, **choices.get(name, {})})
@@ -157,7 +157,7 @@ def _models(payload: bytes, target_name: str) -> dict[str, _Model]:
     """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
     (graph, near), target = _opened(payload), _target(target_name)
     regions = partition(graph, target)
-    planned = plan(choose_layouts(graph, regions, target), target, reserved(graph, target), near)
+    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
     found: dict[str, _Model] = {}
     for layer in distinct_layers(regions, planned, target):
         alone = region_alone(layer.graph, target)

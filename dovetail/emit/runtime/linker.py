@@ -66,7 +66,7 @@ def linker_script(
 
 def _unloaded(sections: Mapping[str, str]) -> list[str]:
     return [line for section, memory in sorted(sections.items())
-            for line in _output(f"{section} (NOLOAD)", [f"*({section} {section}.*)"], f"> {memory}")]
+            for line in _output(f"{section} (NOLOAD)", [f"KEEP(*({section} {section}.*))"], f"> {memory}")]
 
 
 def _output(name: str, content: list[str], place: str) -> list[str]:

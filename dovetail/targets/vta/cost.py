@@ -162,7 +162,7 @@ def _overlaps(s: Shape, t: Tiling, config: VtaConfig) -> bool:
     if s.pool:
         return (sums + height * width * blocks) * 2 <= config.acc_entries
     return (
-        2 * height * width + 1 <= config.inp_entries
+        2 * height * width + s.digits <= config.inp_entries
         and 2 * weights + blocks * s.digits <= config.wgt_entries
         and 2 * (sums + blocks * s.parameters) <= config.acc_entries
     )
@@ -174,7 +174,7 @@ def problem(s: Shape, t: Tiling, config: VtaConfig) -> str:
     blocks = min(t.blocks, s.out_blocks)
     sums = min(t.rows, s.rows) * min(t.columns, s.columns) * blocks
     needs = {
-        "INP": (0 if s.pool else height * width + min(s.digits, 1), config.inp_entries),
+        "INP": (0 if s.pool else height * width + s.digits, config.inp_entries),
         "WGT": (0 if s.pool else s.taps * (1 if s.by_block else blocks) + blocks * s.digits, config.wgt_entries),
         "ACC": (sums + blocks * s.parameters + (height * width * blocks if s.pool else 0), config.acc_entries),
     }
