@@ -148,9 +148,8 @@ def test_the_evaluator_computes_what_is_written() -> None:
 
 
 def test_the_evaluator_follows_calls_and_refuses_wrong_windows() -> None:
-    row = procedure(
-        "def row(N: size, x: [i8][N] @ DRAM, y: [i8][N] @ DRAM):\n    for i in seq(0, N):\n        y[i] = x[i]", {}, "row"
-    )
+    head = "def row(N: size, x: [i8][N] @ DRAM, y: [i8][N] @ DRAM):"
+    row = procedure(f"{head}\n    for i in seq(0, N):\n        y[i] = x[i]", {}, "row")
     text = """
 def all_rows(N: size, x: [i8][N, 4] @ DRAM, y: [i8][N, 4] @ DRAM):
     for i in seq(0, N):

@@ -10,7 +10,18 @@ import pytest
 from dovetail.errors import TargetError
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.loops import Issue, Lanes, LoopMismatch, Procedure, Window, algorithm, memory, procedure, replace_first, trace
+from dovetail.loops import (
+    Issue,
+    Lanes,
+    LoopMismatch,
+    Procedure,
+    Window,
+    algorithm,
+    memory,
+    procedure,
+    replace_first,
+    trace,
+)
 from dovetail.operators.arithmetic import Clip
 from dovetail.operators.linear import Conv2d
 from dovetail.operators.movement import Pad, Relayout
@@ -207,7 +218,11 @@ def test_a_graph_that_nearly_fits_is_explained(name: str) -> None:
             "weights[c, d, u, v, i, l]",
             "expects the indices of weights[c, d, u, v, i, l], found w[sb, ib, kh, kw, so, si]",
         ),
-        ("r < UP + H and q", "r < UP + H - 1 and q", "no windows, sizes and numbers make its indices, limits and conditions those found"),
+        (
+            "r < UP + H and q",
+            "r < UP + H - 1 and q",
+            "no windows, sizes and numbers make its indices, limits and conditions those found",
+        ),
         ("sums[c, r, q, n, l] += framed", "sums[c, r, q, n, l] = framed", "expects the assignment 'sums"),
         ("most(sums[c, r, q, n, l], floor)", "most(sums[c, r, q, n, l], ceiling)", "cannot be unified to both"),
     ],

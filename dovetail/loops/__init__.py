@@ -1,10 +1,11 @@
-"""Loop-level lowering for engines that take instructions: algorithm, schedule, instruction selection, trace, pipeline."""
+"""Loop-level lowering for engines that take instructions: algorithm, schedule, instruction selection, trace, tokens."""
 
 from dovetail.loops.algorithm import Algorithm, Lanes, algorithm
 from dovetail.loops.digits import digit_rows, digits, ones
 from dovetail.loops.mismatch import LoopMismatch
-from dovetail.loops.replace import replace_all, replace_first
+from dovetail.loops.replace import covered, replace_all, replace_first
 from dovetail.loops.staging import Demand, Pool, pools
+from dovetail.loops.store import stored
 from dovetail.loops.text import Procedure, memory, procedure
 from dovetail.loops.tokens import Access, Span, Tokens, tokens
 from dovetail.loops.trace import Allocation, Event, Issue, Release, Window, trace
@@ -25,6 +26,7 @@ __all__ = [
     "Tokens",
     "Window",
     "algorithm",
+    "covered",
     "digit_rows",
     "digits",
     "memory",
@@ -33,6 +35,7 @@ __all__ = [
     "procedure",
     "replace_all",
     "replace_first",
+    "stored",
     "tokens",
     "trace",
 ]

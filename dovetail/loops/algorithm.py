@@ -9,7 +9,7 @@ A region that begins with a relayout reads a row-major operand and brings it int
 |---|---|---|
 | x | i8 [ICB, IH, IW, batch, block] | the operand; before a relayout i8 [batch, IH, IW, block * ICB] |
 | w | i8 [OCB, ICB, KH, KW, block, block] | weights, out lane before in lane; a depthwise layer has no ICB |
-| one, digits | i8 [D, batch, block], i8 [OCB, D, block, block] | their products sum to the bias, so that it costs a product |
+| one, digits | i8 [D, batch, block], i8 [OCB, D, block, block] | their products sum to the bias: adding is a product |
 | scale, shift | i32 [OCB, batch, block], or i32 when all are equal | requantisation |
 | low, high | i32 | limits of the result |
 | y | i8 [OCB, OH, OW, batch, block] | the result |
@@ -71,6 +71,7 @@ class _Builder:
     image: _Image
     operand: tuple[str, ...]
     """Extents of x."""
+    depth: int = 1
     sizes: dict[str, int] = field(default_factory=dict)
     offsets: set[str] = field(default_factory=set)
     """Sizes that may be zero."""
@@ -96,13 +97,16 @@ class _Builder:
         return channels, height, width, str(self.lanes.batch), str(self.lanes.block)
 
 
-def algorithm(graph: Graph, lanes: Lanes, constants: Mapping[str, Array] | None = None) -> Algorithm:
+def algorithm(
+    graph: Graph, lanes: Lanes, constants: Mapping[str, Array] | None = None, depth: int = 1
+) -> Algorithm:
     """The loops of a chain of operators on one runtime operand.
 
     Args:
         graph: the region, or a tile of it.
         lanes: of the engine.
         constants: those of the whole region when `graph` is a tile, so that all its tiles have one structure.
+        depth: blocks of a dense layer's operand taken as the rows of one kernel: a larger step of the sum; divides them.
 
     Raises:
         KeyError: an operator that has no loops here.
@@ -112,7 +116,8 @@ def algorithm(graph: Graph, lanes: Lanes, constants: Mapping[str, Array] | None 
     known = graph.constants if constants is None else constants
     blocked = ("ICB", "IH", "IW", str(lanes.batch), str(lanes.block))
     builder = _Builder(graph, lanes, known, _Image("x", "ICB", "IH", "IW"), blocked)
-    builder.sizes.update(ICB=lanes.blocks(x.shape[-1]), IH=_rows(x), IW=_columns(x))
+    builder.depth = depth
+    builder.sizes.update(ICB=lanes.blocks(x.shape[-1]) // depth, IH=_rows(x) * depth, IW=_columns(x))
     for node in graph.nodes:
         _STEPS[type(node.operator)](builder, node)
     image = builder.image
@@ -203,7 +208,7 @@ def _linear(builder: _Builder, node: Node) -> None:
     assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
     dense = isinstance(operator, FullyConnected)
     stride = (1, 1) if isinstance(operator, FullyConnected) else operator.stride
-    kernel = (1, 1) if dense else (weights[1], weights[2])
+    kernel = (builder.depth, 1) if dense else (weights[1], weights[2])
     row, column = _window(builder, node, kernel, stride)
     depthwise = isinstance(operator, DepthwiseConv2d)
     taps = ("KH", "KW", str(lanes.block), str(lanes.block))

@@ -19,7 +19,7 @@ class LoopMismatch:
     sentence: str
     """What the meaning says, what the nearest statements say instead."""
     depth: int
-    """How many statements agreed before they differed."""
+    """How near it came: two for each statement that agreed, one for one that nearly did."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Agreement:
     """What a meaning and some statements have in common."""
 
     depth: int = 0
-    """Statements and right-hand sides that agree, in reading order."""
+    """Two for each statement that agrees, in reading order, and one for one that differs only inside an expression."""
     difference: str = ""
     """The first difference; empty for none."""
     pairs: list[Pair] = field(default_factory=list)
@@ -51,8 +51,9 @@ def _compare(made: Agreement, wanted: Sequence[Any], given: Sequence[Any]) -> No
         other = given[position]
         made.difference = _difference(statement, other)
         if made.difference:
+            made.depth += _same_kind(statement, other)
             return
-        made.depth += 1
+        made.depth += 2
         made.pairs.append((statement, other))
         if isinstance(statement, ForCursor | IfCursor):
             _compare(made, list(statement.body()), list(other.body()))
@@ -82,6 +83,14 @@ def _difference(wanted: Any, given: Any) -> str:
         if shapes[0] != shapes[1]:
             return f"expects {describe(wanted)}, found {describe(given)}: {shapes[0]} is not {shapes[1]}"
     return ""
+
+
+def _same_kind(wanted: Any, given: Any) -> bool:
+    """Whether two assignments compute with the same kind of operation."""
+    from exo.API_cursors import AssignCursor, ReduceCursor
+
+    assigns = type(wanted) is type(given) and isinstance(wanted, AssignCursor | ReduceCursor)
+    return assigns and type(wanted.rhs()) is type(given.rhs())
 
 
 def home_difference(wanted: Any, given: Any) -> str:

@@ -1,4 +1,4 @@
-"""Instruction selection on loops: find the statements an instruction's meaning stands for, or say how near they came."""
+"""Instruction selection on loops: find the statements an instruction's meaning stands for, or how near they come."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dovetail.errors import TargetError
+from dovetail.loops.index import unmet
 from dovetail.loops.mismatch import LoopMismatch, agreement, home_difference, index_difference
+from dovetail.loops.printing import statement_text
 from dovetail.loops.text import Procedure, exo
 
 
@@ -40,6 +43,46 @@ def replace_all(procedure: Procedure, instructions: Sequence[Procedure]) -> tupl
     return procedure, tuple(missing)
 
 
+def covered(procedure: Procedure, instructions: Sequence[Procedure]) -> Procedure:
+    """`replace_all`, after which every statement must be an instruction.
+
+    Raises:
+        TargetError: a statement is left over; says which, and why the nearest instruction is not it.
+    """
+    from exo.API_cursors import AssignCursor, ReduceCursor
+
+    found, _ = replace_all(procedure, instructions)
+    for statement in _statements(found.body()):
+        if isinstance(statement, AssignCursor | ReduceCursor):
+            raise uncovered(found, statement, instructions)
+    return found
+
+
+def uncovered(procedure: Procedure, statement: Any, instructions: Sequence[Procedure] = ()) -> TargetError:
+    """The error for a statement, at a cursor, that is no instruction; names the nearest of the instructions."""
+    around = [statement]
+    while around[0].parent():
+        around.insert(0, around[0].parent())
+    loops = ", ".join(loop.name() for loop in around if hasattr(loop, "hi"))
+    nearest = LoopMismatch("", -1)
+    for start in around:
+        for instruction in instructions:
+            found = _replaced(procedure, _run(start, len(instruction.body())), instruction)
+            if isinstance(found, LoopMismatch) and found.depth > nearest.depth:
+                nearest = found
+    why = f"; the nearest is {nearest.sentence}" if nearest.sentence else ""
+    where = f"the schedule of {procedure.name()}" + (f", inside the loops over {loops}" if loops else "")
+    return TargetError(f"no instruction covers the statement '{statement_text(statement)}'{why}", where=where)
+
+
+def _run(start: Any, length: int) -> list[Any]:
+    """At most so many consecutive statements."""
+    found = [start]
+    while len(found) < length and found[-1].next():
+        found.append(found[-1].next())
+    return found
+
+
 def _replaced(procedure: Procedure, block: Sequence[Any], instruction: Procedure) -> Procedure | LoopMismatch:
     """One place tried."""
     from exo.rewrite.LoopIR_unification import UnificationError
@@ -61,28 +104,32 @@ def _replaced(procedure: Procedure, block: Sequence[Any], instruction: Procedure
 
 
 def _misplaced(procedure: Procedure, instruction: Procedure) -> str:
-    """What is wrong with the memory or type of an operand of a call of the instruction; unification looks at neither."""
+    """What is wrong with an operand of the instruction's calls: memory, type, conditions; unification looks at none."""
+    from exo.API_cursors import AllocCursor
+
     homes = {argument.name(): argument for argument in procedure.args()}
-    homes |= {buffer.name(): buffer for buffer in _buffers(procedure.body())}
+    homes |= {found.name(): found for found in _statements(procedure.body()) if isinstance(found, AllocCursor)}
     for call in procedure.find(f"{instruction.name()}(_)", many=True):
         for wanted, given in zip(instruction.args(), call.args(), strict=True):
             home = homes.get(given.name()) if wanted.is_tensor() else None
             difference = home_difference(wanted, home) if home is not None else ""
             if difference:
                 return difference
+        if broken := unmet(call, {}):
+            return broken
     return ""
 
 
-def _buffers(statements: Any) -> Iterator[Any]:
-    from exo.API_cursors import AllocCursor, ForCursor, IfCursor
+def _statements(statements: Any) -> Iterator[Any]:
+    """All statements, inner ones included, in reading order."""
+    from exo.API_cursors import ForCursor, IfCursor
 
     for statement in statements:
-        if isinstance(statement, AllocCursor):
-            yield statement
-        elif isinstance(statement, ForCursor | IfCursor):
-            yield from _buffers(statement.body())
+        yield statement
+        if isinstance(statement, ForCursor | IfCursor):
+            yield from _statements(statement.body())
             if isinstance(statement, IfCursor):
-                yield from _buffers(statement.orelse() or ())
+                yield from _statements(statement.orelse() or ())
 
 
 def _escaping(block: Sequence[Any]) -> str:
@@ -124,6 +171,10 @@ def _blocks(statements: Any, length: int) -> Iterator[list[Any]]:
 
 def _reason(error: Exception) -> str:
     """Exo's message without source places."""
+    if "<<<unknown directive>>>" in str(error):
+        return "one array would be two of its operands"
+    if "buffer access with constant" in str(error):
+        return "an element of an array cannot be its scalar operand"
     if "various index expressions" in str(error):
         return "no windows, sizes and numbers make its indices, limits and conditions those found"
     return re.sub(r"\s*\(@?[^()]*:\d+:\d+\)|<loops [0-9a-f]+>:\d+:\d+:?\s*", "", str(error)).strip()

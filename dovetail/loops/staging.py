@@ -1,4 +1,4 @@
-"""Where staged data lies in an engine's own memories: slots reused in turn, and loads left out when the data is there."""
+"""Where staged data lies in an engine's own memories: slots reused in turn, loads left out when the data is there."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Pool:
 def pools(memory: str, capacity: int, demands: list[Demand], most: int = 0) -> Mapping[str, Pool]:
     """Share a memory among the names of a schedule.
 
-    Every name gets one slot, then, the smallest first, a second; what is left goes to the names in the same order as far
-    as it is useful. So small parameters stay where they are and the stream of data fills the rest.
+    Every name gets one slot, then, the smallest first, a second; what is left goes to the names in the same order as
+    far as it is useful. So small parameters stay where they are and the stream of data fills the rest.
 
     Args:
         memory: its name, for the message.

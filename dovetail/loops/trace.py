@@ -1,13 +1,16 @@
-"""Runs the control flow of a scheduled procedure with given sizes: what is left is the instructions it issues, in order."""
+"""Runs the control flow of a scheduled procedure with given sizes: what is left is the instructions it issues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.errors import TargetError
 from dovetail.graph.types import Box
+from dovetail.loops.index import index_value, unmet
+from dovetail.loops.printing import expression_text
+from dovetail.loops.replace import uncovered
 from dovetail.loops.text import Procedure
 
 
@@ -52,24 +55,34 @@ class Issue:
 Event: TypeAlias = Allocation | Release | Issue
 
 
-def trace(scheduled: Procedure, sizes: Mapping[str, int]) -> tuple[Event, ...]:
+def trace(
+    scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence[Procedure] = ()
+) -> tuple[Event, ...]:
     """What a procedure whose every statement is an instruction does for these sizes.
 
+    Args:
+        scheduled: the procedure.
+        sizes: of its size and index arguments.
+        instructions: those the schedule could use, for the message when it has not covered a statement.
+
     Raises:
-        TargetError: a statement that is no instruction is left over: the schedule has not covered it.
+        TargetError: a statement that is no instruction is left over; names the nearest of the instructions given.
+            Or an instruction's own conditions do not hold for its operands.
     """
-    return tuple(_Walker(dict(sizes)).block(scheduled.body(), scheduled.name()))
+    return tuple(_Walker(scheduled, instructions, dict(sizes)).block(scheduled.body()))
 
 
 class _Walker:
     """Values of the size arguments and loop variables, and the buffers alive."""
 
-    def __init__(self, values: dict[str, int]) -> None:
+    def __init__(self, scheduled: Procedure, instructions: Sequence[Procedure], values: dict[str, int]) -> None:
+        self.scheduled = scheduled
+        self.instructions = instructions
         self.values = values
         self.buffers: dict[str, int] = {}
         self.count = 0
 
-    def block(self, statements: Any, where: str) -> Iterator[Event]:
+    def block(self, statements: Any) -> Iterator[Event]:
         from exo.API_cursors import AllocCursor, CallCursor, ForCursor, IfCursor
 
         made: list[str] = []
@@ -82,12 +95,11 @@ class _Walker:
             elif isinstance(statement, ForCursor):
                 for value in range(self.number(statement.lo()), self.number(statement.hi())):
                     self.values[statement.name()] = value
-                    yield from self.block(statement.body(), where)
+                    yield from self.block(statement.body())
             elif isinstance(statement, IfCursor):
-                yield from self.block(statement.body() if self.number(statement.cond()) else statement.orelse(), where)
+                yield from self.block(statement.body() if self.number(statement.cond()) else statement.orelse() or ())
             else:
-                line = str(statement).strip().splitlines()[0]  # printing is slow, and only for this message
-                raise TargetError(f"no instruction covers the statement '{line}'", where=f"the schedule of {where}")
+                raise uncovered(self.scheduled, statement, self.instructions)
         for name in made:
             yield Release(self.buffers.pop(name))
 
@@ -99,6 +111,9 @@ class _Walker:
 
     def _issue(self, call: Any) -> Issue:
         instruction = call.subproc()
+        broken = unmet(call, self.values)
+        if broken:
+            raise TargetError(f"{instruction.name()} {broken}", where=f"the schedule of {self.scheduled.name()}")
         names = [argument.name() for argument in instruction.args()]
         return Issue(instruction.name(), dict(zip(names, map(self._operand, call.args()), strict=True)))
 
@@ -122,30 +137,8 @@ class _Walker:
 
     def number(self, expression: Any) -> int:
         """Value of an index expression."""
-        from exo.API_cursors import BinaryOpCursor, LiteralCursor, ReadCursor, UnaryMinusCursor
-
-        if isinstance(expression, LiteralCursor):
-            return int(expression.value())
-        if isinstance(expression, ReadCursor):
-            return self.values[expression.name()]
-        if isinstance(expression, UnaryMinusCursor):
-            return -self.number(expression.arg())
-        if isinstance(expression, BinaryOpCursor):
-            return _OPERATIONS[expression.op()](self.number(expression.lhs()), self.number(expression.rhs()))
-        raise TargetError(f"'{expression}' is no index", where="a schedule")
-
-
-_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "<": lambda a, b: int(a < b),
-    "<=": lambda a, b: int(a <= b),
-    ">": lambda a, b: int(a > b),
-    ">=": lambda a, b: int(a >= b),
-    "==": lambda a, b: int(a == b),
-    "and": lambda a, b: int(bool(a and b)),
-    "or": lambda a, b: int(bool(a or b)),
-}
+        value = index_value(expression, self.values)
+        if value is None:
+            where = f"the schedule of {self.scheduled.name()}"
+            raise TargetError(f"'{expression_text(expression)}' is no index", where=where)
+        return value

@@ -230,8 +230,18 @@ class DramShadow:
             if missing < buffer.address + buffer.nbytes:
                 raise StreamError(
                     Fault.UNWRITTEN, f"no instruction stores address {missing:#x}, byte {missing - buffer.address} of "
-                    f"the {buffer.nbytes} of buffer '{buffer.name}'",
+                    f"the {buffer.nbytes} of buffer '{buffer.name}'{self._beside(place, missing, buffer)}",
                 )
+
+    def _beside(self, place: int, missing: int, buffer: BufferRange) -> str:
+        """Which STORE stored the byte before the missing one, or the next one that was, in words."""
+        if missing > buffer.address:
+            number, which = int(self._stored[int(self._offsets[place + 1]) - 1]), "the byte before"
+        elif place + 1 < len(self._starts) and int(self._starts[place + 1]) < buffer.address + buffer.nbytes:
+            number, which = int(self._stored[int(self._offsets[place + 1])]), "the first byte after"
+        else:
+            return "; nothing is stored there"
+        return f"; {name(self._instructions, number)} stores {which}"
 
     def _check_order(
         self, issue: Issue, addresses: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]

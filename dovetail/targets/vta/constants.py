@@ -31,6 +31,18 @@ class Constants:
     """Values of the scalar arguments."""
 
 
+_MOST_DEPTH = 16
+"""Input blocks of a dense layer loaded at once: enough to hide what a load waits for."""
+
+
+def depth(graph: Graph, config: VtaConfig) -> int:
+    """How many input blocks a dense layer sums at a time: the most of those that divide them; 1 for other regions."""
+    if not any(isinstance(node.operator, FullyConnected) for node in graph.nodes):
+        return 1
+    blocks = -(-graph.types[graph.inputs[0]].shape[-1] // config.block)
+    return max(step for step in range(1, _MOST_DEPTH + 1) if blocks % step == 0)
+
+
 def constants(graph: Graph, config: VtaConfig) -> Constants:
     """Pack a region's constants; the order is weights, digits, scale, shift."""
     matrices: dict[str, Array] = {}
@@ -38,7 +50,7 @@ def constants(graph: Graph, config: VtaConfig) -> Constants:
     scalars = {"least_value": LEAST_INT8}
     for node in graph.nodes:
         if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
-            matrices["w"] = _weights(graph, node, config.block)
+            matrices["w"] = _weights(graph, node, config.block, depth(graph, config))
         elif isinstance(node.operator, ScaleShift):
             channels = graph.types[node.output].shape[-1]
             scale, offset, shift = (np.broadcast_to(graph.constants[name], channels) for name in node.inputs[1:])
@@ -78,8 +90,11 @@ def _joined(
     return Constants(blob, first, steps, scalars)
 
 
-def _weights(graph: Graph, node: Node, block: int) -> Array:
-    """[out block, in block, row, column, out, in]; of a depthwise layer [block, row, column, out, in], all diagonal."""
+def _weights(graph: Graph, node: Node, block: int, rows: int) -> Array:
+    """[out block, in block, row, column, out, in]; of a depthwise layer [block, row, column, out, in], all diagonal.
+
+    `rows` input blocks of a dense layer are the rows of a kernel.
+    """
     weights = graph.constants[node.inputs[1]]
     if isinstance(node.operator, DepthwiseConv2d):
         filled = _filled(weights[0], 2, block)
@@ -91,7 +106,8 @@ def _weights(graph: Graph, node: Node, block: int) -> Array:
     filled = _filled(_filled(weights, 0, block), 3, block)
     out, height, width, depth = filled.shape
     split = filled.reshape(out // block, block, height, width, depth // block, block)
-    return np.ascontiguousarray(split.transpose(0, 4, 2, 3, 1, 5))
+    found = np.ascontiguousarray(split.transpose(0, 4, 2, 3, 1, 5))
+    return found.reshape(found.shape[0], -1, rows * height, width, block, block)
 
 
 def _digits(bias: Array, block: int) -> Array:

@@ -16,6 +16,7 @@ from dovetail.operators.arithmetic import ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.constants import depth
 from dovetail.targets.vta.lower import STREAMING, Tiling, capacities, slots_of_use
 
 
@@ -69,8 +70,9 @@ def shape(graph: Graph, config: VtaConfig) -> Shape:
             digits = digit_rows(offset // scale, config.block) if offset.any() else 0
             alu += int((scale != 1).any()) + int(amount.any())
             parameters = sum(int((values != values.flat[0]).any()) for values in (scale, amount))
-        else:
-            assert not isinstance(operator, FullyConnected) or kernel == (1, 1), operator
+        elif isinstance(operator, FullyConnected):
+            rows_of_kernel = depth(graph, config)
+            kernel, image = (rows_of_kernel, 1), image // rows_of_kernel
     in_blocks = 1 if by_block else image
     return Shape(rows, columns, blocks, in_blocks, image, kernel, stride, digits, alu, parameters, by_block, pool)
 
@@ -122,12 +124,13 @@ def _instructions(s: Shape, steps: float, blocks: float) -> float:
 
 
 def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
-    """Bus cycles of a tile's operand and of its weights."""
+    """Cycles the load queue takes for a tile's operand and for its weights: each load waits, then moves its bytes."""
     height, width = _image(s, t)
     row = -(-width * config.inp_element // config.bus_bytes)
-    image = (blocks if s.by_block else s.image_blocks) * (height * row + 1)
+    wait = config.bus_latency
+    loads = blocks if s.by_block else s.image_blocks
     matrices = blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
-    return image, matrices * config.wgt_element / config.bus_bytes
+    return loads * (height * row + wait), loads * wait + matrices * config.wgt_element / config.bus_bytes
 
 
 def _again(s: Shape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:

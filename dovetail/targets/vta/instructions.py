@@ -117,8 +117,8 @@ def load_padded(H: size, W: size, T: index, B: index, L: index, R: index, source
     "shift_by": _of_every("shift_by", f"shift_right({_HERE}, number)", _NUMBER),
     "at_least": _of_every("at_least", f"most({_HERE}, number)", _NUMBER),
     "at_most": _of_every("at_most", f"least({_HERE}, number)", _NUMBER),
-    "multiply": _of_every("multiply", f"{_HERE} * parameter[b, n, o]", _PARAMETER),
-    "shift": _of_every("shift", f"shift_right({_HERE}, parameter[b, n, o])", _PARAMETER),
+    "multiply_each": _of_every("multiply_each", f"{_HERE} * parameter[b, n, o]", _PARAMETER),
+    "shift_each": _of_every("shift_each", f"shift_right({_HERE}, parameter[b, n, o])", _PARAMETER),
 }
 """Name -> text, with BATCH, BLOCK, and DOWN and ACROSS, the strides of a window, to be filled in."""
 

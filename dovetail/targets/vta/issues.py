@@ -197,7 +197,7 @@ _WRITE: Mapping[str, Callable[[Writer, Operands], None]] = {
     "shift_by": partial(_number, opcode=AluOpcode.SHR),
     "at_least": partial(_number, opcode=AluOpcode.MAX),
     "at_most": partial(_number, opcode=AluOpcode.MIN),
-    "multiply": partial(_parameter, opcode=AluOpcode.MUL),
-    "shift": partial(_parameter, opcode=AluOpcode.SHR),
+    "multiply_each": partial(_parameter, opcode=AluOpcode.MUL),
+    "shift_each": partial(_parameter, opcode=AluOpcode.SHR),
     "store": _store,
 }

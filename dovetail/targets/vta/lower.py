@@ -13,6 +13,7 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.target import crop
 from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.constants import depth
 from dovetail.targets.vta.issues import write_issue
 from dovetail.targets.vta.mapping import scheduled
 from dovetail.targets.vta.writer import Placed, Stream, Writer, shifted
@@ -92,9 +93,10 @@ def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
 def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
     lanes = Lanes(config.block, config.batch)
     known: dict[Hashable, tuple[Event, ...]] = {}
+    rows = depth(graph, config)
     for box in boxes(graph, tiling, config.block):
         cut = crop(graph, box)
-        loops = algorithm(cut.graph, lanes, graph.constants)
+        loops = algorithm(cut.graph, lanes, graph.constants, rows)
         key = (loops.text, tuple(loops.sizes.items()))
         if key not in known:
             known[key] = trace(scheduled(loops.text, config.batch, config.block, stride(graph)), loops.sizes)

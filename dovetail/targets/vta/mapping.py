@@ -7,27 +7,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from dovetail.loops import Procedure, memory, procedure, replace_all
+from dovetail.build.toolchain import default_cache
+from dovetail.loops import Procedure, covered, memory, procedure, stored
+from dovetail.targets.vta import instructions
 from dovetail.targets.vta.instructions import instruction
 
 _ORDER = (
     "load_padded", "load_weights", "load_matrices", "load_image", "load_ones", "load_parameter", "load_wide", "zero",
-    "product", "product_of_block", "add_bias", "largest", "multiply", "multiply_by", "shift", "shift_by", "at_least",
+    "product", "product_of_block", "add_bias", "largest", "multiply_each", "multiply_by", "shift_each", "shift_by", "at_least",
     "at_most", "add_number", "store",
 )  # fmt: skip
 
 
 @cache
 def scheduled(text: str, batch: int, block: int, stride: tuple[int, int]) -> Procedure:
-    """A region's algorithm as VTA's instructions.
+    """A region's algorithm as VTA's instructions, kept in the user's cache folder between runs.
 
     Args:
         text: of `dovetail.loops.algorithm`.
         batch: image lanes.
         block: channel lanes.
         stride: of the window, rows and columns.
+
+    Raises:
+        TargetError: no instruction covers a statement.
+    """
+    known = {name: instruction(name, batch, block, stride) for name in _ORDER}
+    scope = {**known, **{name: memory(name) for name in ("INP", "WGT", "ACC")}}
+    key = "\n".join([text, str((batch, block, stride)), *_sources()])
+    return stored(key, default_cache() / "loops", lambda: schedule(text, batch, block, list(known.values())), scope)
+
+
+@cache
+def _sources() -> tuple[str, ...]:
+    """The text of what makes a schedule."""
+    return tuple(Path(file).read_text(encoding="utf-8") for file in (__file__, instructions.__file__))
+
+
+def schedule(text: str, batch: int, block: int, meanings: Sequence[Procedure]) -> Procedure:
+    """A region's algorithm as these instructions, made anew.
+
+    Raises:
+        TargetError: no instruction covers a statement.
     """
     made = procedure(text, {})
     made = _pool(made) if "wide" in _allocations(made) else _sum(made, batch, block)
@@ -36,8 +60,7 @@ def scheduled(text: str, batch: int, block: int, stride: tuple[int, int]) -> Pro
     if "one" in _tensors(made):
         made = _stage_bias(made, batch, block)
     made = _place(made, {"total": "ACC", "wide": "ACC"})
-    found, _ = replace_all(made, [instruction(name, batch, block, stride) for name in _ORDER])
-    return found
+    return covered(made, meanings)
 
 
 def _sum(made: Procedure, batch: int, block: int) -> Procedure:

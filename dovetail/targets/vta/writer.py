@@ -11,7 +11,7 @@ from dovetail.graph.types import Box
 from dovetail.loops import Access, Allocation, Pool, Span, Tokens, Window, tokens
 from dovetail.target import Operand
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import Constants
+from dovetail.targets.vta.constants import Constants, depth
 from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Memory, Uop, queue_of
 from dovetail.targets.vta.micro import Loop, micro
 
@@ -91,6 +91,7 @@ class Writer:
         self.origins: Mapping[str, tuple[int, ...]] = {}
         """First index of each argument's leading dimensions in the tile being written."""
         self._operands = {"x": placed.x, "y": placed.y}
+        self._depth = depth(placed.graph, config)
         self._slots = slots
         self._steps: list[_Step] = []
         self._segments: list[list[Uop]] = [[]]
@@ -132,7 +133,10 @@ class Writer:
             return self.constants.steps[array]
         lanes = 2 if self.config.batch > 1 else 1
         image = [step // self.config.inp_element for step in self._operands[array].strides[1:-lanes]]
-        return tuple(image + [0] * (3 - len(image)))
+        if len(image) == 3:
+            return tuple(image)
+        (step,) = image
+        return (step * self._depth, step, 0) if array == "x" else (step, 0, 0)
 
     def issue(self, instruction: Instruction, reads: Sequence[Span] = (), writes: Sequence[Span] = ()) -> None:
         """Append an instruction without micro-operations."""
