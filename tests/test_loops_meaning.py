@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate
@@ -26,7 +26,7 @@ from dovetail.targets.vta.mapping import _ORDER, schedule
 from test_loops_evaluator import compiled
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
-FEW = settings(FIXED, max_examples=12)
+FEW = settings(FIXED, max_examples=12, phases=[Phase.generate])  # schedules take seconds: no search for less
 
 
 Run = Callable[[Mapping[str, Any]], None]
@@ -51,7 +51,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, kind: str, **fixed: Any) -> Case:
+def cases(draw: st.DrawFn, /, kind: str, **fixed: Any) -> Case:
     """Small regions; what is fixed is not drawn."""
     small = st.integers(1, 3)
     kernel = draw(st.tuples(small, small))
@@ -210,7 +210,21 @@ def test_the_loops_of_a_region_compute_what_the_graph_says(kind: str, lanes: Lan
     assert len(seen) >= 4  # bias, scale and stride each change the loops
 
 
-SCHEDULED = {
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_a_dense_layer_may_take_several_blocks_at_a_time(depth: int) -> None:
+    lanes = Lanes(3, 2)
+    case = Case("dense", (1, 1), 17, 5, (1, 1), bias=True)
+    graph = region(case, lanes.batch)
+    loops = algorithm(graph, lanes, None, depth)
+    x = np.random.default_rng(3).integers(-128, 128, (2, 17)).astype(np.int8)
+    values = arguments(case, graph, loops, lanes, x)
+    values["x"] = values["x"].reshape(6 // depth, depth, 1, 2, 3)
+    values["w"] = values["w"].reshape(2, 6 // depth, depth, 1, 3, 3)
+    expected = evaluate(graph, {"x": x})[graph.outputs[0]]
+    assert np.array_equal(result_of(algorithm_run(loops.text), values, expected, lanes), expected)
+
+
+SCHEDULED: Mapping[str, tuple[dict[str, Any], Lanes]] = {
     "convolution": ({"kind": "conv", "pads": True, "stride": (2, 1), "per_channel": True, "bias": True}, Lanes(4)),
     "depthwise": ({"kind": "depthwise", "pads": None, "stride": (1, 2), "per_channel": False, "bias": False}, Lanes(4)),
     "padded depthwise": ({"kind": "depthwise", "pads": True, "stride": (1, 1), "per_channel": False, "bias": False},

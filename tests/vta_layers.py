@@ -92,9 +92,12 @@ def _requantisation(layer: Layer, random: np.random.Generator, outputs: int, tap
     """Scale, offset and shift that bring sums of random products into about two times the range of int8."""
     spread = {"none": (1, 2), "uniform": (90, 91), "channel": (60, 128)}[layer.scale]
     scale = random.integers(*spread, outputs)
+    scale[0], scale[-1] = spread[0], spread[1] - 1  # so that they differ where there are two
     most = max(0, ceil(log2(74 * 74 * sqrt(taps) * 2 / 127)) + (0 if layer.scale == "none" else 6))
-    shift = {"none": np.zeros(outputs), "uniform": np.full(outputs, most), "channel": random.integers(most - 2, most + 3, outputs)}
-    shifts = np.clip(shift[layer.shift], 0, 31).astype(np.int64)
+    around = random.integers(most - 2, most + 3, outputs)
+    around[0], around[-1] = most - 2, most + 2
+    shift = {"none": np.zeros(outputs), "uniform": np.full(outputs, most), "channel": around}[layer.shift]
+    shifts = np.clip(shift, 0, 31).astype(np.int64)
     bias = random.integers(-layer.bias, layer.bias + 1, outputs)
     if layer.bias:
         bias[0] = layer.bias  # so that there are as many rows of digits as asked for

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import check_part
 from dovetail.graph.types import Box
-from dovetail.operators.movement import Concat, Pad
+from dovetail.operators.movement import Concat, Pad, Relayout
 from dovetail.partition.regions import Region
 
 
@@ -79,12 +79,14 @@ def _fits(region: Region, value: str, box: Box) -> bool:
 
 
 def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
-    """True when an engine makes the value and only engines and the mover read it, all in the one layout."""
+    """True when an engine or a relayout makes the value and only engines and the mover read it, all in the one layout."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in regions if region.output == value]
     readers = [region for region in regions if value in region.graph.inputs]
-    by_engine = all(region.engine is not None for region in makers)
+    strided = all(
+        region.engine is not None or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers
+    )
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.engine is not None or region is mover for region in readers)
-    return bool(makers) and by_engine and alike and others
+    return bool(makers) and strided and alike and others

@@ -106,7 +106,7 @@ def algorithm(
         graph: the region, or a tile of it.
         lanes: of the engine.
         constants: those of the whole region when `graph` is a tile, so that all its tiles have one structure.
-        depth: blocks of a dense layer's operand taken as the rows of one kernel: a larger step of the sum; divides them.
+        depth: blocks of a dense layer's operand taken as rows of one kernel: a larger step of the sum; divides them.
 
     Raises:
         KeyError: an operator that has no loops here.

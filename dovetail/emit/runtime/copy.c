@@ -19,6 +19,21 @@ static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_
     }
 }
 
+/* Rows of less than a word. */
+static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint32_t rows, uint32_t target_stride,
+                     uint32_t source_stride)
+{
+    for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
+        to[0] = from[0];
+        if (row_bytes > 1u) {
+            to[1] = from[1];
+        }
+        if (row_bytes > 2u) {
+            to[2] = from[2];
+        }
+    }
+}
+
 void copy_1d(void *target, const void *source, uint32_t bytes)
 {
     __builtin_memcpy(target, source, bytes);
@@ -33,12 +48,12 @@ void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows
         copy_blocks(to, from, rows, target_row_stride, source_row_stride);
         return;
     }
+    if (row_bytes != 0u && row_bytes < 4u) {
+        copy_few(to, from, row_bytes, rows, target_row_stride, source_row_stride);
+        return;
+    }
     for (; rows != 0u; rows--, to += target_row_stride, from += source_row_stride) {
-        if (row_bytes == 1u) {
-            *to = *from;
-        } else {
-            __builtin_memcpy(to, from, row_bytes);
-        }
+        __builtin_memcpy(to, from, row_bytes);
     }
 }
 

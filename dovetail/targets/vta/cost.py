@@ -82,7 +82,9 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
 
     A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
     loads, but for those that had slots to go to while the tile before was in the ALU (alu_interval per entry and step).
-    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well.
+    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well. The first tile waits for
+    its first step's loads (`lead`), or after its last loads computes its last step. A pool's loads are the compute
+    queue's own, so that only its stores overlap.
     """
     down, across, groups = -(-s.rows // t.rows), -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
     image_tiles = down * across
@@ -93,7 +95,9 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
     alu = (entries * config.alu_interval + config.pipeline_cycles) * s.alu
     image, weights = _transfers(s, t, config, blocks)
     out = entries * config.out_element / config.bus_bytes
-    total = 0.0
+    total, lead = 0.0, (image + weights) / max(1, steps)
+    if s.pool:
+        return round(image_tiles * groups * (products + alu + image) + out + 3 * config.bus_latency)
     image_again, weights_again = _again(s, t, config, image_tiles, groups)
     for count, first_image, first_weights in (
         (1, True, True),
@@ -102,12 +106,13 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
         ((image_tiles - 1) * (groups - 1), False, False),
     ):
         loads = (image if first_image or image_again else 0) + (weights if first_weights or weights_again else 0)
-        early = 0 if first_image and first_weights else min(alu, loads * min(1.0, STREAMING / steps))
+        first = first_image and first_weights
+        early = 0 if first else min(alu, loads * min(1.0, STREAMING / steps))
         apart = products + alu + loads + out
-        overlapped = max(alu + max(products, loads - early), loads + out)
+        busy = max(products + lead, loads + products / max(1, steps)) if first else max(products, loads - early)
+        overlapped = max(alu + busy, loads + out)
         total += count * (overlapped if _overlaps(s, t, config) else apart)
-    ends = (image + weights) / max(1, steps) + out + 3 * config.bus_latency
-    return round(total + ends)
+    return round(total + out + 3 * config.bus_latency)
 
 
 def _products(s: Shape) -> int:
@@ -125,7 +130,10 @@ def _instructions(s: Shape, steps: float, blocks: float) -> float:
 
 def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
     """Cycles the load queue takes for a tile's operand and for its weights: each load waits, then moves its bytes."""
-    height, width = _image(s, t)
+    height, width = (
+        (extent / -(-extent // tile) - 1) * stride + kernel  # of the average tile
+        for extent, tile, stride, kernel in zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
+    )
     row = -(-width * config.inp_element // config.bus_bytes)
     wait = config.bus_latency
     loads = blocks if s.by_block else s.image_blocks
@@ -147,7 +155,7 @@ def _again(s: Shape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int
 
     image = stays(image_tiles * s.image_blocks, steps, height * width, "INP", t.channels_first) and not s.by_block
     weights = stays(groups * steps, steps, per_step, "WGT", not t.channels_first)
-    return not image and not s.pool, not weights and not s.pool
+    return not image, not weights
 
 
 def _image(s: Shape, t: Tiling) -> tuple[int, int]:

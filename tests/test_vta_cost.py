@@ -1,0 +1,134 @@
+"""The closed form of a tiling's cycles against the device model; what does not fit, and what is said about it."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dovetail.errors import PlanError, TargetError
+from dovetail.graph.graph import Graph
+from dovetail.partition import partition
+from dovetail.targets.vta import cost, target
+from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.executor import estimate
+from dovetail.targets.vta.lower import Tiling
+from vta_layers import Layer, case_of, default_tiling, graph_of
+
+CONFIG = VtaConfig()
+SAME = (1, 1, 1, 1)
+LAYERS = {
+    "3x3": Layer("conv", (12, 12), 64, 64, (3, 3), (1, 1), SAME),
+    "3x3, bias": Layer("conv", (14, 14), 32, 96, (3, 3), (1, 1), SAME, "channel", "channel", 5000),
+    "3x3 stride 2": Layer("conv", (16, 16), 48, 64, (3, 3), (2, 2), (1, 0, 1, 0)),
+    "1x1": Layer("conv", (14, 14), 128, 64),
+    "depthwise": Layer("depthwise", (16, 16), 64, 0, (3, 3), (1, 1), SAME, "channel", "channel", 5000),
+    "dense": Layer("dense", (1, 1), 512, 480, bias=5000, rounds=True),
+    "pool": Layer("pool", (16, 16), 64, 0, (2, 2), (2, 2)),
+}
+LEAST_CORRELATION = {"3x3": 0.97, "3x3, bias": 0.87, "3x3 stride 2": 0.96, "1x1": 0.96, "depthwise": 0.88, "pool": 0.9}
+"""Of ranks, as measured, rounded down. A dense layer is bound by its weights: tilings differ by little."""
+MOST_ERROR = {
+    "3x3": 0.01, "3x3, bias": 0.02, "3x3 stride 2": 0.02, "1x1": 0.02, "depthwise": 0.15, "dense": 0.01, "pool": 0.05,
+}  # fmt: skip
+"""Mean of |closed form - device| / device, as measured, rounded up."""
+
+
+@cache
+def graph(name: str) -> Graph:
+    """A layer's graph."""
+    return graph_of(LAYERS[name])
+
+
+@cache
+def measured(name: str, tiling: Tiling) -> int:
+    """Cycles of a tiling by the device model."""
+    case = case_of(graph(name), tiling, CONFIG)
+    return estimate(case.stream, CONFIG).cycles
+
+
+def some(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Some of the sizes, small to large."""
+    first = min(1, len(sizes) - 1)  # single rows or columns take long to lower
+    return tuple(dict.fromkeys(sizes[round(n)] for n in np.linspace(first, len(sizes) - 1, count)))
+
+
+def grid(name: str) -> list[Tiling]:
+    """Tilings of all sizes and both orders that fit."""
+    shape = cost.shape(graph(name), CONFIG)
+    axes = (some(cost.sizes(shape.rows), 3), some(cost.sizes(shape.columns), 3), some(cost.sizes(shape.out_blocks), 3))
+    tilings = [Tiling(*sizes, order) for sizes in product(*axes) for order in (True, False)]
+    return [tiling for tiling in tilings if not cost.problem(shape, tiling, CONFIG)]
+
+
+def ranks(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """Places in order, equal values sharing theirs."""
+    ordered = np.sort(values)
+    return (np.searchsorted(ordered, values, side="left") + np.searchsorted(ordered, values, side="right") - 1) / 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_closed_form_follows_the_device(name: str) -> None:
+    shape, tilings = cost.shape(graph(name), CONFIG), grid(name)
+    formula = np.array([cost.cycles(shape, tiling, CONFIG) for tiling in tilings], float)
+    device = np.array([measured(name, tiling) for tiling in tilings], float)
+    correlation = float(np.corrcoef(ranks(formula), ranks(device))[0, 1])
+    error = np.abs(formula - device) / device
+    print(f"{name}: {len(tilings)} tilings, {device.min():.0f} to {device.max():.0f} cycles, "
+          f"rank correlation {correlation:.3f}, error mean {error.mean():.3f} largest {error.max():.3f}")  # fmt: skip
+    assert len(set(device)) > 2
+    assert correlation >= LEAST_CORRELATION.get(name, 0.0)
+    assert error.mean() <= MOST_ERROR[name]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_default_is_near_the_best_of_all_tilings(name: str) -> None:
+    """Of the grid and the 40 the closed form likes best."""
+    shape = cost.shape(graph(name), CONFIG)
+    ranked = sorted(cost.tilings(shape, CONFIG), key=lambda tiling: cost.cycles(shape, tiling, CONFIG))
+    best = min(measured(name, tiling) for tiling in {*grid(name), *ranked[:40]})
+    default = measured(name, default_tiling(graph(name), CONFIG))
+    print(f"{name}: default {default} cycles, best of all measured {best}, {100 * (default / best - 1):.1f} % more")
+    assert default <= 1.1 * best
+
+
+@pytest.mark.parametrize(("config", "tiling", "message"), [
+    (VtaConfig(inp_bytes=2048), Tiling(12, 12, 1, True),
+     "a tile of 12x12x1 blocks needs 196 entries of INP, which has 128"),
+    (VtaConfig(wgt_bytes=8192), Tiling(2, 2, 4, True), "a tile of 2x2x4 blocks needs 36 entries of WGT, which has 32"),
+    (VtaConfig(acc_bytes=4096), Tiling(6, 6, 2, True), "a tile of 6x6x2 blocks needs 72 entries of ACC, which has 64"),
+])  # fmt: skip
+def test_what_does_not_fit_is_said_and_not_lowered(config: VtaConfig, tiling: Tiling, message: str) -> None:
+    shape = cost.shape(graph("3x3"), config)
+    assert cost.problem(shape, tiling, config) == message
+    memory = message.split(" entries of ")[1][:3]
+    with pytest.raises(PlanError, match=f"entries of {memory}"):
+        case_of(graph("3x3"), tiling, config)
+    assert cost.problem(shape, Tiling(1, 1, 1, True), config) == ""
+
+
+def test_ones_of_every_row_of_digits_are_counted() -> None:
+    """Five rows of digits need five entries of INP beside the image."""
+    config = VtaConfig(inp_bytes=256)
+    layer = graph_of(Layer("conv", (4, 4), 16, 16, bias=1_000_000))
+    shape = cost.shape(layer, config)
+    assert shape.digits == 5
+    assert cost.problem(shape, Tiling(4, 3, 1, True), config) == (
+        "a tile of 4x3x1 blocks needs 17 entries of INP, which has 16")  # fmt: skip
+    assert case_of(layer, Tiling(2, 4, 1, True), config).instructions
+
+
+def test_a_config_that_cannot_hold_a_tile() -> None:
+    """A memory without room for one element is refused at once, a layer without a tiling stays on the core."""
+    with pytest.raises(TargetError, match=r"cannot hold one tile: wgt_bytes must be at least 256, is 128"):
+        VtaConfig(wgt_bytes=128)
+    config = VtaConfig(wgt_bytes=2048)
+    layer = graph("3x3")
+    assert cost.best(cost.shape(layer, config), config) is None
+    small, usual = target(config, "small"), target(CONFIG)
+    (offload,) = [o for o in small.engines[0].offloads if o.name == "padded convolution"]
+    assert any(limit.sentence == "a tile must fit the SRAMs" for limit in offload.constraints)
+    assert [region.engine is not None for region in partition(layer, usual)] == [True]
+    assert all(region.engine is None for region in partition(layer, small))

@@ -1,0 +1,151 @@
+"""Whole networks on the VTA: model file to firmware on the simulated chip, compared with the integer graph."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail import zoo
+from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
+from dovetail.frontend import load_model
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.graph.simplify import simplify
+from dovetail.graph.types import Array
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.quantize import quantize
+from dovetail.run import RunResult
+from dovetail.target import Target
+from dovetail.targets import load_target
+from oracles import derived_file
+from test_end_to_end import compile_with_logits, network_file, output_step, require_chip, run, stored
+
+MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2}
+"""Largest difference from `tflm` before the softmax, in steps of the logits, as measured."""
+RUN = 4
+"""Stored inputs run on the simulated chip; the integer graph, which it equals, is evaluated on all of them."""
+SMALL = """
+from dovetail.targets.vta import target
+from dovetail.targets.vta.config import VtaConfig
+
+TARGET = target(VtaConfig(block=8, inp_bytes=8192, wgt_bytes=65536, acc_bytes=32768), "small")
+"""
+
+
+@cache
+def compiled_network(name: str) -> Compiled:
+    """A network for `vta`, its logits a second output."""
+    return compile_with_logits(network_file(name), "vta", None)
+
+
+def assert_equals_graph(compiled: Compiled, inputs: list[dict[str, Array]], result: RunResult) -> None:
+    """Every output byte."""
+    for given, outputs in zip(inputs, result.outputs, strict=True):
+        expected = evaluate(compiled.graph, given)
+        for value in compiled.graph.outputs:
+            np.testing.assert_array_equal(outputs[value], expected[value])
+
+
+def macs_on_core(compiled: Compiled) -> list[str]:
+    """Linear layers of the network that are not on the engine."""
+    linear = (Conv2d, DepthwiseConv2d, FullyConnected)
+    return [node.output for region in compiled.regions if region.engine is None for node in region.graph.nodes
+            if isinstance(node.operator, linear)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOST_LSB)
+def test_networks_equal_the_integer_graph(name: str, tmp_path: Path) -> None:
+    """On the simulated chip; everything that multiplies is on the engine."""
+    require_chip()
+    compiled = compiled_network(name)
+    inputs, _ = stored(name, compiled)
+    inputs = inputs[:RUN]
+    result = run(compiled, tmp_path / "build", inputs)
+    assert_equals_graph(compiled, inputs, result)
+    assert macs_on_core(compiled) == []
+    inference = result.simulation.inferences[0]
+    macs = sum(activity.macs for activity in inference.activities["vta"])
+    print(f"{name}: {inference.total_cycles} cycles, {len(inference.activities['vta'])} launches, {macs} MACs on vta")
+    assert macs > 0
+
+
+@pytest.mark.parametrize("name", MOST_LSB)
+def test_decisions_are_those_of_micro(name: str) -> None:
+    """The class the network decides for, and how far it is from TensorFlow Lite Micro before the softmax."""
+    compiled = compiled_network(name)
+    inputs, reference = stored(name, compiled)
+    largest, agree, decided = 0, 0, 0
+    for index, given in enumerate(inputs):
+        found = evaluate(compiled.graph, given)
+        answer, logits = (found[value] for value in compiled.graph.outputs)
+        micro = reference[f"out_{index}__tflm"]
+        winners = np.flatnonzero(micro.reshape(-1) == micro.max())
+        agree += int(answer.reshape(-1).argmax()) in winners
+        decided += 1
+        if f"pretail_{index}__tflm" in reference:
+            largest = max(largest, int(np.abs(logits.astype(int) - reference[f"pretail_{index}__tflm"]).max()))
+    print(f"{name}: decides as tflm for {agree} of {decided} inputs, largest difference {largest} LSB before the softmax")
+    assert (agree, decided) == (13, 13)
+    assert largest <= MOST_LSB[name]
+
+
+def test_quantised_onnx(tmp_path: Path) -> None:
+    """MobileNetV1 as QDQ ONNX: the firmware equals the graph, which is near ONNX Runtime's output."""
+    require_chip()
+    compiled = compile_model(derived_file("vww_mbv1_qdq_u8s8.onnx"), load_target("vta"), Options())
+    with np.load(derived_file("vww_mbv1_qdq_u8s8.onnx.ref.npz")) as archive:
+        image, expected = archive["in_0"], archive["out_0__ort_precise"]
+    (value,), (output,) = compiled.graph.inputs, compiled.graph.outputs
+    inputs = [{value: image.reshape(compiled.graph.types[value].shape)}]
+    result = run(compiled, tmp_path / "build", inputs)
+    assert_equals_graph(compiled, inputs, result)
+    assert macs_on_core(compiled) == []
+    steps = float(np.abs(result.outputs[0][output].reshape(expected.shape) - expected).max()) / output_step(compiled.graph)
+    print(f"{steps:.2f} steps of the output from ONNX Runtime")
+    assert steps <= 1.001
+
+
+def digits_model(folder: Path) -> Path:
+    """The small network of the zoo."""
+    path = folder / "digits.onnx"
+    path.write_bytes(zoo.build("digits"))
+    return path
+
+
+def linear_share(graph: Graph, compiled: Compiled) -> float:
+    """Part of a network's multiply-accumulates in regions of the engine."""
+    linear = (Conv2d, DepthwiseConv2d, FullyConnected)
+    total = {node.origin: node.operator.macs([graph.types[v] for v in node.inputs])
+             for node in graph.nodes if isinstance(node.operator, linear)}  # fmt: skip
+    core = {node.origin for region in compiled.regions if region.engine is None for node in region.graph.nodes
+            if isinstance(node.operator, linear)}  # fmt: skip
+    return 1 - sum(total[origin] for origin in core) / sum(total.values())
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["vta", "a user's block of 8"])
+def test_zoo_network(small: bool, tmp_path: Path) -> None:
+    """Built in, and by a target file of the user's; the driver is told the lanes."""
+    require_chip()
+    target = user_target(tmp_path) if small else load_target("vta")
+    compiled = compile_model(digits_model(tmp_path), target, Options())
+    inputs = [sample_inputs(compiled.graph, seed) for seed in range(2)]
+    result = run(compiled, tmp_path / "build", inputs)
+    assert_equals_graph(compiled, inputs, result)
+    assert linear_share(prepare(digits_model(tmp_path), load_target("riscv"), Options()), compiled) == 1.0
+    manifest = json.loads((tmp_path / "build" / "dovetail.json").read_text())
+    assert target.engines[0].defines["VTA_BLOCK"] == (8 if small else 16)
+    assert f'"VTA_BLOCK": {8 if small else 16}' in json.dumps(manifest)
+
+
+def user_target(folder: Path) -> Target:
+    """A target file beside the model."""
+    path = folder / "small.py"
+    path.write_text(SMALL)
+    target = load_target(str(path))
+    assert (target.name, target.engines[0].device.arguments["block"]) == ("small", 8)
+    return target
+
+
