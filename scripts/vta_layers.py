@@ -2,7 +2,7 @@
 
     python scripts/vta_layers.py [--write | --check]
 
-Each layer alone, by the default schedule, with every check of the device on and its output compared with the integer graph.
+Each layer alone, by the default schedule, with every check of the device, its output compared with the integer graph.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.errors import PlanError, TargetError
 from dovetail.graph.graph import Graph
+from dovetail.graph.types import Array
 from dovetail.partition import partition
 from dovetail.targets.vta import cost, target
 from dovetail.targets.vta.config import VtaConfig
@@ -63,10 +64,11 @@ def grid(name: str) -> list[Tiling]:
     return [tiling for tiling in tilings if not cost.problem(shape, tiling, CONFIG)]
 
 
-def ranks(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def ranks(values: Array) -> Array:
     """Places in order, equal values sharing theirs."""
     ordered = np.sort(values)
-    return (np.searchsorted(ordered, values, side="left") + np.searchsorted(ordered, values, side="right") - 1) / 2
+    first, last = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return np.asarray((first + last - 1) / 2)
 
 
 @pytest.mark.parametrize("name", LAYERS)

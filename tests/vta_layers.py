@@ -77,8 +77,8 @@ def graph_of(layer: Layer, seed: int = 0) -> Graph:
         return builder.finish([builder.add(MaxPool2d(layer.kernel, layer.stride), [x])])
     depthwise = layer.kind == "depthwise"
     outputs = layer.channels if depthwise else layer.outputs
-    shape: tuple[int, ...] = (1, *layer.kernel, layer.channels) if depthwise else (outputs, *layer.kernel, layer.channels)
-    shape = (outputs, layer.channels) if layer.kind == "dense" else shape
+    kernel = () if layer.kind == "dense" else layer.kernel
+    shape = (1 if depthwise else outputs, *kernel, layer.channels)
     weights = builder.constant("w", random.integers(-127, 128, shape).astype(np.int8))
     operators = {"conv": Conv2d(layer.stride), "depthwise": DepthwiseConv2d(layer.stride), "dense": FullyConnected()}
     sums = builder.add(operators[layer.kind], [x, weights])
@@ -155,7 +155,7 @@ class Case:
 
 
 def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> Case:
-    """Lower a layer and lay out DRAM: ones, operand (noise in the lanes to spare), result, constants, micro-operations."""
+    """Lower a layer and lay out DRAM around it; noise between the buffers and in the lanes to spare."""
     random = np.random.default_rng(seed)
     (x_name,), (y_name,) = graph.inputs, graph.outputs
     x_type, y_type = graph.types[x_name], graph.types[y_name]
@@ -178,7 +178,8 @@ def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> C
     pointers = Pointers(at["uops"], BASE, at["constants"], at["constants"], BASE)
     buffers = tuple(BufferRange(name, at[name], size, name != "result", name == "result", complete=name == "result")
                     for name, size in nbytes.items() if size)  # fmt: skip
-    return Case(graph, config, made.instructions, made.uops, image, pointers, buffers, evaluate(graph, {x_name: x})[y_name])
+    expected = evaluate(graph, {x_name: x})[y_name]
+    return Case(graph, config, made.instructions, made.uops, image, pointers, buffers, expected)
 
 
 def default_tiling(graph: Graph, config: VtaConfig) -> Tiling:

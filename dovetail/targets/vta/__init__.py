@@ -84,7 +84,8 @@ def offloads(config: VtaConfig) -> tuple[Offload, ...]:
             layout = vector if kind is FullyConnected else image
             checks = (*LINEAR, *limits, *(PADDED if padded else ()), *SHARED)
             found.append(_offload(f"padded {name}" if padded else name, apply(Clip, scaled), checks, layout, config))
-    found.append(_offload("maximum pool", apply(MaxPool2d, operand("x"), name="layer"), (*POOL, *SHARED), image, config))
+    pool = apply(MaxPool2d, operand("x"), name="layer")
+    found.append(_offload("maximum pool", pool, (*POOL, *SHARED), image, config))
     return tuple(found)
 
 
@@ -179,8 +180,8 @@ LINEAR = (
                _zero_points, lambda v: v == (0, 0)),
     Constraint("the scale must be 1 to 32767", lambda m: (int(m.array("scale").min()), int(m.array("scale").max())),
                lambda v: v[0] >= 1 and v[1] <= 32767),
-    Constraint("the offset must be a multiple of the scale", lambda m: int((m.array("offset") % m.array("scale")).max()),
-               lambda v: v == 0),
+    Constraint("the offset must be a multiple of the scale",
+               lambda m: int((m.array("offset") % m.array("scale")).max()), lambda v: v == 0),
     Constraint("the shift must be 0 to 31", lambda m: (int(m.array("shift").min()), int(m.array("shift").max())),
                lambda v: v[0] >= 0 and v[1] <= 31),
     Constraint("sum, bias and scale must stay within 32 bits", _wide, lambda v: v < _INT32),

@@ -82,8 +82,8 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
 
     A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
     loads, but for those that had slots to go to while the tile before was in the ALU (alu_interval per entry and step).
-    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well. The first tile waits for
-    its first step's loads (`lead`), or after its last loads computes its last step. A pool's loads are the compute
+    What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well. The first tile waits
+    for its first step's loads (`lead`), or after its last loads computes its last step. A pool's loads are the compute
     queue's own, so that only its stores overlap.
     """
     down, across, groups = -(-s.rows // t.rows), -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
@@ -129,11 +129,9 @@ def _instructions(s: Shape, steps: float, blocks: float) -> float:
 
 
 def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
-    """Cycles the load queue takes for a tile's operand and for its weights: each load waits, then moves its bytes."""
-    height, width = (
-        (extent / -(-extent // tile) - 1) * stride + kernel  # of the average tile
-        for extent, tile, stride, kernel in zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
-    )
+    """Cycles of the load queue for an average tile's operand and weights: a load waits, then moves its bytes."""
+    axes = zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
+    height, width = ((extent / -(-extent // tile) - 1) * stride + kernel for extent, tile, stride, kernel in axes)
     row = -(-width * config.inp_element // config.bus_bytes)
     wait = config.bus_latency
     loads = blocks if s.by_block else s.image_blocks
@@ -191,7 +189,8 @@ def problem(s: Shape, t: Tiling, config: VtaConfig) -> str:
     }
     for memory, (need, room) in needs.items():
         if need > room:
-            return f"a tile of {t.rows}x{t.columns}x{t.blocks} blocks needs {need} entries of {memory}, which has {room}"
+            tile = f"{t.rows}x{t.columns}x{t.blocks}"
+            return f"a tile of {tile} blocks needs {need} entries of {memory}, which has {room}"
     return ""
 
 

@@ -10,7 +10,9 @@ from functools import cache
 
 from dovetail.loops import Procedure, memory, procedure
 
-_EXTENTS = {"b": "OCB", "h": "OH", "w": "OW", "n": "BATCH", "o": "BLOCK", "i": "BLOCK", "d": "D", "kh": "KH", "kw": "KW"}
+_EXTENTS = {
+    "b": "OCB", "h": "OH", "w": "OW", "n": "BATCH", "o": "BLOCK", "i": "BLOCK", "d": "D", "kh": "KH", "kw": "KW"
+}  # fmt: skip
 _LANES = "BATCH, BLOCK"
 _MATRIX = "BLOCK, BLOCK"
 _SUMS = f"[OCB, OH, OW, {_LANES}]"

@@ -40,7 +40,8 @@ def space(match: Match, config: VtaConfig) -> Space:
         Knob("block_rows", cost.sizes(shape.rows), "rows of the result computed together"),
         Knob("block_columns", cost.sizes(shape.columns), "columns of the result computed together"),
         Knob("channel_blocks", cost.sizes(shape.out_blocks), "blocks of output channels computed together"),
-        Knob("loop_order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"),
+        Knob("loop_order", ("image", "channels"),
+             "what is finished first: the image for some channels, or all channels"),
         Knob("slots", _SLOTS, "most slots for one kind of data in an SRAM; 0 for as many as are of use"),
     )
     return Space(knobs, problem)

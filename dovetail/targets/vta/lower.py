@@ -86,8 +86,9 @@ def boxes(graph: Graph, tiling: Tiling, block: int) -> list[Box]:
     rows = [(h, min(h + tiling.rows, shape[1])) for h in range(0, shape[1], tiling.rows)]
     columns = [(w, min(w + tiling.columns, shape[2])) for w in range(0, shape[2], tiling.columns)]
     image = [(h, w) for h in rows for w in columns]
-    pairs = [(p, c) for p in image for c in channels] if tiling.channels_first else [(p, c) for c in channels for p in image]
-    return [((0, shape[0]), h, w, c) for (h, w), c in pairs]
+    if tiling.channels_first:
+        return [((0, shape[0]), h, w, c) for h, w in image for c in channels]
+    return [((0, shape[0]), h, w, c) for c in channels for h, w in image]
 
 
 def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:

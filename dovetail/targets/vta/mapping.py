@@ -17,8 +17,8 @@ from dovetail.targets.vta.instructions import instruction
 
 _ORDER = (
     "load_padded", "load_weights", "load_matrices", "load_image", "load_ones", "load_parameter", "load_wide", "zero",
-    "product", "product_of_block", "add_bias", "largest", "multiply_each", "multiply_by", "shift_each", "shift_by", "at_least",
-    "at_most", "add_number", "store",
+    "product", "product_of_block", "add_bias", "largest", "multiply_each", "multiply_by", "shift_each", "shift_by",
+    "at_least", "at_most", "add_number", "store",
 )  # fmt: skip
 
 
