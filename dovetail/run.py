@@ -17,7 +17,7 @@ from dovetail.graph.types import Array, DType
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
 from dovetail.simulate.riscv_costs import CoreCosts
 from dovetail.target.description import Target
-from dovetail.targets import load_target
+from dovetail.targets import BUILT_IN, load_target
 
 SIMULATORS = ("iss", "host")
 """Simulators a build runs on."""
@@ -54,6 +54,9 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     Args:
         folder: the build.
         target: the machine it was made for; None to load it by the name the build has.
+
+    Raises:
+        BuildError: it was made for a target file that is not given, or for another target than the one that is.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -67,7 +70,14 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
-    return Build(folder, manifest, target or load_target(name))
+    if target is None and name not in BUILT_IN:
+        raise BuildError(
+            f"{folder} was made for '{name}', the target of a file of your own", hint="give the file with --target"
+        )
+    found = target or load_target(name)
+    if found.name != name:
+        raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
+    return Build(folder, manifest, found)
 
 
 def run_build(

@@ -2,9 +2,10 @@
 
     python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N]
 
-Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output lie in
-L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the integer graph. "bound" is what no choice can beat: the
-busy cycles of the engine or of the DMA, whichever are more, for the choice that has least of them; nothing exposed.
+Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
+lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
+integer graph. "bound" on ne16 is what no choice can beat: the busy cycles of the engine or of the DMA, whichever are
+more, for the choice that has least of them, nothing exposed. On vta it is what no schedule can beat (`floor`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from dovetail.plan.knobs import region_space
 from dovetail.plan.tiles import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.targets.vta import cost
+from dovetail.targets.vta.config import VtaConfig
 from dovetail.tune.estimate import Estimator
 from dovetail.tune.layer import Layer, distinct_layers, region_alone
 from dovetail.tune.log import open_log
@@ -111,6 +114,8 @@ def only_layer(shape: Shape, target: Target) -> Layer:
 def bound(layer: Layer, target: Target) -> int:
     """Cycles no choice can do without: the longer of engine and DMA at work, for the best choice."""
     region = region_alone(layer.graph, target)
+    if target.name == "vta":
+        return cost.floor(cost.shape(region.graph, VtaConfig()), VtaConfig())
     estimator = Estimator(region, target, layer.near)
     found = (estimator.estimate(point) for point in region_space(region, target).points() if point[PLACEMENT] != "core")
     return min(max(one.engine, one.copying) for one in found if one is not None)

@@ -228,7 +228,7 @@ def test_outputs_are_row_major_and_read_on() -> None:
 
 @pytest.mark.parametrize(("sizes", "inside"), [((16, 32), 2), ((32, 24), 2), ((24, 16), 1)])
 def test_concatenation_of_blocks(sizes: tuple[int, int], inside: int) -> None:
-    """Parts of whole blocks lie inside the result; others are relaid out into it, or copied if they need no relayout."""
+    """Parts of whole blocks lie inside the result; others are relaid out into it, or copied if they lie right."""
     net = Network(1, 6, 5, 16)
     parts = [net.convolution(net.x, channels, 1, f"part{index}") for index, channels in enumerate(sizes)]
     joined = net.builder.add(Concat(3), parts, "joined")

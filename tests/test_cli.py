@@ -357,3 +357,19 @@ def test_the_targets_core_costs_are_charged(builds: dict[str, Path]) -> None:
     wrong = replace(build, target=replace(build.target, core=replace(build.target.core, costs={"dream": 1})))
     with pytest.raises(DovetailError, match="no class of instructions"):
         run_build(wrong, "iss", [inputs])
+
+
+def test_a_build_for_a_target_file_is_run_with_it(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The build names the target; the file must be given again, and must be that of the target."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from dataclasses import replace\nfrom dovetail.targets.riscv import TARGET as BASE\n"
+        "TARGET = replace(BASE, name='own')\n"
+    )
+    assert dovetail("compile", digits, "--target", own, "-o", tmp_path / "build") == 0
+    message = refused(capsys, "run", tmp_path / "build", "--sim", "host")
+    assert "'own'" in message and "--target" in message
+    assert "not for 'riscv'" in refused(capsys, "run", tmp_path / "build", "--sim", "host", "--target", "riscv")
+    assert dovetail("run", tmp_path / "build", "--sim", "host", "--target", own) == 0

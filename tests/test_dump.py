@@ -80,7 +80,7 @@ def test_nothing_to_dump_and_a_folder_that_exists(tmp_path: Path) -> None:
     path = tmp_path / "digits.onnx"
     path.write_bytes(zoo.build("digits"))
     core = compile_model(path, load_target("riscv"), Options())
-    with pytest.raises(TargetError, match="nothing of .* runs on an engine"):
+    with pytest.raises(TargetError, match=r"nothing of .* runs on an engine"):
         dump(core.unit, sample_inputs(core.graph), tmp_path / "raw")
     compiled = compile_model(path, load_target("vta"), Options())
     (tmp_path / "there").mkdir()

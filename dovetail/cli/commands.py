@@ -91,15 +91,21 @@ def _summary(compiled: Compiled) -> str:
 
 
 def run_folder(
-    folder: Path, simulator: str, source: Path | None, result_file: Path | None, json_file: Path | None
+    folder: Path,
+    simulator: str,
+    source: Path | None,
+    result_file: Path | None,
+    json_file: Path | None,
+    target_name: str | None = None,
 ) -> None:
     """Run a build, print the report and write what is asked for; raises DovetailError."""
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
         from dovetail.report import make_report, print_report
         from dovetail.run import open_build, run_build
+        from dovetail.targets import load_target
 
-        build = open_build(folder)
+        build = open_build(folder, load_target(target_name) if target_name else None)
         missing = [key for key in _NEEDED if key not in build.manifest]
         if missing:
             raise BuildError(f"{folder} does not say its {missing[0]}", hint="compile the model again")

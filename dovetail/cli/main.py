@@ -81,7 +81,7 @@ def compile_command(
     ] = None,
     dump: Annotated[
         Path | None,
-        typer.Option(help="Folder for every launch as raw files: memory, commands, expected result.", show_default=False),
+        typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
@@ -90,7 +90,8 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    commands.compile_to(model, target, build, requant, rounding.value, save_stages, check, force, print_program, tuning, dump)
+    flags = (check, force, print_program)
+    commands.compile_to(model, target, build, requant, rounding.value, save_stages, *flags, tuning, dump)
 
 
 @app.command()
@@ -112,6 +113,10 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
+    ] = None,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -119,7 +124,7 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value, input_file, output_file, json_file)
+    commands.run_folder(build, sim.value, input_file, output_file, json_file, target)
 
 
 @app.command()

@@ -52,7 +52,8 @@ def insert(
     """The network with its relayouts: whole graph, regions in execution order, and the layouts that are not row-major.
 
     A relayout comes right before the first region that reads its result; that of a network output right after
-    the value has been computed. Ends of the network that are `native` lie as their maker gives or first reader takes them.
+    the value has been computed. Ends of the network that are `native` lie as their maker gives them or their first
+    reader takes them.
     """
     draft = _Draft(dict(graph.types))
     for value in (*graph.inputs, *(region.output for region in regions)):

@@ -79,7 +79,7 @@ def _fits(region: Region, value: str, box: Box) -> bool:
 
 
 def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
-    """True when an engine or a relayout makes the value and only engines and the mover read it, all in the one layout."""
+    """True when an engine or a relayout makes the value, and only engines and the mover read it, all in one layout."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in regions if region.output == value]

@@ -115,6 +115,19 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
     return round(total + out + 3 * config.bus_latency)
 
 
+def floor(s: Shape, config: VtaConfig) -> int:
+    """Cycles no schedule can do without: all products and ALU steps one after the other, or every byte once over the
+    bus, whichever takes longer."""
+    entries = s.rows * s.columns * s.out_blocks
+    compute = entries * (_products(s) + config.alu_interval * s.alu)
+    height = (s.rows - 1) * s.stride[0] + s.kernel[0]
+    width = (s.columns - 1) * s.stride[1] + s.kernel[1]
+    matrices = s.out_blocks * ((0 if s.pool else s.taps * s.in_blocks) + s.digits)
+    operand = min(height * width, s.rows * s.columns * s.stride[0] * s.stride[1]) * s.image_blocks * config.inp_element
+    bus = operand + matrices * config.wgt_element + entries * config.out_element
+    return max(compute, bus // config.bus_bytes)
+
+
 def _products(s: Shape) -> int:
     """GEMM cycles of one output entry, or the ALU's of a pool's zero."""
     return 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits)
