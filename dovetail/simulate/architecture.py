@@ -43,11 +43,13 @@ class Pause:
         at: address of the instruction it stopped at.
         waits: True after wfi, False where it can go on at once.
         cycles: what the core has spent on whatever stopped it.
+        fault: what it cannot go on after, "" for nothing.
     """
 
     at: int
     waits: bool
     cycles: int = 0
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,7 @@ class Core(Protocol):
         ...
 
     def pause(self) -> Pause | None:
-        """Why the core stopped by itself, and finish what stopped it; None for no known reason.
-
-        Raises:
-            SimulationError: an exception that is not simulated.
-        """
+        """Why the core stopped by itself, and finish what stopped it; None for no known reason."""
         ...
 
     def line_enabled(self) -> bool:

@@ -116,8 +116,7 @@ class ArmCore:
             return Pause(at, False, self._costs.interrupt_return)
         pc = self.pc()
         if exception is not None:
-            raise SimulationError(f"the core stopped: exception {_EXCEPTIONS.get(exception, str(exception))} "
-                                  f"before {pc:#x}", hint="exceptions other than interrupts are not simulated")
+            return Pause(pc, False, fault=f"exception {_EXCEPTIONS.get(exception, str(exception))}")
         for waiting in (_WFI, _WFI_WIDE):
             before = pc - len(waiting)
             if self._bus.view(before, len(waiting)).tobytes() == waiting:

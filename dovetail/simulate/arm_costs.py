@@ -118,15 +118,8 @@ def _decode_narrow(half: int) -> Instruction:
         return Instruction(2, "jump" if to_pc else "alu")
     if half < 0x5000:
         return Instruction(2, "load", half >> 8 & 7, (15,))
-    if top == 5:
-        address = (half >> 3 & 7, half >> 6 & 7)
-        return Instruction(2, "load", half & 7, address) if half >> 9 & 7 >= 3 else Instruction(
-            2, "store_register", -1, address)
-    if top in (6, 7, 8):
-        address = (half >> 3 & 7,)
-        return Instruction(2, "load", half & 7, address) if half >> 11 & 1 else Instruction(2, "store", -1, address)
-    if top == 9:
-        return Instruction(2, "load", half >> 8 & 7, (13,)) if half >> 11 & 1 else Instruction(2, "store", -1, (13,))
+    if top < 10:
+        return _decode_narrow_access(half)
     if top == 12:
         return Instruction(2, "transfer", words=(half & 0xFF).bit_count())
     if top == 13:
@@ -135,6 +128,17 @@ def _decode_narrow(half: int) -> Instruction:
     if top == 14:
         return Instruction(2, "jump")
     return _decode_miscellaneous(half) if top == 11 else Instruction(2, "alu")
+
+
+def _decode_narrow_access(half: int) -> Instruction:
+    if half >> 12 == 5:  # register offset
+        address: tuple[int, ...] = (half >> 3 & 7, half >> 6 & 7)
+        loads, target, store = half >> 9 & 7 >= 3, half & 7, "store_register"
+    else:  # immediate offset, from the stack pointer in the last group
+        stack = half >> 12 == 9
+        address, target = ((13,), half >> 8 & 7) if stack else ((half >> 3 & 7,), half & 7)
+        loads, store = bool(half >> 11 & 1), "store"
+    return Instruction(2, "load", target, address) if loads else Instruction(2, store, -1, address)
 
 
 def _decode_miscellaneous(half: int) -> Instruction:

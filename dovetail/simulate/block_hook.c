@@ -77,7 +77,7 @@ void dovetail_block_hook(void *emulator, uint64_t address, uint32_t size, void *
     state->after_system = entry->system;
 }
 
-/* Called for every executed instruction from the first that may be skipped to the last; the others are counted. */
+/* Called for executed instructions near those that may be skipped where they stand; counts these. */
 void dovetail_executed_hook(void *emulator, uint64_t address, uint32_t size, void *user)
 {
     struct hook_state *state = user;

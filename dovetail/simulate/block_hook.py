@@ -139,11 +139,12 @@ class NativeHook:
 
     @property
     def executed_function(self) -> int:
-        """Address of the C hook for executed instructions, all from the first predicated one to the last."""
+        """Address of the C hook for executed instructions near predicated ones, the only ones it counts."""
         return ctypes.cast(self._library.dovetail_executed_hook, ctypes.c_void_p).value or 0
 
-    def set_predicated(self, base: int, extra: Mapping[int, int]) -> None:
-        """Take note of `Core.predicated`, whose lowest address is `base`."""
+    def set_predicated(self, extra: Mapping[int, int]) -> None:
+        """Take note of `Core.predicated`, which is not empty."""
+        base = min(extra)
         table = (ctypes.c_uint8 * ((max(extra) - base) // 2 + 1))()
         for address, cycles in extra.items():
             table[(address - base) // 2] = 1 + cycles
@@ -167,12 +168,12 @@ class PythonHook:
         self._costs: dict[tuple[int, int], BlockCost] = {}
         self._predicated: Mapping[int, int] = {}
 
-    def set_predicated(self, base: int, extra: Mapping[int, int]) -> None:
+    def set_predicated(self, extra: Mapping[int, int]) -> None:
         """Take note of `Core.predicated`."""
         self._predicated = extra
 
-    def executed(self, address: int) -> None:
-        """Account for an executed instruction if it is a predicated one."""
+    def on_code(self, emulator: Any, address: int, size: int, data: object) -> None:
+        """Account for an executed instruction if it is a predicated one; the emulator calls it."""
         extra = self._predicated.get(address)
         if extra is not None and not self.state.stop_reason:
             self.state.instructions += 1

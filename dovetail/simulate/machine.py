@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.build.elf import Symbol, describe_address, load_image, symbols
 from dovetail.errors import SimulationError
 from dovetail.simulate import block_hook
-from dovetail.simulate.address_map import AddressMap, Window, page_ranges
+from dovetail.simulate.address_map import AddressMap, Window, neighbours, page_ranges
 from dovetail.simulate.architecture import CoreSetup, architecture_of, core_costs
 from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
 from dovetail.simulate.factory import make_device
@@ -126,14 +126,12 @@ class Machine:
         predicated = self._core.predicated
         if not predicated:
             return
-        first, last = min(predicated), max(predicated)
-        self._hook.set_predicated(first, predicated)
-        if isinstance(self._hook, block_hook.NativeHook):
-            self._add_native(unicorn.UC_HOOK_CODE, self._hook.executed_function, self._hook.state, first, last)
-        else:
-            hook = self._hook
-            self._emulator.hook_add(unicorn.UC_HOOK_CODE, lambda _core, at, _size, _data: hook.executed(at),
-                                    None, first, last)
+        self._hook.set_predicated(predicated)
+        for first, last in neighbours(sorted(predicated)):
+            if isinstance(self._hook, block_hook.NativeHook):
+                self._add_native(unicorn.UC_HOOK_CODE, self._hook.executed_function, self._hook.state, first, last)
+            else:
+                self._emulator.hook_add(unicorn.UC_HOOK_CODE, self._hook.on_code, None, first, last)
 
     def _load(self, setup: SimulationSetup, machine: str) -> None:
         entry, segments = load_image(setup.elf, machine)
@@ -188,8 +186,9 @@ class Machine:
         """The core stopped by itself: find out why."""
         pc = self._core.pc()
         pause = self._core.pause()
-        if pause is None:
-            raise SimulationError("the core stopped for no known reason", where=self._place(pc))
+        if pause is None or pause.fault:
+            reason = f": {pause.fault}" if pause is not None else " for no known reason"
+            raise SimulationError(f"the core stopped{reason}", where=self._place(pc))
         self._asleep_at = pause.at if pause.waits else None
         if pause.cycles:
             self._state.cycles += pause.cycles
