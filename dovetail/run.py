@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dovetail.emit.project import MANIFEST, defines
-from dovetail.errors import BuildError, DovetailError, TargetError
+from dovetail.errors import BuildError, DovetailError
 from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
-from dovetail.simulate.riscv_costs import CoreCosts
 from dovetail.target.description import Target
 from dovetail.targets import BUILT_IN, load_target
 
@@ -111,11 +110,13 @@ def _run_iss(
     build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.build.toolchain import compile_firmware, section_sizes
+    from dovetail.simulate.architecture import core_costs
     from dovetail.simulate.device import MemoryRegion
     from dovetail.simulate.iss import IssSession
     from dovetail.simulate.protocol import SimulationSetup
 
     target = build.target
+    core_costs(target.core.isa, target.core.costs, target.name)
     elf = compile_firmware(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["target"]],
@@ -128,22 +129,10 @@ def _run_iss(
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    setup = SimulationSetup(elf, memories, _devices(target), _costs(target))
+    setup = SimulationSetup(elf, memories, _devices(target), target.core.isa, target.core.costs)
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)
-
-
-def _costs(target: Target) -> CoreCosts:
-    """The core's cycle table; raises TargetError for an instruction class that does not exist."""
-    known = [field.name for field in fields(CoreCosts)]
-    unknown = sorted(set(target.core.costs) - set(known))
-    if unknown:
-        raise TargetError(
-            f"the core of {target.name} has a cost for '{unknown[0]}', which is no class of instructions",
-            hint=f"use {', '.join(known)}",
-        )
-    return CoreCosts(**target.core.costs)
 
 
 def _devices(target: Target) -> tuple[DeviceSpec, ...]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.build.toolchain import compile_firmware, find_compiler
-from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, START, runtime_path
+from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.errors import MissingExtraError
 from dovetail.simulate.device import Activity, Bus, MemoryRegion
@@ -39,31 +40,34 @@ int main(void);
 """
 
 
-def require_cross_compiler() -> None:
+def require_cross_compiler(isa: str = "rv32imc") -> None:
     """Skip the test where firmware cannot be compiled."""
     try:
-        find_compiler("rv32imc")
+        find_compiler(isa)
     except MissingExtraError as missing:
         pytest.skip(str(missing))
 
 
-def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: int = 4096, data: str = "l2") -> Path:
+def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: int = 4096, data: str = "l2",
+          isa: str = "rv32imc") -> Path:
     """Compile `source` (C after PROLOGUE, or assembler) with start-up and runtime; return the ELF file."""
-    require_cross_compiler()
-    for name in (START, *RUNTIME, *DMA_DRIVER):
+    require_cross_compiler(isa)
+    start = instruction_set(isa).start
+    for name in (start, *RUNTIME, *DMA_DRIVER):
         (folder / name).write_bytes(runtime_path(name).read_bytes())
     main = folder / ("main.S" if assembler else "main.c")
     main.write_text(source if assembler else PROLOGUE + source)
-    script = linker_script(MEMORIES, text="l2", data=data, stack="l1", stack_bytes=stack_bytes, extra={".l1": "l1"})
+    script = linker_script(MEMORIES, text="l2", data=data, stack="l1", stack_bytes=stack_bytes, extra={".l1": "l1"},
+                           isa=isa)
     (folder / "link.ld").write_text(script)
-    sources = [Path(START), Path("dovetail_rt.c"), Path("dma.c"), Path(main.name)]
-    return compile_firmware(folder, sources, linker_script=Path("link.ld"), defines={"DOVETAIL_SIM": 1},
+    sources = [Path(start), Path("dovetail_rt.c"), Path("dma.c"), Path(main.name)]
+    return compile_firmware(folder, sources, linker_script=Path("link.ld"), defines={"DOVETAIL_SIM": 1}, isa=isa,
                             flags=() if assembler else ("-Wall", "-Wextra", "-Wconversion", "-Werror"))
 
 
-def chip(elf: Path, *devices: DeviceSpec, native_hook: bool = True) -> SimulationSetup:
+def chip(elf: Path, *devices: DeviceSpec, native_hook: bool = True, isa: str = "rv32imc") -> SimulationSetup:
     """A chip with MEMORIES and `devices`."""
-    return SimulationSetup(elf, MEMORIES, devices, native_hook=native_hook)
+    return SimulationSetup(elf, MEMORIES, devices, isa, native_hook=native_hook)
 
 
 class Timer:

@@ -189,7 +189,7 @@ def test_targets_zoo_and_program_are_printed(digits: Path, tmp_path: Path, capsy
     capsys.readouterr()
     assert dovetail("targets") == 0 and dovetail("zoo") == 0
     listed = capsys.readouterr().out
-    assert all(word in listed for word in ("riscv", "ne16", "--requant exact", *zoo.names()))
+    assert all(word in listed for word in ("riscv", "ne16", "cortex_m4", "cortex_m33", "--requant exact", *zoo.names()))
     assert dovetail("compile", digits, "-t", "ne16", "-o", tmp_path / "b", "--requant", "exact", "--print-program") == 0
     assert "program digits" in capsys.readouterr().out
     assert json.loads((tmp_path / "b" / "dovetail.json").read_text())["policy"] == "exact"

@@ -127,6 +127,29 @@ def test_riscv_firmware_equals_micro(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_cortex_m4_firmware_equals_micro(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    require_chip()
+    compiled = compile_with_logits(network_file(name), "cortex_m4", None)
+    inputs, reference = stored(name, compiled)
+    result = run(compiled, tmp_path / "build", inputs)
+    assert_equals_micro(name, result, compiled, reference)
+    macs = sum(region.macs for region in compiled.regions)
+    instructions = result.simulation.inferences[0].instructions
+    record_property("instructions", instructions)
+    print(f"{name}: {instructions} instructions, {(instructions or 0) / macs:.2f} per MAC")
+
+
+@pytest.mark.parametrize("target_name", ["cortex_m7", "cortex_m33"])
+def test_other_cortex_m_cores_equal_micro(target_name: str, tmp_path: Path) -> None:
+    require_chip()
+    compiled = compile_with_logits(network_file("kws_dscnn"), target_name, None)
+    inputs, reference = stored("kws_dscnn", compiled)
+    assert_equals_micro("kws_dscnn", run(compiled, tmp_path / "build", inputs), compiled, reference)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_exact_policy_equals_micro(name: str, tmp_path: Path) -> None:
     require_chip()
     compiled = compile_with_logits(network_file(name), "ne16", "exact")
@@ -313,7 +336,7 @@ def _system_compiler() -> str:
 
 @pytest.mark.parametrize(("name", "target_name", "policy"), [
     ("ic_resnet8", "riscv", None), ("ic_resnet8", "ne16", "engine"), ("kws_dscnn", "ne16", "exact"),
-    ("vww_mobilenetv1", "ne16", "engine"), ("ad_autoencoder", "riscv", None),
+    ("vww_mobilenetv1", "ne16", "engine"), ("ad_autoencoder", "riscv", None), ("kws_dscnn", "cortex_m4", None),
 ])  # fmt: skip
 def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None, tmp_path: Path) -> None:
     compiled = compile_model(network_file(name), load_target(target_name), Options(policy))

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.build import toolchain
 from dovetail.build.elf import Symbol, describe_address, section_sizes, symbols
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.build.toolchain import Compiler, compile_firmware, compile_host, find_compiler
 from dovetail.emit.runtime import RUNTIME, SIMULATION_MAIN, START, runtime_path
 from dovetail.emit.runtime.linker import linker_script
@@ -35,14 +36,14 @@ SOURCES = [Path("net.c"), Path(START), Path("dovetail_rt.c"), Path(SIMULATION_MA
 DEFINES = {"DOVETAIL_SIM": 1, "DOVETAIL_MODEL_HEADER": '"net.h"', "DOVETAIL_MODEL_RUN": "net_run"}
 
 
-def project(folder: Path, scale: int = 2) -> Path:
+def project(folder: Path, scale: int = 2, isa: str = "rv32imc") -> Path:
     """Write a tiny project."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (START, SIMULATION_MAIN, *RUNTIME):
+    for name in (instruction_set(isa).start, SIMULATION_MAIN, *RUNTIME):
         (folder / name).write_bytes(runtime_path(name).read_bytes())
     (folder / "net.c").write_text(MODEL)
     (folder / "net.h").write_text(f"#include <stdint.h>\n#define SCALE {scale}\nvoid net_run(void);\n")
-    (folder / "link.ld").write_text(linker_script(MEMORIES, text="l2", data="l1", stack_bytes=1000))
+    (folder / "link.ld").write_text(linker_script(MEMORIES, text="l2", data="l1", stack_bytes=1000, isa=isa))
     return folder
 
 
@@ -157,6 +158,34 @@ def test_gcc_is_told_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(lines) == 6  # version, four sources, link
     assert all("-march=rv32imc -misa-spec=2.2 -mabi=ilp32" in line for line in lines[1:])
     assert "-nostdlib" in lines[-1] and "-lgcc" in lines[-1] and "-lgcc" not in lines[1]
+
+
+def test_one_place_says_what_each_core_needs() -> None:
+    for isa, zig, gcc in (
+        ("rv32ec", "-mcpu=generic_rv32+e+c", "-mabi=ilp32e"),
+        ("cortex-m4", "-mcpu=cortex_m4", "-mcpu=cortex-m4"),
+        ("cortex-m33", "-mcpu=cortex_m33+dsp", "-mfloat-abi=soft"),
+    ):
+        core = instruction_set(isa)
+        assert zig in core.zig and gcc in core.gcc
+        assert runtime_path(core.start).is_file()
+        script = linker_script(MEMORIES, text="l2", data="l1", isa=isa)
+        assert f"OUTPUT_ARCH({core.architecture})" in script and f"ENTRY({core.entry})" in script
+    with pytest.raises(BuildError, match="no compiler for the instruction set 'cortex-m0'"):
+        linker_script(MEMORIES, text="l2", data="l1", isa="cortex-m0")
+
+
+@pytest.mark.skipif(shutil.which("arm-none-eabi-gcc") is None, reason="arm-none-eabi-gcc is not installed")
+def test_gcc_and_zig_firmware_for_arm_agree(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", isa="cortex-m4")
+    sources = [Path(instruction_set("cortex-m4").start) if path == Path(START) else path for path in SOURCES]
+    outputs = []
+    for name in ("zig", "gcc"):
+        elf = compile_firmware(folder, sources, linker_script=Path("link.ld"), isa="cortex-m4", defines=DEFINES,
+                               compiler=find_compiler("cortex-m4", name), cache=tmp_path / "cache")
+        setup = SimulationSetup(elf, MEMORIES, isa="cortex-m4")
+        outputs.append(simulate(setup, [{"net_in": bytes(range(16))}], {"net_out": 16}).inferences[0].outputs)
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.skipif(shutil.which("riscv64-unknown-elf-gcc") is None, reason="riscv64-unknown-elf-gcc is not installed")

@@ -83,23 +83,56 @@ def symbols(elf: Path) -> dict[str, Symbol]:
         from elftools.elf.sections import SymbolTableSection
 
         table = file.get_section_by_name(".symtab")
+        thumb = file["e_machine"] == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
         for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
             kind = symbol["st_info"]["type"]
-            mapping = symbol.name.startswith("$") or symbol.name.startswith(".L")  # RISC-V ELF psABI, mapping symbols
+            mapping = symbol.name.startswith("$") or symbol.name.startswith(".L")  # both ABIs, mapping symbols
             if symbol.name and not mapping and kind not in ("STT_FILE", "STT_SECTION"):
-                found[symbol.name] = Symbol(int(symbol["st_value"]), int(symbol["st_size"]), kind == "STT_FUNC")
+                address = int(symbol["st_value"]) & ~int(thumb and kind == "STT_FUNC")
+                found[symbol.name] = Symbol(address, int(symbol["st_size"]), kind == "STT_FUNC")
     return dict(sorted(found.items(), key=lambda item: (item[1].address, item[0])))
 
 
-def load_image(elf: Path) -> tuple[int, list[Segment]]:
-    """Return the entry address and the bytes to load, at their load (physical) addresses.
+def code_ranges(elf: Path) -> list[tuple[int, int]]:
+    """Return address and bytes of the stretches of Thumb code of Arm firmware, without the data between them.
+
+    Code and data are told apart by the mapping symbols $t and $d (ELF for the Arm architecture, "Mapping symbols").
 
     Raises:
-        BuildError: `elf` is not an ELF file, or not a 32-bit little-endian RISC-V executable.
+        BuildError: `elf` is not an ELF file.
+    """
+    found: list[tuple[int, int]] = []
+    with _open(elf) as file:
+        from elftools.elf.sections import SymbolTableSection
+
+        table = file.get_section_by_name(".symtab")
+        marks = sorted((int(symbol["st_value"]), symbol.name[:2]) for symbol in
+                       (table.iter_symbols() if isinstance(table, SymbolTableSection) else ())
+                       if symbol.name[:2] in ("$t", "$d", "$a"))
+        for section in file.iter_sections():
+            start, end = int(section["sh_addr"]), int(section["sh_addr"] + section["sh_size"])
+            if not int(section["sh_flags"]) & _EXECUTE:
+                continue
+            inside = [mark for mark in marks if start <= mark[0] < end]
+            for (address, kind), (following, _) in zip(inside, [*inside[1:], (end, "")], strict=True):
+                if kind == "$t" and following > address:
+                    found.append((address, following - address))
+    return found
+
+
+def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[Segment]]:
+    """Return the entry address and the bytes to load, at their load (physical) addresses.
+
+    Args:
+        elf: the firmware.
+        machine: what it must be for, as pyelftools names it.
+
+    Raises:
+        BuildError: `elf` is not an ELF file, or not a 32-bit little-endian executable for that machine.
     """
     with _open(elf) as file:
-        if file["e_machine"] != "EM_RISCV" or file.elfclass != 32 or not file.little_endian:
-            raise BuildError(f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit RISC-V")
+        if file["e_machine"] != machine or file.elfclass != 32 or not file.little_endian:
+            raise BuildError(f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}")
         loaded = [Segment(int(segment["p_paddr"]), segment.data()) for segment in file.iter_segments()
                   if segment["p_type"] == "PT_LOAD" and segment["p_filesz"]]
         return int(file["e_entry"]), loaded

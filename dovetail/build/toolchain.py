@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from dovetail.build.elf import section_sizes, symbols
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError, MissingExtraError
 
 __all__ = [
@@ -33,7 +34,6 @@ Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
 """Macro names and values; None defines the name alone."""
 
-_GCC = "riscv64-unknown-elf-gcc"
 _INPUTS = (".h", ".inc", ".bin")  # files a source may include
 
 
@@ -77,9 +77,9 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
     """Find a compiler for `isa`.
 
     Args:
-        isa: "host", or a 32-bit RISC-V instruction set such as "rv32imc".
+        isa: "host", or what `instruction_set` knows, such as "rv32imc" or "cortex-m4".
         prefer: "zig", "gcc", or the command of a cross GCC; default: the environment's DOVETAIL_CC, else zig where
-            installed, else `riscv64-unknown-elf-gcc`.
+            installed, else the usual cross GCC, such as `riscv64-unknown-elf-gcc`.
 
     Raises:
         BuildError: an instruction set without a compiler, or a preferred compiler that is not there.
@@ -87,13 +87,12 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
     """
     if isa == "host":
         return _host_compiler()
-    if not re.fullmatch(r"rv32[iemac]+", isa):
-        raise BuildError(f"there is no compiler for the instruction set '{isa}'", hint="use 'host' or e.g. 'rv32imc'")
+    usual = instruction_set(isa).gcc_command
     wanted = prefer or os.environ.get("DOVETAIL_CC") or ""
     zig = _zig() if wanted in ("", "zig") else None
     if zig is not None:
         return Compiler((zig, "cc"), "zig", f"zig {_version(zig, 'version')}")
-    gcc = shutil.which(_GCC if wanted in ("", "gcc") else wanted) if wanted != "zig" else None
+    gcc = shutil.which(usual if wanted in ("", "gcc") else wanted) if wanted != "zig" else None
     if gcc is not None:
         return Compiler((gcc,), "gcc", _version(gcc, "--version"))
     if wanted not in ("", "zig"):
@@ -131,7 +130,7 @@ def compile_firmware(
     defines: Defines | None = None, include: Sequence[Path] = (), flags: Sequence[str] = (),
     compiler: Compiler | None = None, cache: Path | None = None, compiler_runtime: bool = False,
 ) -> Path:
-    """Compile and link firmware for a 32-bit RISC-V core.
+    """Compile and link firmware for a core.
 
     Args:
         project_dir: where the compiler runs; also the first include folder.
@@ -158,7 +157,8 @@ def compile_firmware(
     job = _job(compiler, project_dir, (*machine, *common, *flags), include, defines, cache)
     objects = _compile_all(job, sources)
     script = job.directory / linker_script
-    link = (*machine, *(() if compiler_runtime else ("-nostdlib",)), "-static", "-Wl,--gc-sections", "-T")
+    link = (*machine, *(() if compiler_runtime else ("-nostdlib",)), "-static", "-Wl,--gc-sections",
+            f"-Wl,--entry={instruction_set(isa).entry}", "-T")  # zig's own entry would win over the script's
     runtime = ("-lgcc",) if compiler.kind == "gcc" else ()
     return _link(job, objects, (*link, str(script)), runtime, _digest(script.read_bytes()), out, ".elf")
 
@@ -175,11 +175,10 @@ def compile_host(
 
 
 def _machine_flags(compiler: Compiler, isa: str) -> tuple[str, ...]:
-    if compiler.kind == "gcc":  # -misa-spec: newer ones split off Zicsr and find no multilib (hardware/cores.md)
-        return (f"-march={isa}", "-misa-spec=2.2", "-mabi=ilp32e" if "e" in isa else "-mabi=ilp32",
-                "-fno-tree-loop-distribute-patterns")
-    extensions = "".join(f"+{letter}" for letter in isa.removeprefix("rv32") if letter != "i")
-    return ("-target", "riscv32-freestanding-none", f"-mcpu=generic_rv32{extensions}", "-fno-sanitize=undefined")
+    core = instruction_set(isa)
+    if compiler.kind == "gcc":
+        return (*core.gcc, "-fno-tree-loop-distribute-patterns")
+    return (*core.zig, "-fno-sanitize=undefined")
 
 
 def _job(compiler: Compiler, directory: Path, flags: Sequence[str], include: Sequence[Path],

@@ -190,9 +190,9 @@ def list_targets() -> None:
 
     for name in BUILT_IN:
         target = load_target(name)
-        say(f"{name:8} {target.sentence}")
+        say(f"{name:10} {target.sentence}")
         for index, policy in enumerate(target.policies):
-            say(f"{'':8} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
+            say(f"{'':10} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
 
 
 def write_zoo(name: str | None, path: Path | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.host import host_source
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
@@ -32,7 +33,7 @@ from dovetail.target.description import Target
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""
 
-_RUNTIME = ("rv32_start.S", "dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
+_RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
 
@@ -67,7 +68,8 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
-    for name in (*_RUNTIME, *copying):
+    start = instruction_set(unit.target.core.isa).start
+    for name in (start, *_RUNTIME, *copying):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
     shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
     drivers = []
@@ -78,7 +80,7 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         drivers += [name] if name.endswith(".c") else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
-    target_sources = (*shared, *drivers, "runtime/rv32_start.S", "runtime/dovetail_rt.c", "runtime/sim_main.c")
+    target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
     host_sources = (*shared, *([f"src/{model}_host.c"] if host is not None else []))
     files["link.ld"] = _linker_script(unit)
     files["Makefile"] = _makefile(unit, target_sources)
@@ -96,6 +98,7 @@ def _linker_script(unit: Unit) -> str:
         data=target.values,
         stack_bytes=target.core.stack,
         extra={f".{memory.lower()}": memory for memory in near},
+        isa=target.core.isa,
     )
 
 
@@ -118,9 +121,10 @@ def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
         f"-D{name}" if value is None else f"-D{name}='{value}'"
         for name, value in defines(unit.model, unit.target).items()
     )
-    return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {unit.target.core.isa}.
-CC = riscv64-unknown-elf-gcc
-CFLAGS = -march={unit.target.core.isa} -mabi=ilp32 -std=c99 -O2 -ffreestanding -fno-strict-aliasing \\
+    core = instruction_set(unit.target.core.isa)
+    return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {core.name}.
+CC = {core.gcc_command}
+CFLAGS = {" ".join(core.gcc)} -std=c99 -O2 -ffreestanding -fno-strict-aliasing \\
 \t-fomit-frame-pointer -ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
 DEFINES = {given}
 SOURCES = {" ".join(sources)}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail import kernels
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import physical_shape
@@ -45,7 +46,8 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
-    calls, functions = _kernel_calls(program, model, constants)
+    accumulators = instruction_set(target.core.isa).accumulators
+    calls, functions = _kernel_calls(program, model, constants, accumulators)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
@@ -54,7 +56,7 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
 
 
 def _kernel_calls(
-    program: Program, model: str, constants: dict[str, tuple[str, Array]]
+    program: Program, model: str, constants: dict[str, tuple[str, Array]], accumulators: int
 ) -> tuple[dict[int, tuple[CoreKernel, Mapping[str, str]]], tuple[CoreKernel, ...]]:
     calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
@@ -63,7 +65,7 @@ def _kernel_calls(
         if not isinstance(statement, Call):
             continue
         layer = program.layers[statement.layer]
-        kernel = kernels.generate(as_it_lies(statement), f"{model}_{layer}_kernel")
+        kernel = kernels.generate(as_it_lies(statement), f"{model}_{layer}_kernel", accumulators)
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:

@@ -66,3 +66,13 @@ def page_ranges(windows: Sequence[Window], page: int = 4096) -> list[tuple[int, 
             start = ranges.pop()[0]
         ranges.append((start, end - start))
     return ranges
+
+
+def neighbours(addresses: Sequence[int], gap: int = 8) -> list[tuple[int, int]]:
+    """Return the (first, last) address of each run of sorted addresses that are no more than `gap` bytes apart."""
+    runs: list[tuple[int, int]] = []
+    for address in addresses:
+        near = bool(runs) and address - runs[-1][1] <= gap
+        first = runs.pop()[0] if near else address
+        runs.append((first, address))
+    return runs

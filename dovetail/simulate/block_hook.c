@@ -20,6 +20,8 @@ struct hook_state {
     struct block *table;
     void (*decode)(uint32_t address, uint32_t size, struct block *out);
     int (*stop)(void *emulator);
+    const uint8_t *predicated; /* per halfword: 0, or 1 + cycles more than when skipped */
+    uint32_t predicated_base;
 };
 
 enum { STOP_DEADLINE = 1, STOP_LIMIT = 2, STOP_INTERRUPT = 3 };
@@ -73,4 +75,17 @@ void dovetail_block_hook(void *emulator, uint64_t address, uint32_t size, void *
     state->expected = entry->end;
     state->taken_extra = entry->taken_extra;
     state->after_system = entry->system;
+}
+
+/* Called for executed instructions near those that may be skipped where they stand; counts these. */
+void dovetail_executed_hook(void *emulator, uint64_t address, uint32_t size, void *user)
+{
+    struct hook_state *state = user;
+    const uint32_t mark = state->predicated[((uint32_t)address - state->predicated_base) >> 1];
+    (void)emulator;
+    (void)size;
+    if (mark != 0u && state->stop_reason == 0u) {
+        state->instructions++;
+        state->cycles += mark - 1u;
+    }
 }

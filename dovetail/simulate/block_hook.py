@@ -7,12 +7,12 @@ compiler, the same steps in Python at about a fifth of the speed (hardware/cores
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BuildError, MissingExtraError, SimulationError
-from dovetail.simulate.riscv_costs import BlockCost
+from dovetail.simulate.architecture import BlockCost
 
 RUNNING = 0
 """The core stopped by itself: it executed `wfi`."""
@@ -49,6 +49,8 @@ class HookState(ctypes.Structure):
         current: address of the block being executed. expected: fall-through address of that block.
         taken_extra: cycles due if the next block is elsewhere. after_system: see `BlockCost.system`.
         interrupt: whether any interrupt line is high. stop_reason: why the hook stopped the core.
+        predicated: for each halfword from `predicated_base`, 0 or 1 + the cycles an instruction that may be skipped
+            takes more when it is executed.
     """
 
     _fields_ = (
@@ -67,6 +69,8 @@ class HookState(ctypes.Structure):
         ("table", ctypes.c_void_p),
         ("decode", ctypes.c_void_p),
         ("stop", ctypes.c_void_p),
+        ("predicated", ctypes.c_void_p),
+        ("predicated_base", ctypes.c_uint32),
     )
     cycles: int
     instructions: int
@@ -104,6 +108,7 @@ class NativeHook:
         self.state = HookState(deadline=NEVER, instruction_limit=NEVER)
         self._library = ctypes.CDLL(str(library))
         self._table = (BlockEntry * _SLOTS)()
+        self._predicated: ctypes.Array[ctypes.c_uint8] | None = None
         self._decode = DECODE(self._decoder(count))
         self.state.mask = _SLOTS - 1
         self.state.table = ctypes.addressof(self._table)
@@ -132,6 +137,20 @@ class NativeHook:
         """Address of the C hook."""
         return ctypes.cast(self._library.dovetail_block_hook, ctypes.c_void_p).value or 0
 
+    @property
+    def executed_function(self) -> int:
+        """Address of the C hook for executed instructions near predicated ones, the only ones it counts."""
+        return ctypes.cast(self._library.dovetail_executed_hook, ctypes.c_void_p).value or 0
+
+    def set_predicated(self, extra: Mapping[int, int]) -> None:
+        """Take note of `Core.predicated`, which is not empty."""
+        base = min(extra)
+        table = (ctypes.c_uint8 * ((max(extra) - base) // 2 + 1))()
+        for address, cycles in extra.items():
+            table[(address - base) // 2] = 1 + cycles
+        self._predicated = table
+        self.state.predicated, self.state.predicated_base = ctypes.addressof(table), base
+
 
 class PythonHook:
     """The same steps in Python; call it with the address and size of each block as it starts.
@@ -147,6 +166,18 @@ class PythonHook:
         self._count = count
         self._stop = stop
         self._costs: dict[tuple[int, int], BlockCost] = {}
+        self._predicated: Mapping[int, int] = {}
+
+    def set_predicated(self, extra: Mapping[int, int]) -> None:
+        """Take note of `Core.predicated`."""
+        self._predicated = extra
+
+    def on_code(self, emulator: Any, address: int, size: int, data: object) -> None:
+        """Account for an executed instruction if it is a predicated one; the emulator calls it."""
+        extra = self._predicated.get(address)
+        if extra is not None and not self.state.stop_reason:
+            self.state.instructions += 1
+            self.state.cycles += extra
 
     def __call__(self, address: int, size: int) -> None:
         """Account for the block, or stop before it."""

@@ -11,23 +11,19 @@ from typing import Any
 from dovetail.build.elf import Symbol, describe_address, load_image, symbols
 from dovetail.errors import SimulationError
 from dovetail.simulate import block_hook
-from dovetail.simulate.address_map import AddressMap, Window, page_ranges
+from dovetail.simulate.address_map import AddressMap, Window, neighbours, page_ranges
+from dovetail.simulate.architecture import CoreSetup, architecture_of, core_costs
 from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
 from dovetail.simulate.factory import make_device
 from dovetail.simulate.harness import SIZE as HARNESS_SIZE
 from dovetail.simulate.harness import Clock, Harness
 from dovetail.simulate.protocol import RunRequest, SimulationResult, SimulationSetup
-from dovetail.simulate.riscv_costs import BlockCost, block_cost
 
 # Unicorn's own annotations are incomplete, so it is used as Any.
 unicorn: Any = importlib.import_module("unicorn")
 uclib: Any = importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
-reg: Any = importlib.import_module("unicorn.riscv_const")
 
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
-_WFI = 0x10500073
-_EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
-_MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
 _ACCESSES = {
     unicorn.UC_MEM_READ_UNMAPPED: "read", unicorn.UC_MEM_WRITE_UNMAPPED: "write",
     unicorn.UC_MEM_FETCH_UNMAPPED: "instruction fetch",
@@ -55,22 +51,25 @@ class Machine:
     """
 
     def __init__(self, setup: SimulationSetup) -> None:
-        self._costs = setup.costs
+        architecture = architecture_of(setup.isa)
         self.bus = MemoryBus(setup.memories)
         self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
         self._symbols = symbols(setup.elf)
         self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self.devices)
         self._idle = 0
-        self._asleep = False
+        self._asleep_at: int | None = None
         self._failure: BaseException | None = None
         self._accesses: deque[_Access] = deque(maxlen=8)
-        self._core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        costs = core_costs(setup.isa, setup.costs, setup.elf.name)
+        self._core = architecture.make(CoreSetup(setup.isa, costs, self.bus, setup.elf))
+        self._emulator = self._core.emulator
         self._map_memories()
         self._map_devices(setup)
         self._hook = self._install_hook(setup.native_hook)
         self._state = self._hook.state
-        self._core.hook_add(unicorn.UC_HOOK_MEM_INVALID, self._invalid)
-        self._load(setup)
+        self._emulator.hook_add(unicorn.UC_HOOK_MEM_INVALID, self._invalid)
+        self._load(setup, architecture.elf_machine)
+        self._hook_predicated()
 
     # -- construction
 
@@ -82,7 +81,7 @@ class Machine:
             size = (region.size + 4095) // 4096 * 4096
             pointer = self.bus.arrays[region.name].ctypes.data
             try:
-                self._core.mem_map_ptr(region.base, size, unicorn.UC_PROT_ALL, pointer)
+                self._emulator.mem_map_ptr(region.base, size, unicorn.UC_PROT_ALL, pointer)
             except unicorn.UcError as error:
                 raise SimulationError(f"the memory '{region.name}' at {region.base:#x} cannot be mapped: {error}",
                                       hint="two memories may not share a page of 4096 bytes") from None
@@ -90,10 +89,13 @@ class Machine:
     def _map_devices(self, setup: SimulationSetup) -> None:
         windows = [Window(spec.base, spec.size, device) for spec, device in
                    zip(setup.devices, self.devices, strict=True)]
+        if self._core.registers is not None:
+            base, own = self._core.registers
+            windows.append(Window(base, 4096, own))
         self._windows = AddressMap([*windows, Window(setup.sim_control, HARNESS_SIZE, None)])
         for base, size in page_ranges(self._windows.windows):
             try:
-                self._core.mmio_map(base, size, self._mmio_read, base, self._mmio_write, base)
+                self._emulator.mmio_map(base, size, self._mmio_read, base, self._mmio_write, base)
             except unicorn.UcError as error:
                 raise SimulationError(f"the devices at {base:#x} cannot be mapped: {error}",
                                       hint="devices and memories may not share a page of 4096 bytes") from None
@@ -101,29 +103,45 @@ class Machine:
     def _install_hook(self, native: bool) -> block_hook.NativeHook | block_hook.PythonHook:
         library = block_hook.native_hook_library() if native else None
         if library is None:
-            hook = block_hook.PythonHook(self._count, self._core.emu_stop)
-            self._core.hook_add(unicorn.UC_HOOK_BLOCK, lambda _core, address, size, _data: hook(address, size))
+            hook = block_hook.PythonHook(self._core.block_cost, self._emulator.emu_stop)
+            self._emulator.hook_add(unicorn.UC_HOOK_BLOCK, lambda _core, address, size, _data: hook(address, size))
             return hook
         stop = ctypes.cast(uclib.uc_emu_stop, ctypes.c_void_p).value or 0
-        compiled = block_hook.NativeHook(library, self._count, stop)
-        handle = ctypes.c_size_t()
-        status = uclib.uc_hook_add(
-            self._core._uch, ctypes.byref(handle), unicorn.UC_HOOK_BLOCK, ctypes.c_void_p(compiled.function),
-            ctypes.c_void_p(ctypes.addressof(compiled.state)), ctypes.c_uint64(1), ctypes.c_uint64(0),
-        )
-        if status != unicorn.UC_ERR_OK:
-            raise RuntimeError(f"the emulator refused the block hook: {status}")
+        compiled = block_hook.NativeHook(library, self._core.block_cost, stop)
+        self._add_native(unicorn.UC_HOOK_BLOCK, compiled.function, compiled.state, 1, 0)
         return compiled
 
-    def _load(self, setup: SimulationSetup) -> None:
-        entry, segments = load_image(setup.elf)
+    def _add_native(self, kind: int, function: int, state: ctypes.Structure, first: int, last: int) -> None:
+        """Have the emulator call a C function for addresses from `first` to `last` (all, if `first` is greater)."""
+        handle = ctypes.c_size_t()
+        status = uclib.uc_hook_add(
+            self._emulator._uch, ctypes.byref(handle), kind, ctypes.c_void_p(function),
+            ctypes.c_void_p(ctypes.addressof(state)), ctypes.c_uint64(first), ctypes.c_uint64(last),
+        )
+        if status != unicorn.UC_ERR_OK:
+            raise RuntimeError(f"the emulator refused the hook: {status}")
+
+    def _hook_predicated(self) -> None:
+        """Count instructions that may be skipped where they are executed: the emulator calls hooks for no others."""
+        predicated = self._core.predicated
+        if not predicated:
+            return
+        self._hook.set_predicated(predicated)
+        for first, last in neighbours(sorted(predicated)):
+            if isinstance(self._hook, block_hook.NativeHook):
+                self._add_native(unicorn.UC_HOOK_CODE, self._hook.executed_function, self._hook.state, first, last)
+            else:
+                self._emulator.hook_add(unicorn.UC_HOOK_CODE, self._hook.on_code, None, first, last)
+
+    def _load(self, setup: SimulationSetup, machine: str) -> None:
+        entry, segments = load_image(setup.elf, machine)
         for segment in segments:
             try:
                 self.bus.view(segment.address, len(segment.data))[:] = memoryview(segment.data)
             except SimulationError as error:
                 what = f"the firmware does not fit the memories: {error.what}"
                 raise SimulationError(what, hint=error.hint) from None
-        self._core.reg_write(reg.UC_RISCV_REG_PC, entry)
+        self._core.start(entry)
         for device in self.devices:
             device.reset()
 
@@ -140,8 +158,8 @@ class Machine:
         self._harness.begin(request)
         while not self._harness.stop:
             self._advance(state.cycles)
-            if self._asleep:
-                self._sleep()
+            if self._asleep_at is not None:
+                self._sleep(self._asleep_at)
             self._take_interrupt()
             self._arm()
             self._execute()
@@ -155,17 +173,26 @@ class Machine:
         self._state.stop_reason = block_hook.RUNNING
         self._state.after_system = 0
         try:
-            self._core.emu_start(self._pc(), _NOWHERE)
+            self._emulator.emu_start(self._core.resume_at(), _NOWHERE)
         except unicorn.UcError as error:
-            place = self._place(self._pc())
+            place = self._place(self._core.pc())
             raise self._failure or SimulationError(f"the core stopped: {error}", where=place) from None
         if failure := self._failure or self._hook.failure:
             raise failure
         if self._state.stop_reason == block_hook.RUNNING:
-            before = self._pc() - 4
-            if int.from_bytes(self.bus.view(before, 4).tobytes(), "little") != _WFI:
-                raise SimulationError("the core stopped for no known reason", where=self._place(before))
-            self._asleep = True
+            self._paused()
+
+    def _paused(self) -> None:
+        """The core stopped by itself: find out why."""
+        pc = self._core.pc()
+        pause = self._core.pause()
+        if pause is None or pause.fault:
+            reason = f": {pause.fault}" if pause is not None else " for no known reason"
+            raise SimulationError(f"the core stopped{reason}", where=self._place(pc))
+        self._asleep_at = pause.at if pause.waits else None
+        if pause.cycles:
+            self._state.cycles += pause.cycles
+            self._state.taken_extra = 0
 
     def _advance(self, now: int) -> None:
         """Let the devices complete what is due, in the order of time across devices."""
@@ -188,44 +215,29 @@ class Machine:
         self._state.interrupt = int(self._interrupt())
 
     def _interrupt(self) -> bool:
-        return any(device.interrupt() for device in self.devices)
+        return self._core.line_enabled() and any(device.interrupt() for device in self.devices)
 
-    def _sleep(self) -> None:
+    def _sleep(self, place: int) -> None:
         """Carry on after wfi: let time jump from event to event until a device raises its interrupt."""
         while not self._interrupt():
             events = [event for device in self.devices if (event := device.next_event()) is not None]
             if not events:
                 raise SimulationError("deadlock: the core waits for an interrupt and no device is running",
-                                      where=self._place(self._pc() - 4), hint=self._recent())
+                                      where=self._place(place), hint=self._recent())
             skipped = max(0, min(events) - self._state.cycles)
             self._idle += skipped
             self._state.cycles += skipped
             self._advance(self._state.cycles)
-        self._asleep = False
+        self._asleep_at = None
 
     def _take_interrupt(self) -> None:
-        """Enter the trap handler if a line is high and enabled (Privileged ISA manual, "Machine Trap Handling")."""
-        if not self._interrupt():
-            return
-        read, write = self._core.reg_read, self._core.reg_write
-        status = int(read(reg.UC_RISCV_REG_MSTATUS))
-        if not (status & _MSTATUS_MIE and int(read(reg.UC_RISCV_REG_MIE)) >> _EXTERNAL_INTERRUPT & 1):
-            return
-        vector = int(read(reg.UC_RISCV_REG_MTVEC))
-        write(reg.UC_RISCV_REG_MEPC, self._pc())
-        write(reg.UC_RISCV_REG_MCAUSE, 1 << 31 | _EXTERNAL_INTERRUPT)
-        write(reg.UC_RISCV_REG_MSTATUS, status & ~_MSTATUS_MIE | _MSTATUS_MPIE | _MSTATUS_MPP)
-        write(reg.UC_RISCV_REG_PC, (vector & ~3) + (4 * _EXTERNAL_INTERRUPT if vector & 1 else 0))
-        self._state.cycles += self._costs.interrupt_entry
-        self._state.taken_extra = 0
+        """Enter the handler if a line is high and nothing masks it."""
+        cycles = self._core.enter_interrupt() if self._interrupt() else None
+        if cycles is not None:
+            self._state.cycles += cycles
+            self._state.taken_extra = 0
 
     # -- called by the emulator
-
-    def _count(self, address: int, size: int) -> BlockCost:
-        def fetch(at: int) -> int:
-            return int.from_bytes(self.bus.view(at, 2).tobytes(), "little")
-
-        return block_cost(address, size, fetch, self._costs)
 
     def _mmio_read(self, core: Any, offset: int, size: int, base: int) -> int:
         return self._mmio("read", base + offset, size, 0)
@@ -247,7 +259,7 @@ class Machine:
                                             hint=error.hint)
         except BaseException as error:
             self._failure = error
-        self._core.emu_stop()
+        self._emulator.emu_stop()
         return 0
 
     def _access(self, kind: str, address: int, value: int) -> int:
@@ -269,7 +281,7 @@ class Machine:
 
     def _invalid(self, core: Any, access: int, address: int, size: int, value: int, data: object) -> bool:
         kind = _ACCESSES.get(access, f"access {access}")
-        place = self._place(self._state.current if kind == "instruction fetch" else self._pc())
+        place = self._place(self._state.current if kind == "instruction fetch" else self._core.pc())
         came = " from the block at" if kind == "instruction fetch" else " at pc"
         known = ", ".join(f"{r.name} {r.base:#x}..{r.base + r.size - 1:#x}" for r in self.bus.regions)
         self._failure = SimulationError(f"bad {kind} of {size} bytes at {address:#x},{came} {place}",
@@ -302,9 +314,6 @@ class Machine:
     def _read_symbol(self, name: str, nbytes: int) -> bytes:
         return self.bus.view(self._address(name, nbytes), nbytes).tobytes()
 
-    def _pc(self) -> int:
-        return int(self._core.reg_read(reg.UC_RISCV_REG_PC))
-
     def _place(self, address: int) -> str:
         return f"{address:#x} ({describe_address(address, self._symbols)})"
 
@@ -314,7 +323,7 @@ class Machine:
 
     def _watchdog(self, limit: int) -> SimulationError:
         return SimulationError(f"the firmware executed {limit} instructions without an end",
-                               where=self._place(self._pc()), hint=self._recent())
+                               where=self._place(self._core.pc()), hint=self._recent())
 
     def _stack_bytes(self) -> int | None:
         bottom, top = self._symbols.get("__stack_bottom"), self._symbols.get("__stack_top")

@@ -16,7 +16,6 @@ from typing import Any
 
 from dovetail.errors import SimulationError
 from dovetail.simulate.device import Activity, MemoryRegion
-from dovetail.simulate.riscv_costs import CoreCosts
 
 MAXIMUM_JSON = 256 << 20
 """Bytes of JSON a message may have."""
@@ -56,7 +55,8 @@ class SimulationSetup:
         elf: the firmware, linked with sim_main.c (or anything that writes the same commands).
         memories: base addresses must be multiples of 4096; the core can reach up to the next multiple after the end.
         devices: their address ranges may share a page, not overlap.
-        costs: cycles per instruction class.
+        isa: instruction set of the core. costs: cycles per class of instruction where they differ from the stated
+            default of that instruction set (`riscv_costs.py`, `arm_costs.py`).
         sim_control: address of the harness's registers.
         native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
     """
@@ -64,7 +64,8 @@ class SimulationSetup:
     elf: Path
     memories: tuple[MemoryRegion, ...]
     devices: tuple[DeviceSpec, ...] = ()
-    costs: CoreCosts = field(default_factory=CoreCosts)
+    isa: str = "rv32imc"
+    costs: Mapping[str, int] = field(default_factory=dict)
     sim_control: int = SIM_CONTROL
     native_hook: bool = True
 
@@ -193,7 +194,7 @@ def setup_to_json(setup: SimulationSetup) -> Json:
                for spec in setup.devices]
     return {
         "elf": str(setup.elf.resolve()), "memories": [asdict(region) for region in setup.memories],
-        "devices": devices, "costs": asdict(setup.costs), "sim_control": setup.sim_control,
+        "devices": devices, "isa": setup.isa, "costs": dict(setup.costs), "sim_control": setup.sim_control,
         "native_hook": setup.native_hook,
     }
 
@@ -204,7 +205,7 @@ def setup_from_json(data: Json) -> SimulationSetup:
         Path(data["elf"]),
         tuple(MemoryRegion(**region) for region in data["memories"]),
         tuple(DeviceSpec(**device) for device in data["devices"]),
-        CoreCosts(**data["costs"]), data["sim_control"], data["native_hook"],
+        data["isa"], data["costs"], data["sim_control"], data["native_hook"],
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dovetail.simulate.architecture import BlockCost
+
 
 @dataclass(frozen=True, slots=True)
 class CoreCosts:
@@ -62,25 +64,6 @@ class Instruction:
     written: int = 0
     used: tuple[int, ...] = ()
     ends: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCost:
-    """What running a block once, up to its end, adds to the counters.
-
-    Attributes:
-        end: address after the last instruction that runs.
-        instructions: their number.
-        cycles: their cycles, a final conditional branch counted as not taken.
-        taken_extra: cycles to add when the next block does not start at `end`.
-        system: whether it contains an instruction that may change the interrupt enables.
-    """
-
-    end: int
-    instructions: int
-    cycles: int
-    taken_extra: int
-    system: bool
 
 
 @lru_cache(maxsize=65536)

@@ -50,11 +50,13 @@ class Core:
     """The processor that runs the program."""
 
     isa: str
-    """Instruction set as the compilers name it, e.g. "rv32imc"."""
+    """Instruction set: "rv32imc" and its like, "cortex-m4", "cortex-m7" or "cortex-m33"
+    (`dovetail/build/instruction_sets.py` says what compilers, linker and start-up code make of it)."""
     stack: int = 4096
     """Bytes of stack reserved."""
     costs: Mapping[str, int] = field(default_factory=dict)
-    """Cycles per instruction class where they differ from the simulator's stated default."""
+    """Cycles per instruction class where they differ from the stated default of the instruction set: the fields of
+    `simulate.riscv_costs.CoreCosts` or `simulate.arm_costs.CortexMCosts`."""
 
 
 @dataclass(frozen=True)

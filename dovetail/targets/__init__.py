@@ -9,8 +9,15 @@ from pathlib import Path
 from dovetail.errors import TargetError
 from dovetail.target.description import Target
 
-BUILT_IN = ("riscv", "ne16", "vta")
-"""Names of the targets in this package."""
+BUILT_IN = {
+    "riscv": "riscv:TARGET",
+    "ne16": "ne16:TARGET",
+    "vta": "vta:TARGET",
+    "cortex_m4": "cortex_m:M4",
+    "cortex_m7": "cortex_m:M7",
+    "cortex_m33": "cortex_m:M33",
+}
+"""The targets in this package: name -> module and variable."""
 
 
 def load_target(name: str) -> Target:
@@ -19,8 +26,10 @@ def load_target(name: str) -> Target:
     Raises:
         TargetError: no such target, or the file has no `TARGET`. Errors inside the user's file pass through.
     """
+    variable = "TARGET"
     if name in BUILT_IN:
-        module = importlib.import_module(f"dovetail.targets.{name}")
+        place, variable = BUILT_IN[name].split(":")
+        module = importlib.import_module(f"dovetail.targets.{place}")
     elif name.endswith(".py") and Path(name).is_file():
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         if spec is None or spec.loader is None:
@@ -31,7 +40,7 @@ def load_target(name: str) -> Target:
         raise TargetError(
             f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
         )
-    target = getattr(module, "TARGET", None)
+    target = getattr(module, variable, None)
     if not isinstance(target, Target):
         raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
     return target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 START = "rv32_start.S"
-"""Start-up code of an RV32 firmware."""
+"""Start-up code of an RV32 firmware; `InstructionSet.start` names that of any core."""
 RUNTIME = ("dovetail_rt.h", "dovetail_rt.c")
 """Helpers every firmware is linked with."""
 DMA_DRIVER = ("dma.h", "dma.c")

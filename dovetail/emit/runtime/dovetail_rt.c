@@ -20,14 +20,33 @@ typedef uint32_t __attribute__((may_alias)) word;
 void *memcpy(void *restrict target, const void *restrict source, size_t bytes);
 void *memmove(void *target, const void *source, size_t bytes);
 void *memset(void *target, int value, size_t bytes);
-int64_t __divdi3(int64_t a, int64_t b);
-int64_t __moddi3(int64_t a, int64_t b);
-uint64_t __udivdi3(uint64_t a, uint64_t b);
-uint64_t __umoddi3(uint64_t a, uint64_t b);
-uint64_t __ashldi3(uint64_t value, int shift);
-uint64_t __lshrdi3(uint64_t value, int shift);
-int64_t __ashrdi3(int64_t value, int shift);
-uint64_t __muldi3(uint64_t a, uint64_t b);
+
+/* Arm compilers call some of them by the names of the run-time ABI for the Arm architecture. */
+#if defined(__ARM_EABI__)
+#define ALSO(name) __attribute__((alias(name)))
+void *__aeabi_memcpy(void *restrict target, const void *restrict source, size_t bytes) ALSO("memcpy");
+void *__aeabi_memcpy4(void *restrict target, const void *restrict source, size_t bytes) ALSO("memcpy");
+void *__aeabi_memcpy8(void *restrict target, const void *restrict source, size_t bytes) ALSO("memcpy");
+void *__aeabi_memmove(void *target, const void *source, size_t bytes) ALSO("memmove");
+void *__aeabi_memmove4(void *target, const void *source, size_t bytes) ALSO("memmove");
+void *__aeabi_memmove8(void *target, const void *source, size_t bytes) ALSO("memmove");
+void __aeabi_memset(void *target, size_t bytes, int value);
+void __aeabi_memset4(void *target, size_t bytes, int value) ALSO("__aeabi_memset");
+void __aeabi_memset8(void *target, size_t bytes, int value) ALSO("__aeabi_memset");
+void __aeabi_memclr(void *target, size_t bytes);
+void __aeabi_memclr4(void *target, size_t bytes) ALSO("__aeabi_memclr");
+void __aeabi_memclr8(void *target, size_t bytes) ALSO("__aeabi_memclr");
+
+void __aeabi_memset(void *target, size_t bytes, int value)
+{
+    (void)memset(target, value, bytes);
+}
+
+void __aeabi_memclr(void *target, size_t bytes)
+{
+    (void)memset(target, 0, bytes);
+}
+#endif
 
 PLAIN_LOOPS void *memcpy(void *restrict target, const void *restrict source, size_t bytes)
 {
@@ -89,6 +108,15 @@ PLAIN_LOOPS void *memset(void *target, int value, size_t bytes)
 }
 
 #if !defined(__GNUC__) || defined(__clang__) /* GCC brings its own in libgcc */
+
+int64_t __divdi3(int64_t a, int64_t b);
+int64_t __moddi3(int64_t a, int64_t b);
+uint64_t __udivdi3(uint64_t a, uint64_t b);
+uint64_t __umoddi3(uint64_t a, uint64_t b);
+uint64_t __ashldi3(uint64_t value, int shift);
+uint64_t __lshrdi3(uint64_t value, int shift);
+int64_t __ashrdi3(int64_t value, int shift);
+uint64_t __muldi3(uint64_t a, uint64_t b);
 
 static uint64_t join(uint32_t high, uint32_t low)
 {
@@ -175,5 +203,24 @@ int64_t __moddi3(int64_t a, int64_t b)
     return (int64_t)(a < 0 ? 0u - rest : rest);
 }
 
+#if defined(__ARM_EABI__) /* called by the division of cortex_m_start.S */
+
+uint64_t dovetail_divide_unsigned(uint64_t a, uint64_t b, uint64_t *remainder);
+int64_t dovetail_divide_signed(int64_t a, int64_t b, int64_t *remainder);
+
+uint64_t dovetail_divide_unsigned(uint64_t a, uint64_t b, uint64_t *remainder)
+{
+    return divide(a, b, remainder);
+}
+
+int64_t dovetail_divide_signed(int64_t a, int64_t b, int64_t *remainder)
+{
+    uint64_t rest;
+    const uint64_t quotient = divide(magnitude(a), magnitude(b), &rest);
+    *remainder = (int64_t)(a < 0 ? 0u - rest : rest);
+    return (int64_t)((a < 0) != (b < 0) ? 0u - quotient : quotient);
+}
+
+#endif
 #endif
 #endif

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError
 
 
@@ -21,9 +22,9 @@ class Region(Protocol):
 
 def linker_script(
     memories: Sequence[Region], *, text: str, data: str, rodata: str | None = None, stack: str | None = None,
-    stack_bytes: int = 4096, extra: Mapping[str, str] | None = None,
+    stack_bytes: int = 4096, extra: Mapping[str, str] | None = None, isa: str = "rv32imc",
 ) -> str:
-    """Write the linker script the start-up code (rv32_start.S) expects.
+    """Write the linker script the start-up code of `isa` expects.
 
     The stack comes before .data in its memory: where nothing lies below it, an overflow is a bad access instead
     of silent damage.
@@ -35,10 +36,12 @@ def linker_script(
         stack_bytes: its size, rounded up to a multiple of 16.
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
+        isa: instruction set of the core.
 
     Raises:
-        BuildError: a section is put into a memory that does not exist.
+        BuildError: a section is put into a memory that does not exist, or there is no such instruction set.
     """
+    core = instruction_set(isa)
     rodata, stack, extra = rodata or text, stack or data, extra or {}
     known = [memory.name for memory in memories]
     for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
@@ -47,7 +50,7 @@ def linker_script(
     shared = {section for section, memory in extra.items() if memory in (text, rodata, data, stack)}
     regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {m.size:#x}" for m in memories]
     return "\n".join([
-        "OUTPUT_ARCH(riscv)", "ENTRY(_start)", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
+        f"OUTPUT_ARCH({core.architecture})", f"ENTRY({core.entry})", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
         *_unloaded({section: extra[section] for section in shared}),
         *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)"], f"> {text}"),
         *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
@@ -59,7 +62,7 @@ def linker_script(
         *_output(".bss (NOLOAD)", ["__bss_start = .;", "*(.sbss .sbss.* .bss .bss.* COMMON)", ". = ALIGN(4);",
                                    "__bss_end = .;"], f"> {data}"),
         *_unloaded({section: memory for section, memory in extra.items() if section not in shared}),
-        "    /DISCARD/ : { *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) *(.riscv.attributes) }",
+        f"    /DISCARD/ : {{ *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) {core.discarded} }}",
         "}", "",
     ])
 
