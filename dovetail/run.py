@@ -118,7 +118,7 @@ def _run_iss(
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    setup = SimulationSetup(elf, memories, _devices(target), _costs(target))
+    setup = SimulationSetup(elf, memories, _devices(target), _costs(target), extension=target.core.extension)
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)

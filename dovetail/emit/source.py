@@ -45,7 +45,7 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
-    calls, functions = _kernel_calls(program, model, constants)
+    calls, functions = _kernel_calls(program, target, model, constants)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
@@ -54,7 +54,7 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
 
 
 def _kernel_calls(
-    program: Program, model: str, constants: dict[str, tuple[str, Array]]
+    program: Program, target: Target, model: str, constants: dict[str, tuple[str, Array]]
 ) -> tuple[dict[int, tuple[CoreKernel, Mapping[str, str]]], tuple[CoreKernel, ...]]:
     calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
@@ -63,7 +63,8 @@ def _kernel_calls(
         if not isinstance(statement, Call):
             continue
         layer = program.layers[statement.layer]
-        kernel = kernels.generate(as_it_lies(statement), f"{model}_{layer}_kernel")
+        name, instructions = f"{model}_{layer}_kernel", target.core.instructions
+        kernel = kernels.generate(as_it_lies(statement), name, instructions=instructions)
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:
@@ -161,6 +162,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
     parts.append(kernels.helper_source(needed))
+    parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
     parts += [
         kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
         for kernel in unit.kernels

@@ -13,6 +13,7 @@ from dovetail.errors import SimulationError
 from dovetail.simulate import block_hook
 from dovetail.simulate.address_map import AddressMap, Window, page_ranges
 from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
+from dovetail.simulate.extension import illegal, load_extension
 from dovetail.simulate.factory import make_device
 from dovetail.simulate.harness import SIZE as HARNESS_SIZE
 from dovetail.simulate.harness import Clock, Harness
@@ -26,6 +27,7 @@ reg: Any = importlib.import_module("unicorn.riscv_const")
 
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
 _WFI = 0x10500073
+_ILLEGAL = 2  # RISC-V Privileged ISA manual, table of mcause values
 _EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
 _MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
 _ACCESSES = {
@@ -42,6 +44,26 @@ class _Access:
     kind: str
     address: int
     value: int
+
+
+class _Registers:
+    """The integer registers of the emulated core; see `dovetail.simulate.extension.Registers`."""
+
+    def __init__(self, core: Any) -> None:
+        self._handle = core._uch
+        self._value = ctypes.c_uint32()
+        self._pointer = ctypes.byref(self._value)
+
+    def read(self, number: int) -> int:
+        """Value as 32 bits without sign."""
+        uclib.uc_reg_read(self._handle, reg.UC_RISCV_REG_X0 + number, self._pointer)
+        return self._value.value
+
+    def write(self, number: int, value: int) -> None:
+        """Set one; x0 stays 0."""
+        if number:
+            self._value.value = value & 0xFFFFFFFF
+            uclib.uc_reg_write(self._handle, reg.UC_RISCV_REG_X0 + number, self._pointer)
 
 
 class Machine:
@@ -70,6 +92,10 @@ class Machine:
         self._hook = self._install_hook(setup.native_hook)
         self._state = self._hook.state
         self._core.hook_add(unicorn.UC_HOOK_MEM_INVALID, self._invalid)
+        if setup.extension:
+            self._execute_own = load_extension(setup.extension)
+            self._registers = _Registers(self._core)
+            self._core.hook_add(unicorn.UC_HOOK_INTR, self._exception)
         self._load(setup)
 
     # -- construction
@@ -275,6 +301,18 @@ class Machine:
         self._failure = SimulationError(f"bad {kind} of {size} bytes at {address:#x},{came} {place}",
                                         hint=f"nothing is mapped there; memories: {known}")
         return False
+
+    def _exception(self, core: Any, number: int, data: object) -> None:
+        """Execute an instruction the emulator took for illegal; the program counter is past it (hardware/cores.md)."""
+        try:
+            before = self._pc() - 4
+            word = int.from_bytes(self.bus.view(before, 4).tobytes(), "little")
+            if number == _ILLEGAL and self._execute_own(word, self._registers):
+                return
+            self._failure = illegal(word, self._place(before))
+        except BaseException as error:
+            self._failure = error
+        self._core.emu_stop()
 
     # -- symbols and messages
 
