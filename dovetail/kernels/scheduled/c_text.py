@@ -89,9 +89,19 @@ def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[st
     text: list[str] = []
     for made in functions:
         parameters = [_declaration(parameter, types) for parameter in made.parameters]
-        lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in made.lines]
+        lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
         text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
     return text[:-1]
+
+
+def _singles_first(made: CFunction, types: Mapping[str, str]) -> list[str]:
+    """The lines with arrays of one element read once, before the loops."""
+    text = "\n".join(made.lines)
+    single = [name for name in made.parameters if name in types and re.search(rf"\b{name}\[0\]", text)]
+    single = [name for name in single if len(re.findall(rf"\b{name}\[", text)) == text.count(f" {name}[0]")]
+    for name in single:
+        text = text.replace(f" {name}[0]", f" {name}_0")
+    return [*(f"const {types[name]} {name}_0 = {name}[0];" for name in single), *text.splitlines()]
 
 
 def _declaration(parameter: str, types: Mapping[str, str]) -> str:

@@ -10,8 +10,12 @@ _MOST_LANES = 16
 _UNROLL = 4
 _LOOP = 3
 """Instructions per turn of the innermost loop besides loads and products: two pointers and a branch."""
+_WORD = 4
+"""Elements gathered together where the channels of a pixel are a multiple of it."""
 _GATHER = 3
-"""Instructions per gathered element: load, store, and a share of the loop."""
+"""Instructions per gathered word or element: load, store, and a share of the loop."""
+_GUARD = 8
+"""Instructions to find out whether a tap is in the image."""
 _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
@@ -32,7 +36,7 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
         Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered))
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= accumulators and pixels <= max(inside.columns[1] - inside.columns[0], 1)
+        if pixels * lanes <= accumulators and pixels <= sizes.result[1]
     ]
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 
@@ -46,13 +50,13 @@ def _unroll(sizes: Sizes, vector: int, gathered: bool) -> int:
 def _cost(knobs: Knobs, sizes: Sizes, inside: Inside) -> float:
     """Instructions of the whole image, without requantisation."""
     (top, bottom), (left, right) = inside.rows, inside.columns
-    columns, rows = max(right - left, 0), max(bottom - top, 0)
-    others = sizes.result[0] * sizes.result[1] - rows * columns
-    whole, rest = divmod(columns, knobs.pixels)
-    total = rows * whole * _block(knobs, sizes, knobs.pixels, knobs.gathered)
-    if rest:
-        total += rows * _block(knobs, sizes, rest, knobs.gathered)
-    return total + others * _block(knobs, sizes, 1, True)
+    rows, columns = sizes.result[:2]
+    blocks, rest = divmod(columns, knobs.pixels)
+    free = max(right // knobs.pixels - -(-left // knobs.pixels), 0) * max(bottom - top, 0)
+    total = free * _block(knobs, sizes, knobs.pixels, knobs.gathered)
+    total += (rows * blocks - free) * _block(knobs, sizes, knobs.pixels, True)
+    whole = (top, bottom, left, right) == (0, rows, 0, columns)
+    return total + (rows * _block(knobs, sizes, rest, knobs.gathered or not whole) if rest else 0)
 
 
 def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
@@ -60,4 +64,6 @@ def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
     blocks = -(-sizes.result[2] // knobs.lanes)
     vectors = -(-sizes.taps // knobs.vector)
     step = pixels + knobs.lanes + pixels * knobs.lanes + _LOOP / knobs.unroll
-    return blocks * (vectors * step + _CALL) + _CALL + (pixels * sizes.taps * _GATHER if gathered else 0)
+    words = sizes.taps / _WORD if sizes.image[2] % _WORD == 0 else sizes.taps
+    gathering = pixels * (words * _GATHER + sizes.kernel[0] * sizes.kernel[1] * _GUARD)
+    return blocks * (vectors * step + _CALL) + _CALL + (gathering if gathered else 0)

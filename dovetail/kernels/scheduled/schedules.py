@@ -12,10 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from dovetail.kernels.scheduled.algorithms import Sizes
-from dovetail.loops.text import Procedure
+from dovetail.kernels.scheduled.select import scope
+from dovetail.loops.mismatch import LoopMismatch
+from dovetail.loops.text import Procedure, procedure
+
+_WORD = 4
+"""Bytes of a register; the channels of a pixel begin at a multiple of it where their number is one."""
 
 Select = Callable[[Procedure], Procedure]
 """Replaces what the core has instructions for."""
@@ -48,30 +54,83 @@ class Inside:
 
 
 def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, select: Select) -> Procedure:
-    """Border pixels one by one from gathered taps; the interior in blocks, without a branch."""
-    from exo.stdlib.scheduling import call_eqv, divide_loop, extract_subproc, simplify
+    """Blocks of neighbouring pixels: those that read padding from gathered taps, the others without a branch."""
+    from exo.stdlib.scheduling import divide_loop, extract_subproc, simplify
 
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
-    p = simplify(divide_loop(p, "ox", 1, ["ox", "xi"], perfect=True))
-    p, pixel = extract_subproc(p, p.find_loop("xi"), "pixel")
+    p, parts = _columns(p, p.find_loop("ox"), sizes.result[1], knobs)
+    p = simplify(p)
     (top, bottom), (left, right) = inside.rows, inside.columns
-    if top < bottom and left < right:
-        p, rows = _cut(p, p.find_loop("oy"), top, bottom)
-        p, columns = _cut(p, rows.body()[0], left, right)
-        p = _in_blocks(p, columns, right - left, sizes, knobs, select)
-    single: Procedure | None = None
-    for call in p.find("pixel(_)", many=True) if _calls(p, "pixel") else []:
-        single = single or block(pixel, sizes, replace(knobs, pixels=1, gathered=True), False, select)
-        p = call_eqv(p, p.forward(call), single)
+    whole = (top, bottom, left, right) == (0, *sizes.result[:1], 0, sizes.result[1])
+    for part, pixels, name in parts:
+        loop = p.forward(part)
+        p, several = extract_subproc(p, loop.body()[0], name)
+        blocks = (-(-left // pixels), right // pixels) if name == "block" or whole else (0, 0)
+        if top < bottom and blocks[0] < blocks[1]:
+            p = _inside_blocks(p, p.forward(loop), (top, bottom), blocks, f"inside_{name}", sizes, knobs, select)
+        p = _schedule_calls(p, several, name, sizes, replace(knobs, pixels=pixels, gathered=True), select)
     return simplify(p)
+
+
+def _columns(p: Procedure, loop: Any, count: int, knobs: Knobs) -> tuple[Procedure, list[tuple[Any, int, str]]]:
+    """Divide a loop over columns into blocks and what is left; loop, pixels and name of both."""
+    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop
+
+    whole = count // knobs.pixels * knobs.pixels
+    parts = [(loop, knobs.pixels, "block")]
+    if whole < count:
+        p = cut_loop(p, loop, whole)
+        p = shift_loop(p, p.forward(loop).next(), 0)
+        parts.append((p.forward(loop).next(), count - whole, "rest"))
+    for part, pixels, _ in parts:
+        p = divide_loop(p, p.forward(part), pixels, ["ox", "xi"], perfect=True)
+    return p, parts
+
+
+def _inside_blocks(
+    p: Procedure, loop: Any, rows: tuple[int, int], blocks: tuple[int, int], name: str, sizes: Sizes, knobs: Knobs,
+    select: Select,
+) -> Procedure:  # fmt: skip
+    """Schedule the blocks that read no padding on their own: where that is so, Exo proves every guard true."""
+    from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify
+
+    row = loop.parent()
+    place = [statement.name() for statement in row.body()].index(loop.name())
+    p, row = _cut(p, row, *rows)
+    p, loop = _cut(p, row.body()[place], *blocks)
+    p = simplify(inline(p, loop.body()[0]))
+    loop = p.forward(loop)
+    pixels = loop.body()[0].hi().value()
+    p, several = extract_subproc(p, loop.body()[0], name)
+    scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
+    return call_eqv(p, p.find(f"{name}(_)"), scheduled)
+
+
+def _schedule_calls(
+    p: Procedure, several: Procedure, name: str, sizes: Sizes, knobs: Knobs, select: Select
+) -> Procedure:
+    """Schedule a procedure and have it called wherever the unscheduled one is."""
+    from exo.stdlib.scheduling import call_eqv
+
+    calls = p.find(f"{name}(_)", many=True) if _calls(p, name) else []
+    scheduled = block(several, sizes, knobs, False, select) if calls else several
+    for call in calls:
+        p = call_eqv(p, p.forward(call), scheduled)
+    return p
 
 
 def schedule_fully_connected(p: Procedure, sizes: Sizes, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of pixels and channels."""
-    from exo.stdlib.scheduling import divide_loop, simplify
+    from exo.stdlib.scheduling import call_eqv, divide_loop, extract_subproc, simplify
 
-    p = simplify(divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True))
-    return simplify(_in_blocks(p, p.find_loop("ox"), sizes.image[1], sizes, knobs, select))
+    p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
+    p, parts = _columns(p, p.find_loop("ox"), sizes.image[1], knobs)
+    p = simplify(p)
+    for part, pixels, name in parts:
+        p, several = extract_subproc(p, p.forward(part).body()[0], name)
+        scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
+        p = call_eqv(p, p.find(f"{name}(_)"), scheduled)
+    return simplify(p)
 
 
 def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]:
@@ -88,42 +147,6 @@ def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]
     return p, loop
 
 
-def _in_blocks(p: Procedure, loop: Any, count: int, sizes: Sizes, knobs: Knobs, select: Select) -> Procedure:
-    """Compute the pixels of a loop `knobs.pixels` at a time, what is left over together."""
-    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop
-
-    whole = count // knobs.pixels * knobs.pixels
-    p = shift_loop(p, loop, 0)
-    parts = [(p.forward(loop), knobs.pixels, "pixels")]
-    if whole < count:
-        p = cut_loop(p, parts[0][0], whole)
-        first = p.forward(parts[0][0])
-        p = shift_loop(p, first.next(), 0)
-        first = p.forward(first)
-        parts = [(first, knobs.pixels, "pixels"), (first.next(), count - whole, "rest")]
-    for part, pixels, name in parts:
-        p = divide_loop(p, p.forward(part), pixels, ["ox", "xb"], perfect=True)
-        p = _one_block(p, p.forward(part).body()[0], name, pixels, sizes, knobs, select)
-    return p
-
-
-def _one_block(
-    p: Procedure, loop: Any, name: str, pixels: int, sizes: Sizes, knobs: Knobs, select: Select
-) -> Procedure:
-    """Make a procedure of the pixels of a block and schedule it."""
-    from exo.API_cursors import CallCursor
-    from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify, unroll_loop
-
-    if isinstance(loop.body()[0], CallCursor):
-        p = inline(p, loop.body()[0])
-        loop = p.forward(loop)
-        p = unroll_loop(p, loop.body()[0])
-    p = simplify(_renamed(p, p.forward(loop), "xi"))
-    p, several = extract_subproc(p, p.forward(loop), name)
-    scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
-    return call_eqv(p, p.find(f"{name}(_)"), scheduled)
-
-
 def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select) -> Procedure:
     """One block: start its sums, add up the products with as many instructions as there are, finish them.
 
@@ -131,7 +154,7 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
         q: loops xi, ob, lane and those over taps.
         inside: whether all taps are in the image.
     """
-    from exo.stdlib.scheduling import divide_loop, eliminate_dead_code, reorder_loops
+    from exo.stdlib.scheduling import divide_loop, eliminate_dead_code, insert_noop_call, reorder_loops
 
     taps = [name for name in ("ky", "kx", "c") if _has_loop(q, name)]
     if inside and len(taps) == 3:
@@ -149,7 +172,16 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
     if knobs.group > 1:
         products = q.find_loop(taps[-1]).find_loop("lane")
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
-    return _unroll(select(q), taps[-1], knobs)
+    q = select(q)
+    if taps[-1] == "cb":
+        q = insert_noop_call(q, list(q.find_loop("cb").body())[-1].after(), in_order(), [])
+    return _unroll(q, taps[-1], knobs)
+
+
+@cache
+def in_order() -> Procedure:
+    """Does nothing; in C it keeps the compiler from loading far ahead, for which there are no registers."""
+    return procedure("def in_order():\n    pass", {}, instruction="in_order();")
 
 
 def _read_in_place(q: Procedure) -> Procedure:
@@ -175,7 +207,7 @@ def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[
     q = reorder_stmts(q, q.find("sum: _").expand(0, 1))
     q = fission(q, q.find_loop(taps[0]).after(), 3)
     q = _renamed(remove_loop(remove_loop(q, "lane"), "ob"), "xi", "gx")
-    q = _guard_rows(simplify(q))
+    q = _copy_channels(_guard_rows(simplify(q)), sizes)
     if len(taps) == 1 or sizes.image[2] % knobs.vector == 0:
         return q, taps
     q = simplify(mult_loops(q, q.find_loop("kx #1"), "kc"))
@@ -192,6 +224,24 @@ def _guard_rows(q: Procedure) -> Procedure:
 
     guard = q.find_loop("c").body()[0]
     return lift_scope(q, guard) if isinstance(guard, IfCursor) else q
+
+
+def _copy_channels(q: Procedure, sizes: Sizes) -> Procedure:
+    """Copy the channels of a tap as words where they are some."""
+    from dovetail.loops.replace import replace_first
+
+    found = replace_first(q, copy(sizes.image[2])) if sizes.image[2] % _WORD == 0 else q
+    return q if isinstance(found, LoopMismatch) else found
+
+
+@cache
+def copy(count: int) -> Procedure:
+    """A copy of whole words, which compilers do not find for bytes of unknown alignment."""
+    ends = (f"__builtin_assume_aligned(&{{{name}_data}}, {_WORD})" for name in ("to", "of"))
+    text = f"def copy_{count}(to: [i8][{count}] @ DRAM, of: [i8][{count}] @ DRAM):\n"
+    text += f"    assert stride(to, 0) == 1\n    assert stride(of, 0) == 1\n"
+    text += f"    for i in seq(0, {count}):\n        to[i] = of[i]"
+    return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
 
 
 def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str], list[str]]:
@@ -232,7 +282,7 @@ def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
 def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
     """Write the finished sums to memory, where the loops that requantise them find them by number."""
     from exo.API_cursors import IfCursor
-    from exo.stdlib.scheduling import bind_expr, expand_dim, fission, lift_alloc, set_memory
+    from exo.stdlib.scheduling import bind_expr, expand_dim, fission, lift_alloc, reorder_loops, set_memory
 
     statement = q.find_loop("pl").body()[0]
     depth = 2 + isinstance(statement, IfCursor)
@@ -243,7 +293,8 @@ def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
     q = lift_alloc(expand_dim(q, "total", knobs.pixels, "px"), "total")
     q = fission(q, q.find("total[_] = _").after(), depth)
     laid = q.find_loop("px")
-    return _renamed(_renamed(q, laid.body()[0], "lane"), laid, "xi")
+    q = _renamed(_renamed(q, laid.body()[0], "lane"), laid, "xi")
+    return reorder_loops(q, "px pl")
 
 
 def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:

@@ -76,11 +76,11 @@ def write_scheduled(
         (*window.size, window.channels), (*window.outputs, len(weights)), window.kernel, window.stride,
         window.dilation, window.before, sums.pad_value,
     )  # fmt: skip
+    scope.input(region.source(), "input")
     result, lines, extras = _epilogue(region, scope, sums)
     loops, knobs = _best(sizes, Inside(window.inside(ROW), window.inside(COLUMN)), extras, instructions, scope)
     if not loops.used:
         return Scheduled(None, (), loops.notes)
-    scope.input(region.source(), "input")
     arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
     arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
     scope.constants.arrays = {**arrays, **scope.constants.arrays}
