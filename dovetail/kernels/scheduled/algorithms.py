@@ -81,8 +81,11 @@ def {ENTRY}(input: i8[{height}, {width}, {channels}] @ DRAM, {_weights(sizes, pa
                     for kx in seq(0, {sizes.kernel[1]}):
                         for c in seq(0, {channels}):
                             value: i8 @ DRAM
-                            if {row} >= 0 and {row} < {height} and {column} >= 0 and {column} < {width}:
-                                value = input[{row}, {column}, c]
+                            if {row} >= 0 and {row} < {height}:
+                                if {column} >= 0 and {column} < {width}:
+                                    value = input[{row}, {column}, c]
+                                else:
+                                    value = {float(sizes.pad_value)}
                             else:
                                 value = {float(sizes.pad_value)}
                             sum += value * weights[{_weight(packing, tap)}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dovetail.kernels.scheduled.algorithms import Sizes
 from dovetail.kernels.scheduled.schedules import Inside, Knobs
 
-_MOST_PIXELS = 4
+_MOST_PIXELS = 5
 _MOST_LANES = 16
-_UNROLL = 4
+_UNROLL = 5
 _LOOP = 3
 """Instructions per turn of the innermost loop besides loads and products: two pointers and a branch."""
 _WORD = 4
@@ -16,6 +16,13 @@ _GATHER = 3
 """Instructions per gathered word or element: load, store, and a share of the loop."""
 _GUARD = 8
 """Instructions to find out whether a tap is in the image."""
+_START = 3
+"""Instructions to start a sum and to lay it down."""
+_PARTIAL = 4
+"""Further instructions per sum where its channel may not exist."""
+_REGISTERS = 22
+_SPILL = 2
+"""Instructions per turn where a block's sums and inputs leave too few registers for addresses, and from how many on."""
 _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
@@ -64,6 +71,9 @@ def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
     blocks = -(-sizes.result[2] // knobs.lanes)
     vectors = -(-sizes.taps // knobs.vector)
     step = pixels + knobs.lanes + pixels * knobs.lanes + _LOOP / knobs.unroll
+    step += max(pixels * knobs.lanes + pixels - _REGISTERS, 0)
     words = sizes.taps / _WORD if sizes.image[2] % _WORD == 0 else sizes.taps
     gathering = pixels * (words * _GATHER + sizes.kernel[0] * sizes.kernel[1] * _GUARD)
-    return blocks * (vectors * step + _CALL) + _CALL + (gathering if gathered else 0)
+    partial = sizes.result[2] % knobs.lanes != 0
+    ending = pixels * knobs.lanes * (_START + (_PARTIAL if partial else 0))
+    return blocks * (vectors * step + ending + _CALL) + _CALL + (gathering if gathered else 0)

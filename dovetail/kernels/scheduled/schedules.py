@@ -62,12 +62,15 @@ def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, se
     p = simplify(p)
     (top, bottom), (left, right) = inside.rows, inside.columns
     whole = (top, bottom, left, right) == (0, *sizes.result[:1], 0, sizes.result[1])
-    for part, pixels, name in parts:
+    made = []
+    for part, _, name in parts:
+        p, several = extract_subproc(p, p.forward(part).body()[0], name)
+        made.append(several)
+    for (part, pixels, name), several in zip(parts, made, strict=True):
         loop = p.forward(part)
-        p, several = extract_subproc(p, loop.body()[0], name)
         blocks = (-(-left // pixels), right // pixels) if name == "block" or whole else (0, 0)
         if top < bottom and blocks[0] < blocks[1]:
-            p = _inside_blocks(p, p.forward(loop), (top, bottom), blocks, f"inside_{name}", sizes, knobs, select)
+            p = _inside_blocks(p, loop, (top, bottom), blocks, f"inside_{name}", sizes, knobs, select)
         p = _schedule_calls(p, several, name, sizes, replace(knobs, pixels=pixels, gathered=True), select)
     return simplify(p)
 
@@ -158,7 +161,8 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
 
     taps = [name for name in ("ky", "kx", "c") if _has_loop(q, name)]
     if inside and len(taps) == 3:
-        q = eliminate_dead_code(q, q.find_loop("c").body()[1])
+        for _ in ("row", "column"):
+            q = eliminate_dead_code(q, q.find_loop("c").body()[1])
     if knobs.gathered:
         q, taps = _gather(q, sizes, taps, knobs)
     else:
@@ -210,20 +214,24 @@ def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[
     q = _copy_channels(_guard_rows(simplify(q)), sizes)
     if len(taps) == 1 or sizes.image[2] % knobs.vector == 0:
         return q, taps
-    q = simplify(mult_loops(q, q.find_loop("kx #1"), "kc"))
-    q = simplify(mult_loops(q, q.find_loop("ky #1"), "k"))
+    q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
+    q = simplify(mult_loops(q, q.find_loop("ky", many=True)[-1], "k"))
     weight = q.find("weights[_]")
     q = rewrite_expr(q, weight.idx()[1], f"k / {knobs.vector}")
     return rewrite_expr(q, q.find("weights[_]").idx()[3], f"k % {knobs.vector}"), ["k"]
 
 
 def _guard_rows(q: Procedure) -> Procedure:
-    """Ask once per column of the kernel, not per channel, whether a tap is in the image."""
+    """Ask whether a tap is in the image once per row and once per column of the kernel, not per channel."""
     from exo.API_cursors import IfCursor
     from exo.stdlib.scheduling import lift_scope
 
     guard = q.find_loop("c").body()[0]
-    return lift_scope(q, guard) if isinstance(guard, IfCursor) else q
+    if not isinstance(guard, IfCursor):
+        return q
+    q = lift_scope(q, guard)
+    q = lift_scope(q, q.find_loop("kx").body()[0])
+    return lift_scope(q, q.find_loop("c").body()[0])
 
 
 def _copy_channels(q: Procedure, sizes: Sizes) -> Procedure:

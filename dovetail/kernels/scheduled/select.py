@@ -25,6 +25,8 @@ def scope() -> Mapping[str, Any]:
         @classmethod
         def alloc(cls, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
             """The declaration of a buffer; vectors are loaded from it."""
+            if not shape:
+                return f"{prim_type} {new_name};"
             made = str(super().alloc(new_name, prim_type, shape, srcinfo))
             return made if prim_type != "int8_t" else made.replace(";", " __attribute__((aligned(8)));")
 

@@ -150,7 +150,7 @@ def _best(
     notes: dict[str, None] = {}
     for instruction in instructions:
         group, vector = extents(instruction.meaning)
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators)
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators * 5 // 4)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
