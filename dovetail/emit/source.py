@@ -38,6 +38,19 @@ class Unit:
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
+        found = []
+        for instruction in self.target.core.instructions:
+            if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
+                continue
+            sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
+            own = [sentence for sentence in sentences if sentence.startswith(f"{instruction.name}:")]
+            nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
+            found.append(f"an instruction of the core is used nowhere; {nearest}")
+        return tuple(found)
+
 
 def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Unit:
     """Choose kernels, constants and names for a program."""

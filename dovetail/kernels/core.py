@@ -16,7 +16,7 @@ from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
 from dovetail.kernels.region import Region, split
-from dovetail.kernels.scheduled.write import write_scheduled
+from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.base import Operator
@@ -66,7 +66,7 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in instructions)
         else:
             if found.write is not None:
-                return _kernel(name, scope, found.write, found.declarations, found.notes)
+                return _kernel(name, scope, found.write, found)
             notes = found.notes
     family: Callable[[Region, Scope], Writer] = write_pointwise
     if region.anchor is not None:
@@ -75,17 +75,17 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FAMILIES[kind]
     scope = Scope(graph, accumulators)
-    return _kernel(name, scope, family(region, scope), notes=notes)
+    return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
-def _kernel(
-    name: str, scope: Scope, writer: Writer, declarations: tuple[str, ...] = (), notes: tuple[str, ...] = ()
-) -> CoreKernel:
+def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKernel:
     source = "\n".join(writer(name)) + "\n"
     key = "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
-    return CoreKernel(name, source, scope.parameters(), constants, helpers, 0, key, declarations, notes)
+    return CoreKernel(
+        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes
+    )
 
 
 def supports(graph: Graph) -> str | None:
@@ -95,6 +95,15 @@ def supports(graph: Graph) -> str | None:
     except Unsupported as refusal:
         return str(refusal)
     return None
+
+
+def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
+    """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
+    use them in."""
+    try:
+        return _write(graph, "kernel", 16, instructions).notes
+    except Unsupported:
+        return ()
 
 
 def generate(

@@ -9,7 +9,7 @@ from pathlib import Path
 from dovetail.errors import TargetError
 from dovetail.target.description import Target
 
-BUILT_IN = ("riscv", "riscv_dot4", "ne16", "vta")
+BUILT_IN = ("riscv", "ne16", "vta", "riscv_dot4")
 """Names of the targets in this package."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from dovetail.errors import TargetError
 from dovetail.loops.mismatch import LoopMismatch
 from dovetail.loops.replace import replace_first
 from dovetail.loops.text import Procedure, exo, procedure
@@ -49,9 +50,18 @@ def scope() -> Mapping[str, Any]:
 
 @cache
 def meaning(instruction: CoreInstruction) -> Procedure:
-    """The instruction as Exo knows it; raises Exo's own exceptions when the text is no procedure."""
+    """The instruction as Exo knows it; raises TargetError when its meaning is no procedure of its name."""
     call = re.sub(r"\{(\w+)\}", r"&{\1_data}", instruction.c).rstrip().rstrip(";") + ";"
-    return procedure(instruction.meaning, dict(scope()), instruction=call)
+    where = f"core instruction '{instruction.name}'"
+    try:
+        made = procedure(instruction.meaning, dict(scope()), instruction=call)
+    except Exception as error:  # Exo has no common base for what is wrong with a text
+        reason = str(error).strip().splitlines()
+        raise TargetError(f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}",
+                          where=where) from None  # fmt: skip
+    if made.name() != instruction.name:
+        raise TargetError(f"its meaning defines '{made.name()}'", where=where, hint="give both the same name")
+    return made
 
 
 @dataclass

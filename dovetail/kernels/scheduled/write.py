@@ -51,6 +51,8 @@ class Scheduled:
     """None where no instruction applies."""
     declarations: tuple[str, ...]
     """C text the instructions need."""
+    used: tuple[str, ...]
+    """Names of the instructions in it."""
     notes: tuple[str, ...]
     """One sentence per instruction that is not used."""
 
@@ -80,7 +82,7 @@ def write_scheduled(
     result, lines, extras = _epilogue(region, scope, sums)
     loops, knobs = _best(sizes, Inside(window.inside(ROW), window.inside(COLUMN)), extras, instructions, scope)
     if not loops.used:
-        return Scheduled(None, (), loops.notes)
+        return Scheduled(None, (), (), loops.notes)
     arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
     arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
     scope.constants.arrays = {**arrays, **scope.constants.arrays}
@@ -94,7 +96,7 @@ def write_scheduled(
         return [*head, "", *write_functions(functions, name, types, ENTRY)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
-    return Scheduled(write, declared, loops.notes)
+    return Scheduled(write, declared, loops.used, loops.notes)
 
 
 def _in_order(made: CFunction, ordered: Sequence[str]) -> CFunction:
