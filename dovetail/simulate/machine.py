@@ -25,6 +25,7 @@ unicorn: Any = importlib.import_module("unicorn")
 uclib: Any = importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
 reg: Any = importlib.import_module("unicorn.riscv_const")
 
+_read, _write, _X0 = uclib.uc_reg_read, uclib.uc_reg_write, int(reg.UC_RISCV_REG_X0)
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
 _WFI = 0x10500073
 _ILLEGAL = 2  # RISC-V Privileged ISA manual, table of mcause values
@@ -54,16 +55,21 @@ class _Registers:
         self._value = ctypes.c_uint32()
         self._pointer = ctypes.byref(self._value)
 
+    def program_counter(self) -> int:
+        """Address of the next instruction."""
+        _read(self._handle, reg.UC_RISCV_REG_PC, self._pointer)
+        return self._value.value
+
     def read(self, number: int) -> int:
         """Value as 32 bits without sign."""
-        uclib.uc_reg_read(self._handle, reg.UC_RISCV_REG_X0 + number, self._pointer)
+        _read(self._handle, _X0 + number, self._pointer)
         return self._value.value
 
     def write(self, number: int, value: int) -> None:
         """Set one; x0 stays 0."""
         if number:
             self._value.value = value & 0xFFFFFFFF
-            uclib.uc_reg_write(self._handle, reg.UC_RISCV_REG_X0 + number, self._pointer)
+            _write(self._handle, _X0 + number, self._pointer)
 
 
 class Machine:
@@ -95,6 +101,7 @@ class Machine:
         if setup.extension:
             self._execute_own = load_extension(setup.extension)
             self._registers = _Registers(self._core)
+            self._own_words: dict[int, int] = {}  # by address; code does not change while it runs
             self._core.hook_add(unicorn.UC_HOOK_INTR, self._exception)
         self._load(setup)
 
@@ -305,8 +312,11 @@ class Machine:
     def _exception(self, core: Any, number: int, data: object) -> None:
         """Execute an instruction the emulator took for illegal; the program counter is past it (hardware/cores.md)."""
         try:
-            before = self._pc() - 4
-            word = int.from_bytes(self.bus.view(before, 4).tobytes(), "little")
+            before = self._registers.program_counter() - 4
+            word = self._own_words.get(before)
+            if word is None:
+                word = int.from_bytes(self.bus.view(before, 4).tobytes(), "little")
+                self._own_words[before] = word
             if number == _ILLEGAL and self._execute_own(word, self._registers):
                 return
             self._failure = illegal(word, self._place(before))

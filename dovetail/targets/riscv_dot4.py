@@ -7,12 +7,14 @@ Unprivileged ISA manual, "RV32/64G Instruction Set Listings"), R-type, funct3 = 
 from __future__ import annotations
 
 from dataclasses import replace
+from struct import Struct
 
 from dovetail.simulate.extension import Registers
 from dovetail.target import CoreInstruction
 from dovetail.targets import riscv
 
 _CUSTOM_0 = 0x0B
+_BYTES = Struct("<4b").unpack
 
 DOT4 = CoreInstruction(
     "dot4",
@@ -50,9 +52,8 @@ def execute(word: int, registers: Registers) -> bool:
         return False
     left, right = registers.read(word >> 15 & 31), registers.read(word >> 20 & 31)
     total = registers.read(word >> 7 & 31)
-    for shift in (0, 8, 16, 24):
-        a, b = left >> shift & 0xFF, right >> shift & 0xFF
-        total += (a - (a >> 7 << 8)) * (b - (b >> 7 << 8))
+    for a, b in zip(_BYTES(left.to_bytes(4, "little")), _BYTES(right.to_bytes(4, "little")), strict=True):
+        total += a * b
     registers.write(word >> 7 & 31, total & 0xFFFFFFFF)
     return True
 

@@ -174,7 +174,7 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
         for tap in nest:
             q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
     if knobs.group > 1:
-        products = q.find_loop(taps[-1]).find_loop("lane")
+        products = next(loop for loop in _loops(q.find_loop(taps[-1], many=True)[-1]) if loop.name() == "lane")
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
     q = select(q)
     if taps[-1] == "cb":
