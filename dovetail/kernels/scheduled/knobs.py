@@ -7,7 +7,7 @@ from dovetail.kernels.scheduled.schedules import Inside, Knobs
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
-_UNROLL = 5
+_UNROLL = 8
 _LOOP = 3
 """Instructions per turn of the innermost loop besides loads and products: two pointers and a branch."""
 _WORD = 4

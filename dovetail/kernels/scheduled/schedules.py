@@ -196,8 +196,8 @@ def _read_in_place(q: Procedure) -> Procedure:
 
 
 def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
-    """Copy the taps of each pixel side by side, once for all channels; sum over them as one loop where the channels of
-    a pixel fill no vector. Gives the loops of the sum."""
+    """Copy the taps of each pixel side by side, once for all channels, and sum over them in one loop. Gives the loops of
+    the sum."""
     from exo.stdlib.scheduling import expand_dim, fission, lift_alloc, mult_loops, remove_loop, reorder_stmts
     from exo.stdlib.scheduling import rewrite_expr, simplify
 
@@ -212,7 +212,7 @@ def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[
     q = fission(q, q.find_loop(taps[0]).after(), 3)
     q = _renamed(remove_loop(remove_loop(q, "lane"), "ob"), "xi", "gx")
     q = _copy_channels(_guard_rows(simplify(q)), sizes)
-    if len(taps) == 1 or sizes.image[2] % knobs.vector == 0:
+    if len(taps) == 1:
         return q, taps
     q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
     q = simplify(mult_loops(q, q.find_loop("ky", many=True)[-1], "k"))
