@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,15 +12,22 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Case, Maker, fully_connected, padded
-from dovetail.errors import TargetError
+from dovetail.errors import SimulationError, TargetError
 from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType, TensorType
 from dovetail.kernels import CoreKernel, generate, unused_instructions
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.linear import Conv2d, FullyConnected
+from dovetail.run import run_build
+from dovetail.simulate.iss import simulate
+from dovetail.simulate.protocol import SimulationResult
 from dovetail.target import CoreInstruction
 from dovetail.targets.riscv_dot4 import DOT4
+from firmware import build as firmware
+from firmware import chip
 from test_core_kernels import build, describe, library_text, needs_compiler, run
+from test_end_to_end import compile_with_logits, network_file, require_chip, stored
+from test_end_to_end import run as run_project
 
 pytest.importorskip("exo", reason="schedules need exo-lang")
 
@@ -180,7 +188,7 @@ def test_results_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as without:
         without.setattr(module, "_schedule", None)
-        assert generate(plain().graph, "kernel", instructions=[DOT4]) .source == first.source
+        assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
     for entry in entries:
         entry.write_text("{")
     assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
@@ -191,3 +199,67 @@ def test_types_without_loops_keep_todays_kernel() -> None:
     kernel = generate(case.graph, "kernel", instructions=[DOT4])
     if not kernel.instructions:
         assert kernel.source == generate(case.graph, "kernel").source and kernel.notes
+
+
+MOST_PER_MAC = {"ic_resnet8": 0.7, "kws_dscnn": 1.2, "ad_autoencoder": 0.8}
+"""Instructions per multiply-accumulate of a whole network with dot4."""
+
+
+@pytest.mark.parametrize("name", MOST_PER_MAC)
+def test_networks_with_an_own_instruction(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The firmware, its dot4 executed by the target's hook, and the host's plain C equal TensorFlow Lite Micro."""
+    require_chip()
+    compiled = compile_with_logits(network_file(name), "riscv_dot4", None)
+    inputs, reference = stored(name, compiled)
+    result = run_project(compiled, tmp_path / "build", inputs[:1])
+    host = run_build(result.build, "host", inputs)
+    for index, outputs in enumerate(host.outputs):
+        np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
+    for value in compiled.graph.outputs:
+        np.testing.assert_array_equal(result.outputs[0][value], host.outputs[0][value])
+    macs = sum(region.macs for region in compiled.regions)
+    per_mac = (result.simulation.inferences[0].instructions or 0) / macs
+    record_property("instructions_per_mac", per_mac)
+    print(f"{name}: {per_mac:.3f} instructions per MAC")
+    assert per_mac <= MOST_PER_MAC[name]
+    assert compiled.unit.notes == ()
+
+
+FIRMWARE = """
+int main(void)
+{
+    int32_t total = -7;
+    for (int32_t turn = 0; turn < 10; ++turn) {
+        __asm__ volatile(".insn r OPCODE %0, %1, %2" : "+r"(total) : "r"(0x80ff017f), "r"(0x80ff027f));
+    }
+    exit_with((uint32_t)total);
+    return 0;
+}
+"""
+
+
+def executed(folder: Path, opcode: str, native: bool = True) -> SimulationResult:
+    """Run ten instructions of an opcode, with the hook of `riscv_dot4`."""
+    folder.mkdir()
+    setup = chip(firmware(folder, FIRMWARE.replace("OPCODE", opcode)), native_hook=native)
+    return simulate(replace(setup, extension="dovetail.targets.riscv_dot4:execute"), [], {})
+
+
+def test_the_hook_counts_one_instruction(tmp_path: Path) -> None:
+    """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
+    require_chip()
+    plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
+    left, right = (np.array([127, third, -1, -128]) for third in (1, 2))
+    for native in (True, False):
+        result = executed(tmp_path / f"own_{native}", "0x0b, 0, 0,", native)
+        assert result.exit_code == -7 + 10 * int(left @ right)
+        assert result.executed_instructions == plain
+
+
+def test_an_instruction_the_hook_does_not_know(tmp_path: Path) -> None:
+    require_chip()
+    with pytest.raises(SimulationError, match="does not know the instruction 0x00a6158b") as caught:
+        executed(tmp_path / "other", "0x0b, 1, 0,")
+    assert "main" in caught.value.where

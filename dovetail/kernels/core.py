@@ -54,7 +54,7 @@ PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
 
 
 def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = ()) -> CoreKernel:
-    """A region's kernel: from scheduled loops where an instruction of the core is selected in them, else written out."""
+    """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
     if instructions and region.anchor is not None and type(region.anchor.operator) in PRODUCTS:

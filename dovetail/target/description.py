@@ -49,8 +49,8 @@ class Dma:
 class CoreInstruction:
     """An instruction of the core that compilers do not select by themselves, with its meaning.
 
-    It is used wherever the loops of a core kernel contain its meaning; where it is used nowhere, `dovetail explain` says
-    how near it came.
+    It is used wherever the loops of a core kernel contain its meaning; where they do not, `dovetail explain` says how
+    near they came.
     """
 
     name: str

@@ -196,10 +196,17 @@ def _read_in_place(q: Procedure) -> Procedure:
 
 
 def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
-    """Copy the taps of each pixel side by side, once for all channels, and sum over them in one loop. Gives the loops of
-    the sum."""
-    from exo.stdlib.scheduling import expand_dim, fission, lift_alloc, mult_loops, remove_loop, reorder_stmts
-    from exo.stdlib.scheduling import rewrite_expr, simplify
+    """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
+    from exo.stdlib.scheduling import (
+        expand_dim,
+        fission,
+        lift_alloc,
+        mult_loops,
+        remove_loop,
+        reorder_stmts,
+        rewrite_expr,
+        simplify,
+    )
 
     room = -(-sizes.taps // 8) * 8
     row = sizes.kernel[1] * sizes.image[2]
@@ -247,7 +254,7 @@ def copy(count: int) -> Procedure:
     """A copy of whole words, which compilers do not find for bytes of unknown alignment."""
     ends = (f"__builtin_assume_aligned(&{{{name}_data}}, {_WORD})" for name in ("to", "of"))
     text = f"def copy_{count}(to: [i8][{count}] @ DRAM, of: [i8][{count}] @ DRAM):\n"
-    text += f"    assert stride(to, 0) == 1\n    assert stride(of, 0) == 1\n"
+    text += "    assert stride(to, 0) == 1\n    assert stride(of, 0) == 1\n"
     text += f"    for i in seq(0, {count}):\n        to[i] = of[i]"
     return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
 
@@ -361,7 +368,7 @@ def _calls(p: Procedure, name: str) -> bool:
 
     def within(statements: Any) -> bool:
         return any(
-            (isinstance(s, CallCursor) and s.subproc().name() == name) or (isinstance(s, ForCursor) and within(s.body()))
+            within(s.body()) if isinstance(s, ForCursor) else isinstance(s, CallCursor) and s.subproc().name() == name
             for s in statements
         )
 

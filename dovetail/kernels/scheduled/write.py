@@ -87,9 +87,10 @@ def write_scheduled(
     arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
     scope.constants.arrays = {**arrays, **scope.constants.arrays}
     types = {parameter.name: parameter.c_type for parameter in scope.parameters()}
+    promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
 
     def write(name: str) -> list[str]:
-        inputs = ["int32_t sum", *(f"{'int32_t' if types[e.name] != 'int64_t' and types[e.name] != 'uint32_t' else types[e.name]} {e.name}" for e in extras)]
+        inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
         functions = [_in_order(made, ordered) for made in loops.functions]
@@ -161,7 +162,7 @@ def _best(
 
 
 def extents(meaning: str) -> tuple[int, int]:
-    """Output channels and taps of a meaning: the constant lengths of its last two nested loops, 1 where it has fewer."""
+    """Output channels and taps of a meaning: the constant lengths of its last two loops, 1 where it has fewer."""
     lengths = [1, 1, *(int(length) for length in re.findall(r"in seq\(\s*0\s*,\s*(\d+)\s*\)", meaning))]
     return lengths[-2], lengths[-1]
 
