@@ -129,7 +129,8 @@ def _run_iss(
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    setup = SimulationSetup(elf, memories, _devices(target), target.core.isa, target.core.costs)
+    core = target.core
+    setup = SimulationSetup(elf, memories, _devices(target), core.isa, core.costs, extension=core.extension)
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -230,7 +231,8 @@ def device_table() -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
-    "riscv": lambda: core_table("riscv"), "cortex_m4": lambda: core_table("cortex_m4"),
+    "riscv": partial(core_table, "riscv"), "dot4": partial(core_table, "riscv_dot4"),
+    "cortex_m4": partial(core_table, "cortex_m4"),
     "engine": engine_tables, "exact": exact_table, "vta": vta_table, "device": device_table,
 }  # fmt: skip
 

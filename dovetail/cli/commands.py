@@ -13,6 +13,7 @@ from dovetail.errors import BuildError
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.target import Target
 
 _NEEDED = (
     "dovetail",
@@ -73,6 +74,8 @@ def compile_to(
         from dovetail.program.printer import print_program as text_of
 
         say(text_of(compiled.plan.program).rstrip())
+    for sentence in compiled.unit.notes:
+        note(sentence)
     say(f"{folder}: {_summary(compiled)}")
 
 
@@ -137,7 +140,7 @@ def explain(model: Path, target_name: str, policy: str | None, as_json: bool) ->
         target = load_target(target_name)
         graph = prepare(model, target, Options(policy), report)
         regions = partition(graph, target)
-    rows = _placements(regions)
+        rows = _placements(regions, target)
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
@@ -146,7 +149,10 @@ def explain(model: Path, target_name: str, policy: str | None, as_json: bool) ->
     _print_placements(rows)
 
 
-def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:
+def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
+    from dovetail import kernels
+
+    own = target.core.instructions
     return [
         {
             "name": region.name,
@@ -155,6 +161,9 @@ def _placements(regions: Sequence[Region]) -> list[dict[str, Any]]:
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
+            "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
+            if own and region.place == "core" and not region.is_view
+            else [],
         }
         for region in regions
     ]
@@ -180,7 +189,8 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
-        table.add_row(*(Text(text) for text in (row["name"], operators, place, row["reason_not_offloaded"])))
+        reasons = "\n".join([row["reason_not_offloaded"], *row["instructions_not_used"]])
+        table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
 
 

@@ -39,6 +39,19 @@ class Unit:
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
+        found = []
+        for instruction in self.target.core.instructions:
+            if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
+                continue
+            sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
+            own = [sentence for sentence in sentences if sentence.startswith(f"{instruction.name}:")]
+            nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
+            found.append(f"an instruction of the core is used nowhere; {nearest}")
+        return tuple(found)
+
 
 def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Unit:
     """Choose kernels, constants and names for a program."""
@@ -46,8 +59,7 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
-    accumulators = instruction_set(target.core.isa).accumulators
-    calls, functions = _kernel_calls(program, model, constants, accumulators)
+    calls, functions = _kernel_calls(program, target, model, constants)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
@@ -56,8 +68,9 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
 
 
 def _kernel_calls(
-    program: Program, model: str, constants: dict[str, tuple[str, Array]], accumulators: int
+    program: Program, target: Target, model: str, constants: dict[str, tuple[str, Array]]
 ) -> tuple[dict[int, tuple[CoreKernel, Mapping[str, str]]], tuple[CoreKernel, ...]]:
+    accumulators = instruction_set(target.core.isa).accumulators
     calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     known: dict[tuple[str, bytes], str] = {}
@@ -65,7 +78,8 @@ def _kernel_calls(
         if not isinstance(statement, Call):
             continue
         layer = program.layers[statement.layer]
-        kernel = kernels.generate(as_it_lies(statement), f"{model}_{layer}_kernel", accumulators)
+        name, instructions = f"{model}_{layer}_kernel", target.core.instructions
+        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions)
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:
@@ -163,6 +177,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
     parts.append(kernels.helper_source(needed))
+    parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
     parts += [
         kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
         for kernel in unit.kernels

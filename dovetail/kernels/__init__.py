@@ -1,6 +1,6 @@
 """C99 kernels that compute a region of the integer graph on the core."""
 
-from dovetail.kernels.core import generate, supports
+from dovetail.kernels.core import generate, supports, unused_instructions
 from dovetail.kernels.epilogue import is_pointwise
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Parameter
@@ -14,4 +14,5 @@ __all__ = [
     "is_pointwise",
     "needed_helpers",
     "supports",
+    "unused_instructions",
 ]

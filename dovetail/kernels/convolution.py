@@ -257,8 +257,19 @@ class _Convolution:
         return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, pixels))
 
 
-def write_convolution(region: Region, scope: Scope) -> Callable[[str], list[str]]:
-    """The writer of a Conv2d kernel, or of a DepthwiseConv2d with a channel multiplier."""
+@dataclass(frozen=True)
+class Products:
+    """What a layer of sums of products multiplies."""
+
+    window: Window
+    weights: Array
+    """[outputs, KH, KW, depth]."""
+    zero_points: tuple[int, int]
+    """The input's and the weights'."""
+
+
+def convolution_products(region: Region, scope: Scope) -> Products:
+    """Those of a Conv2d, or of a DepthwiseConv2d with a channel multiplier."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, Conv2d | DepthwiseConv2d)
     operator = anchor.operator
@@ -267,29 +278,31 @@ def write_convolution(region: Region, scope: Scope) -> Callable[[str], list[str]
     if isinstance(operator, DepthwiseConv2d):
         weights = weights.transpose(3, 1, 2, 0)
     window = window_of(region, (weights.shape[1], weights.shape[2]), operator.stride, operator.dilation)
-    return write_sums(region, scope, window, weights, (operator.input_zero_point, operator.weight_zero_point))
+    if not window.any_padded and window.kernel == (1, 1) and window.stride == (1, 1):
+        pixels = window.batch * prod(window.size)
+        window = Window(1, (1, pixels), window.channels, (1, pixels), (1, 1), (1, 1), (1, 1), (0, 0))
+    return Products(window, weights, (operator.input_zero_point, operator.weight_zero_point))
 
 
-def write_sums(
-    region: Region, scope: Scope, window: Window, weights: Array, zero_points: tuple[int, int]
-) -> Callable[[str], list[str]]:
+def write_convolution(region: Region, scope: Scope) -> Callable[[str], list[str]]:
+    """The writer of a Conv2d kernel, or of a DepthwiseConv2d with a channel multiplier."""
+    return write_sums(region, scope, convolution_products(region, scope))
+
+
+def write_sums(region: Region, scope: Scope, products: Products) -> Callable[[str], list[str]]:
     """The writer of a kernel of sums of products.
 
     Args:
         region: the region; its anchor's third operand, if any, is the bias.
         scope: the kernel's parameters.
-        window: the geometry.
-        weights: [outputs, KH, KW, depth].
-        zero_points: the input's and the weights'.
+        products: what is multiplied.
     """
+    window, weights = products.window, products.weights
     for name in region.anchor.inputs[2:] if region.anchor else ():
         scope.known(name)
     groups = window.channels // weights.shape[3]
     share = len(weights) // groups
-    if not window.any_padded and window.kernel == (1, 1) and window.stride == (1, 1):
-        pixels = window.batch * prod(window.size)
-        window = Window(1, (1, pixels), window.channels, (1, pixels), (1, 1), (1, 1), (1, 1), (0, 0))
-    sums = sums_of(region, weights, zero_points)
+    sums = sums_of(region, weights, products.zero_points)
     columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = scope.accumulators // (2 if sums.kind == "int64_t" else 1)

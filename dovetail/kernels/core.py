@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from dovetail.errors import DovetailError
 from dovetail.graph.graph import Graph
-from dovetail.kernels.convolution import write_convolution
+from dovetail.kernels.convolution import Products, convolution_products, write_convolution
 from dovetail.kernels.depthwise import write_depthwise
 from dovetail.kernels.epilogue import Scope
-from dovetail.kernels.fully_connected import write_fully_connected
+from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
 from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
 from dovetail.kernels.region import Region, split
+from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.target.description import CoreInstruction
 
 Writer = Callable[[str], list[str]]
 """Writes a kernel's C under a function name; writing twice gives the same text."""
@@ -44,8 +46,28 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
 """What writes the kernel of each anchor: a new anchor needs its writer and a line here."""
 
 
-def _write(graph: Graph, name: str, accumulators: int) -> CoreKernel:
+PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
+    Conv2d: convolution_products,
+    FullyConnected: fully_connected_products,
+}
+"""Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
+
+
+def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = ()) -> CoreKernel:
+    """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
+    notes: tuple[str, ...] = ()
+    if instructions and region.anchor is not None and type(region.anchor.operator) in PRODUCTS:
+        scope = Scope(graph, accumulators)
+        products = PRODUCTS[type(region.anchor.operator)](region, scope)
+        try:
+            found = write_scheduled(region, scope, products, instructions)
+        except Unsupported as refusal:
+            notes = tuple(f"{instruction.name}: {refusal}" for instruction in instructions)
+        else:
+            if found.write is not None:
+                return _kernel(name, scope, found.write, found)
+            notes = found.notes
     family: Callable[[Region, Scope], Writer] = write_pointwise
     if region.anchor is not None:
         kind = type(region.anchor.operator)
@@ -53,11 +75,16 @@ def _write(graph: Graph, name: str, accumulators: int) -> CoreKernel:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FAMILIES[kind]
     scope = Scope(graph, accumulators)
-    writer = family(region, scope)
+    return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
+
+
+def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKernel:
     source = "\n".join(writer(name)) + "\n"
     key = "\n".join(writer("kernel")) + "\n"
+    helpers = needed_helpers(source)
+    constants = scope.constants.arrays
     return CoreKernel(
-        name, source, scope.parameters(), scope.constants.arrays, needed_helpers(source), scratch_bytes=0, key=key
+        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes
     )
 
 
@@ -70,7 +97,18 @@ def supports(graph: Graph) -> str | None:
     return None
 
 
-def generate(graph: Graph, name: str, accumulators: int = 16) -> CoreKernel:
+def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
+    """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
+    use them in."""
+    try:
+        return _write(graph, "kernel", 16, instructions).notes
+    except Unsupported:
+        return ()
+
+
+def generate(
+    graph: Graph, name: str, accumulators: int = 16, instructions: Sequence[CoreInstruction] = ()
+) -> CoreKernel:
     """The C of a region.
 
     Args:
@@ -78,12 +116,13 @@ def generate(graph: Graph, name: str, accumulators: int = 16) -> CoreKernel:
             pointwise operators behind it (`is_pointwise`).
         name: the C function's name.
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
+        instructions: what the core can do beyond what compilers select.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators)
+        return _write(graph, name, accumulators, instructions)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

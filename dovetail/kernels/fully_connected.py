@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from dovetail.kernels.convolution import ACTIVATIONS, write_sums
+from dovetail.kernels.convolution import ACTIVATIONS, Products, write_sums
 from dovetail.kernels.epilogue import Scope
 from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.region import Region, require_dtype
@@ -13,8 +13,8 @@ from dovetail.kernels.window import Window
 from dovetail.operators.linear import FullyConnected
 
 
-def write_fully_connected(region: Region, scope: Scope) -> Callable[[str], list[str]]:
-    """The writer of a FullyConnected kernel: a 1x1 convolution of an image one row high."""
+def fully_connected_products(region: Region, scope: Scope) -> Products:
+    """Those of a FullyConnected: a 1x1 convolution of an image one row high."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, FullyConnected)
     if region.pad is not None:
@@ -26,4 +26,9 @@ def write_fully_connected(region: Region, scope: Scope) -> Callable[[str], list[
     pixels = prod(shape[:-1])
     window = Window(1, (1, pixels), shape[-1], (1, pixels), (1, 1), (1, 1), (1, 1), (0, 0))
     zero_points = (operator.input_zero_point, operator.weight_zero_point)
-    return write_sums(region, scope, window, weights[:, None, None, :], zero_points)
+    return Products(window, weights[:, None, None, :], zero_points)
+
+
+def write_fully_connected(region: Region, scope: Scope) -> Callable[[str], list[str]]:
+    """The writer of a FullyConnected kernel."""
+    return write_sums(region, scope, fully_connected_products(region, scope))

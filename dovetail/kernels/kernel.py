@@ -48,6 +48,12 @@ class CoreKernel:
     """Bytes of scratch memory the function needs beside its operands."""
     key: str = ""
     """The text without the function's name: kernels of equal keys can share one function."""
+    declarations: tuple[str, ...] = ()
+    """C text that must stand before the function once: what the core's own instructions in it need."""
+    instructions: tuple[str, ...] = ()
+    """Names of the core's own instructions in it."""
+    notes: tuple[str, ...] = ()
+    """Why instructions of the core are not used in it, one sentence each."""
 
 
 @dataclass

@@ -104,8 +104,10 @@ def home_difference(wanted: Any, given: Any) -> str:
 
 def _shape(expression: Any) -> str:
     """An expression with a word for everything unification is free to choose."""
-    from exo.API_cursors import BinaryOpCursor, ExternFunctionCursor, LiteralCursor
+    from exo.API_cursors import BinaryOpCursor, ExternFunctionCursor, LiteralCursor, UnaryMinusCursor
 
+    if isinstance(expression, UnaryMinusCursor):
+        return f"-{_shape(expression.arg())}"
     if isinstance(expression, BinaryOpCursor):
         if expression.op() in ("<", "<=", ">", ">=", "=="):
             return "a comparison"  # Exo matches a < b with b > a

@@ -61,12 +61,14 @@ class CoreSetup:
         costs: cycles of each class of instruction, of the type `Architecture.costs`.
         bus: the memories.
         elf: the firmware.
+        extension: what executes instructions of the core's own (`extension.load_extension`); empty for none.
     """
 
     isa: str
     costs: Any
     bus: Bus
     elf: Path
+    extension: str = ""
 
 
 class Core(Protocol):

@@ -10,6 +10,7 @@ from dovetail.errors import SimulationError
 from dovetail.simulate.architecture import Architecture, BlockCost, CoreSetup, Pause
 from dovetail.simulate.arm_costs import CortexMCosts, block_cost, predicated
 from dovetail.simulate.device import Activity, Device
+from dovetail.simulate.extension import refuse_extension
 
 _SYSTEM_CONTROL = 0xE000E000
 _WFI, _WFI_WIDE = b"\x30\xbf", b"\xaf\xf3\x03\x80"
@@ -82,6 +83,7 @@ class ArmCore:
     def __init__(self, setup: CoreSetup) -> None:
         unicorn: Any = importlib.import_module("unicorn")
         self._reg: Any = importlib.import_module("unicorn.arm_const")
+        refuse_extension(setup.isa, setup.extension)
         self._costs: CortexMCosts = setup.costs
         self._bus = setup.bus
         self._system = SystemControl()

@@ -19,19 +19,29 @@ def make_device(spec: DeviceSpec, bus: Bus) -> Device:
     Raises:
         SimulationError: the module, file or function does not exist, or it does not take the arguments.
     """
-    place, _, name = spec.factory.rpartition(":")
-    try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        factory: Any = getattr(module, name)
-    except (ImportError, AttributeError, OSError, ValueError) as error:
-        raise SimulationError(f"there is no device factory '{spec.factory}': {error}",
-                              hint="write it as 'module:function' or 'file.py:function'") from None
+    factory = find(spec.factory, "device factory")
     try:
         device: Device = factory(bus, **spec.arguments)
     except TypeError as error:
         raise SimulationError(f"the device factory '{spec.factory}' failed: {error}",
                               hint=f"it is called with the bus and {sorted(spec.arguments)}") from None
     return device
+
+
+def find(place: str, what: str) -> Any:
+    """The object "module:name" or "file.py:name" names; raises SimulationError when there is none.
+
+    Args:
+        place: where it is. what: a word for it in the message.
+    """
+    module_name, _, name = place.rpartition(":")
+    try:
+        is_file = module_name.endswith(".py")
+        module = _from_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        return getattr(module, name)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        raise SimulationError(f"there is no {what} '{place}': {error}",
+                              hint="write it as 'module:function' or 'file.py:function'") from None
 
 
 def _from_file(path: Path) -> ModuleType:

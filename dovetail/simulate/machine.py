@@ -61,7 +61,7 @@ class Machine:
         self._failure: BaseException | None = None
         self._accesses: deque[_Access] = deque(maxlen=8)
         costs = core_costs(setup.isa, setup.costs, setup.elf.name)
-        self._core = architecture.make(CoreSetup(setup.isa, costs, self.bus, setup.elf))
+        self._core = architecture.make(CoreSetup(setup.isa, costs, self.bus, setup.elf, setup.extension))
         self._emulator = self._core.emulator
         self._map_memories()
         self._map_devices(setup)

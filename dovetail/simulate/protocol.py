@@ -59,6 +59,7 @@ class SimulationSetup:
             default of that instruction set (`riscv_costs.py`, `arm_costs.py`).
         sim_control: address of the harness's registers.
         native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
+        extension: "module:function" that executes the core's own instructions; empty for none.
     """
 
     elf: Path
@@ -68,6 +69,7 @@ class SimulationSetup:
     costs: Mapping[str, int] = field(default_factory=dict)
     sim_control: int = SIM_CONTROL
     native_hook: bool = True
+    extension: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def setup_to_json(setup: SimulationSetup) -> Json:
     return {
         "elf": str(setup.elf.resolve()), "memories": [asdict(region) for region in setup.memories],
         "devices": devices, "isa": setup.isa, "costs": dict(setup.costs), "sim_control": setup.sim_control,
-        "native_hook": setup.native_hook,
+        "native_hook": setup.native_hook, "extension": setup.extension,
     }
 
 
@@ -205,7 +207,7 @@ def setup_from_json(data: Json) -> SimulationSetup:
         Path(data["elf"]),
         tuple(MemoryRegion(**region) for region in data["memories"]),
         tuple(DeviceSpec(**device) for device in data["devices"]),
-        data["isa"], data["costs"], data["sim_control"], data["native_hook"],
+        data["isa"], data["costs"], data["sim_control"], data["native_hook"], data["extension"],
     )
 
 

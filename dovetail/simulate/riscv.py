@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.simulate.architecture import Architecture, BlockCost, CoreSetup, Pause
 from dovetail.simulate.device import Device
 from dovetail.simulate.riscv_costs import CoreCosts, block_cost
+from dovetail.simulate.riscv_own import OwnInstructions
 
 _WFI = 0x10500073
 _EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
@@ -28,6 +29,7 @@ class RiscvCore:
         self._costs: CoreCosts = setup.costs
         self._bus = setup.bus
         self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        self._own = OwnInstructions(self.emulator, setup.extension, setup.bus) if setup.extension else None
 
     def start(self, entry: int) -> None:
         """See `Core.start`."""
@@ -43,6 +45,8 @@ class RiscvCore:
 
     def pause(self) -> Pause | None:
         """See `Core.pause`."""
+        if self._own is not None and (fault := self._own.fault()):
+            return Pause(self.pc() - 4, False, fault=fault)
         before = self.pc() - 4
         waits = int.from_bytes(self._bus.view(before, 4).tobytes(), "little") == _WFI
         return Pause(before, True) if waits else None

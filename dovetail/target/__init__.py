@@ -5,6 +5,7 @@ from dovetail.graph.layout import Layout, blocked
 from dovetail.target.description import (
     Command,
     Core,
+    CoreInstruction,
     DeviceModel,
     Dma,
     Engine,
@@ -24,6 +25,7 @@ __all__ = [
     "Command",
     "Constraint",
     "Core",
+    "CoreInstruction",
     "DeviceModel",
     "Dma",
     "Engine",

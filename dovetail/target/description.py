@@ -46,6 +46,28 @@ class Dma:
 
 
 @dataclass(frozen=True)
+class CoreInstruction:
+    """An instruction of the core that compilers do not select by themselves, with its meaning.
+
+    It is used wherever the loops of a core kernel contain its meaning; where they do not, `dovetail explain` says how
+    near they came.
+    """
+
+    name: str
+    """A C identifier."""
+    meaning: str
+    """One Exo procedure of that name: windows of constant size @ DRAM (`a: [i8][4] @ DRAM`) and loops of constant
+    length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32."""
+    c: str
+    """One C statement that does the same, `{operand}` standing for a pointer to the operand's first element."""
+    declarations: str = ""
+    """C text `c` needs before it, e.g. a static inline function around inline assembly. What is compiled with
+    DOVETAIL_HOST, or for another instruction set, must do the same in plain C."""
+    alignment: int = 1
+    """Every operand begins at a multiple of so many bytes (at most 8)."""
+
+
+@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -57,6 +79,11 @@ class Core:
     costs: Mapping[str, int] = field(default_factory=dict)
     """Cycles per instruction class where they differ from the stated default of the instruction set: the fields of
     `simulate.riscv_costs.CoreCosts` or `simulate.arm_costs.CortexMCosts`."""
+    instructions: tuple[CoreInstruction, ...] = ()
+    """What it can do beyond `isa`, the preferred first."""
+    extension: str = ""
+    """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
+    registers (see `dovetail.simulate.extension`); empty for none."""
 
 
 @dataclass(frozen=True)

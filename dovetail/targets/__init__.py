@@ -11,11 +11,12 @@ from dovetail.target.description import Target
 
 BUILT_IN = {
     "riscv": "riscv:TARGET",
-    "ne16": "ne16:TARGET",
-    "vta": "vta:TARGET",
+    "riscv_dot4": "riscv_dot4:TARGET",
     "cortex_m4": "cortex_m:M4",
     "cortex_m7": "cortex_m:M7",
     "cortex_m33": "cortex_m:M33",
+    "ne16": "ne16:TARGET",
+    "vta": "vta:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

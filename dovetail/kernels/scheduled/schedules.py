@@ -1,0 +1,375 @@
+"""How the loops are computed, for a core with many registers and perhaps instructions of its own.
+
+A block is `pixels` neighbouring pixels times `lanes` output channels whose sums stay in registers. Every function here
+maps a procedure to an equal one: Exo refuses a step that it cannot prove to change nothing.
+
+Names of loops: oy, ox row and column of the result; xi pixel of a block; ob, lane block of channels and channel in it;
+ky, kx, c tap; k tap of gathered ones; gx
+pixel being gathered; cb, ci vector of taps and tap in it; px, pl pixel and channel being finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from dovetail.kernels.scheduled.algorithms import Sizes
+from dovetail.kernels.scheduled.select import scope
+from dovetail.loops.mismatch import LoopMismatch
+from dovetail.loops.text import Procedure, procedure
+
+_WORD = 4
+"""Bytes of a register; the channels of a pixel begin at a multiple of it where their number is one."""
+
+Select = Callable[[Procedure], Procedure]
+"""Replaces what the core has instructions for."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What may be chosen about a kernel."""
+
+    pixels: int
+    """Pixels of a block."""
+    lanes: int
+    """Output channels of a block."""
+    vector: int
+    """Taps that are multiplied together."""
+    group: int
+    """Output channels one instruction computes."""
+    gathered: bool
+    """Whether a block's taps are first copied side by side, as where the channels of a pixel fill no vector."""
+    unroll: int
+    """Most vectors of taps per turn of the innermost loop."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The pixels whose taps are all in the image: half-open ranges of rows and columns."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, select: Select) -> Procedure:
+    """Blocks of neighbouring pixels: those that read padding from gathered taps, the others without a branch."""
+    from exo.stdlib.scheduling import divide_loop, extract_subproc, simplify
+
+    p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
+    p, parts = _columns(p, p.find_loop("ox"), sizes.result[1], knobs)
+    p = simplify(p)
+    (top, bottom), (left, right) = inside.rows, inside.columns
+    whole = (top, bottom, left, right) == (0, *sizes.result[:1], 0, sizes.result[1])
+    made = []
+    for part, _, name in parts:
+        p, several = extract_subproc(p, p.forward(part).body()[0], name)
+        made.append(several)
+    for (part, pixels, name), several in zip(parts, made, strict=True):
+        loop = p.forward(part)
+        blocks = (-(-left // pixels), right // pixels) if name == "block" or whole else (0, 0)
+        if top < bottom and blocks[0] < blocks[1]:
+            p = _inside_blocks(p, loop, (top, bottom), blocks, f"inside_{name}", sizes, knobs, select)
+        p = _schedule_calls(p, several, name, sizes, replace(knobs, pixels=pixels, gathered=True), select)
+    return simplify(p)
+
+
+def _columns(p: Procedure, loop: Any, count: int, knobs: Knobs) -> tuple[Procedure, list[tuple[Any, int, str]]]:
+    """Divide a loop over columns into blocks and what is left; loop, pixels and name of both."""
+    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop
+
+    whole = count // knobs.pixels * knobs.pixels
+    parts = [(loop, knobs.pixels, "block")]
+    if whole < count:
+        p = cut_loop(p, loop, whole)
+        p = shift_loop(p, p.forward(loop).next(), 0)
+        parts.append((p.forward(loop).next(), count - whole, "rest"))
+    for part, pixels, _ in parts:
+        p = divide_loop(p, p.forward(part), pixels, ["ox", "xi"], perfect=True)
+    return p, parts
+
+
+def _inside_blocks(
+    p: Procedure, loop: Any, rows: tuple[int, int], blocks: tuple[int, int], name: str, sizes: Sizes, knobs: Knobs,
+    select: Select,
+) -> Procedure:  # fmt: skip
+    """Schedule the blocks that read no padding on their own: where that is so, Exo proves every guard true."""
+    from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify
+
+    row = loop.parent()
+    place = [statement.name() for statement in row.body()].index(loop.name())
+    p, row = _cut(p, row, *rows)
+    p, loop = _cut(p, row.body()[place], *blocks)
+    p = simplify(inline(p, loop.body()[0]))
+    loop = p.forward(loop)
+    pixels = loop.body()[0].hi().value()
+    p, several = extract_subproc(p, loop.body()[0], name)
+    scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
+    return call_eqv(p, p.find(f"{name}(_)"), scheduled)
+
+
+def _schedule_calls(
+    p: Procedure, several: Procedure, name: str, sizes: Sizes, knobs: Knobs, select: Select
+) -> Procedure:
+    """Schedule a procedure and have it called wherever the unscheduled one is."""
+    from exo.stdlib.scheduling import call_eqv
+
+    calls = p.find(f"{name}(_)", many=True) if _calls(p, name) else []
+    scheduled = block(several, sizes, knobs, False, select) if calls else several
+    for call in calls:
+        p = call_eqv(p, p.forward(call), scheduled)
+    return p
+
+
+def schedule_fully_connected(p: Procedure, sizes: Sizes, knobs: Knobs, select: Select) -> Procedure:
+    """Blocks of pixels and channels."""
+    from exo.stdlib.scheduling import call_eqv, divide_loop, extract_subproc, simplify
+
+    p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
+    p, parts = _columns(p, p.find_loop("ox"), sizes.image[1], knobs)
+    p = simplify(p)
+    for part, pixels, name in parts:
+        p, several = extract_subproc(p, p.forward(part).body()[0], name)
+        scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
+        p = call_eqv(p, p.find(f"{name}(_)"), scheduled)
+    return simplify(p)
+
+
+def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]:
+    """Split a loop in up to three, and give the one over [first, end)."""
+    from exo.stdlib.scheduling import cut_loop
+
+    low, high = loop.lo().value(), loop.hi().value()
+    if first > low:
+        p = cut_loop(p, loop, first)
+        loop = p.forward(loop).next()
+    if end < high:
+        p = cut_loop(p, loop, end)
+        loop = p.forward(loop)
+    return p, loop
+
+
+def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select) -> Procedure:
+    """One block: start its sums, add up the products with as many instructions as there are, finish them.
+
+    Args:
+        q: loops xi, ob, lane and those over taps.
+        inside: whether all taps are in the image.
+    """
+    from exo.stdlib.scheduling import divide_loop, eliminate_dead_code, insert_noop_call, reorder_loops
+
+    taps = [name for name in ("ky", "kx", "c") if _has_loop(q, name)]
+    if inside and len(taps) == 3:
+        for _ in ("row", "column"):
+            q = eliminate_dead_code(q, q.find_loop("c").body()[1])
+    if knobs.gathered:
+        q, taps = _gather(q, sizes, taps, knobs)
+    else:
+        q = _read_in_place(q)
+    q, taps, rest = _divide_taps(q, sizes, taps, knobs)
+    q = reorder_loops(q, "xi ob")
+    q = _keep_sums(q, knobs, [taps[0], *rest])
+    for nest in ([*taps], rest):
+        for tap in nest:
+            q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
+    if knobs.group > 1:
+        products = next(loop for loop in _loops(q.find_loop(taps[-1], many=True)[-1]) if loop.name() == "lane")
+        q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
+    q = select(q)
+    if taps[-1] == "cb":
+        q = insert_noop_call(q, list(q.find_loop("cb").body())[-1].after(), in_order(), [])
+    return _unroll(q, taps[-1], knobs)
+
+
+@cache
+def in_order() -> Procedure:
+    """Does nothing; in C it keeps the compiler from loading far ahead, for which there are no registers."""
+    return procedure("def in_order():\n    pass", {}, instruction="in_order();")
+
+
+def _read_in_place(q: Procedure) -> Procedure:
+    """Multiply each element as it is read."""
+    from exo.stdlib.scheduling import delete_buffer, inline_assign
+
+    return delete_buffer(inline_assign(q, q.find("value = _")), "value")
+
+
+def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+    """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
+    from exo.stdlib.scheduling import (
+        expand_dim,
+        fission,
+        lift_alloc,
+        mult_loops,
+        remove_loop,
+        reorder_stmts,
+        rewrite_expr,
+        simplify,
+    )
+
+    room = -(-sizes.taps // 8) * 8
+    row = sizes.kernel[1] * sizes.image[2]
+    place = f"{row} * ky + {sizes.image[2]} * kx + c" if len(taps) == 3 else "c"
+    q = lift_alloc(expand_dim(q, "value", room, place), "value", len(taps) + 2)
+    q = lift_alloc(expand_dim(q, "value", knobs.pixels, "xi"), "value")
+    q = fission(q, q.find_loop("c").body()[0].after(), len(taps))
+    q = reorder_stmts(q, q.find("sum = _").expand(0, 1))
+    q = reorder_stmts(q, q.find("sum: _").expand(0, 1))
+    q = fission(q, q.find_loop(taps[0]).after(), 3)
+    q = _renamed(remove_loop(remove_loop(q, "lane"), "ob"), "xi", "gx")
+    q = _copy_channels(_guard_rows(simplify(q)), sizes)
+    if len(taps) == 1:
+        return q, taps
+    q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
+    q = simplify(mult_loops(q, q.find_loop("ky", many=True)[-1], "k"))
+    weight = q.find("weights[_]")
+    q = rewrite_expr(q, weight.idx()[1], f"k / {knobs.vector}")
+    return rewrite_expr(q, q.find("weights[_]").idx()[3], f"k % {knobs.vector}"), ["k"]
+
+
+def _guard_rows(q: Procedure) -> Procedure:
+    """Ask whether a tap is in the image once per row and once per column of the kernel, not per channel."""
+    from exo.API_cursors import IfCursor
+    from exo.stdlib.scheduling import lift_scope
+
+    guard = q.find_loop("c").body()[0]
+    if not isinstance(guard, IfCursor):
+        return q
+    q = lift_scope(q, guard)
+    q = lift_scope(q, q.find_loop("kx").body()[0])
+    return lift_scope(q, q.find_loop("c").body()[0])
+
+
+def _copy_channels(q: Procedure, sizes: Sizes) -> Procedure:
+    """Copy the channels of a tap as words where they are some."""
+    from dovetail.loops.replace import replace_first
+
+    found = replace_first(q, copy(sizes.image[2])) if sizes.image[2] % _WORD == 0 else q
+    return q if isinstance(found, LoopMismatch) else found
+
+
+@cache
+def copy(count: int) -> Procedure:
+    """A copy of whole words, which compilers do not find for bytes of unknown alignment."""
+    ends = (f"__builtin_assume_aligned(&{{{name}_data}}, {_WORD})" for name in ("to", "of"))
+    text = f"def copy_{count}(to: [i8][{count}] @ DRAM, of: [i8][{count}] @ DRAM):\n"
+    text += "    assert stride(to, 0) == 1\n    assert stride(of, 0) == 1\n"
+    text += f"    for i in seq(0, {count}):\n        to[i] = of[i]"
+    return procedure(text, scope(), instruction=f"__builtin_memcpy({', '.join(ends)}, {count});")
+
+
+def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str], list[str]]:
+    """Vectors of taps, and what fills none as a loop of its own; the loops of both."""
+    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop, simplify
+
+    inner = taps[-1]
+    loop = q.find_loop(inner, many=True)[-1]
+    count = sizes.taps if inner == "k" else sizes.image[2]
+    whole = count // knobs.vector * knobs.vector
+    if whole == 0:
+        return q, taps, []
+    rest = []
+    if whole < count:
+        q = cut_loop(q, loop, whole)
+        last = q.forward(loop).next()
+        q = _renamed(shift_loop(q, last, 0), last, "kr")
+        rest = ["kr"]
+    q = divide_loop(q, q.forward(loop), knobs.vector, ["cb", "ci"], perfect=True)
+    return simplify(q), [*taps[:-1], "cb"], rest
+
+
+def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
+    """The sums of a block side by side; starting, adding and finishing them become loops of their own."""
+    from exo.stdlib.scheduling import expand_dim, fission, lift_alloc
+
+    q = lift_alloc(expand_dim(q, "sum", knobs.lanes, "lane"), "sum")
+    q = lift_alloc(expand_dim(q, "sum", knobs.pixels, "xi"), "sum")
+    q = fission(q, q.find("sum[_] = _").after(), 2)
+    for nest in nests:
+        q = fission(q, q.find_loop(nest, many=True)[-1].after(), 2)
+    last = list(q.find_loop("ob").body())[-1]
+    q = _renamed(q, last, "px")
+    q = _renamed(q, q.find_loop("px").body()[0], "pl")
+    return _lay_down_sums(q, knobs)
+
+
+def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
+    """Write the finished sums to memory, where the loops that requantise them find them by number."""
+    from exo.API_cursors import IfCursor
+    from exo.stdlib.scheduling import bind_expr, expand_dim, fission, lift_alloc, reorder_loops, set_memory
+
+    statement = q.find_loop("pl").body()[0]
+    depth = 2 + isinstance(statement, IfCursor)
+    store = statement.body()[0] if depth == 3 else statement
+    q = bind_expr(q, [store.rhs().args()[0]], "total")
+    q = set_memory(q, "total", q.find("sum: _").mem())
+    q = lift_alloc(expand_dim(q, "total", knobs.lanes, "pl"), "total", depth - 1)
+    q = lift_alloc(expand_dim(q, "total", knobs.pixels, "px"), "total")
+    q = fission(q, q.find("total[_] = _").after(), depth)
+    laid = q.find_loop("px")
+    q = _renamed(_renamed(q, laid.body()[0], "lane"), laid, "xi")
+    return reorder_loops(q, "px pl")
+
+
+def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
+    """Write out the loops over registers, and some turns of the innermost loop over taps."""
+    from exo.stdlib.scheduling import divide_loop, simplify, unroll_loop
+
+    count = q.find_loop(vectors).hi().value() if vectors == "cb" else 1
+    turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
+    names = ["lane", "xi", "li"]
+    if turns > 1:
+        q = divide_loop(q, vectors, turns, [vectors, "cu"], perfect=True)
+        names.append("cu")
+    if _has_loop(q, "kr"):
+        names.append("kr")
+    outside = q.find_loop("ob")
+    while loops := [loop for loop in _loops(q.forward(outside)) if loop.name() in names]:
+        q = unroll_loop(q, loops[-1])
+    return simplify(q)
+
+
+def _renamed(q: Procedure, loop: Any, name: str) -> Procedure:
+    """Give a loop another name; Exo has no step of its own for it."""
+    from exo.stdlib.scheduling import divide_loop, unroll_loop
+
+    loop = q.find_loop(loop) if isinstance(loop, str) else q.forward(loop)
+    q = divide_loop(q, loop, 1, [name, "turn"], perfect=True)
+    return unroll_loop(q, q.forward(loop).body()[0])
+
+
+def _loops(statement: Any) -> list[Any]:
+    """Every loop inside a statement, outer ones first."""
+    from exo.API_cursors import ForCursor, IfCursor
+
+    found = []
+    for inner in statement.body():
+        if isinstance(inner, ForCursor | IfCursor):
+            found += [inner] if isinstance(inner, ForCursor) else []
+            found += _loops(inner)
+    return found
+
+
+def _has_loop(q: Procedure, name: str) -> bool:
+    return any(loop.name() == name for top in q.body() for loop in _all_loops(top))
+
+
+def _all_loops(statement: Any) -> list[Any]:
+    from exo.API_cursors import ForCursor, IfCursor
+
+    if not isinstance(statement, ForCursor | IfCursor):
+        return []
+    return [*([statement] if isinstance(statement, ForCursor) else []), *_loops(statement)]
+
+
+def _calls(p: Procedure, name: str) -> bool:
+    from exo.API_cursors import CallCursor, ForCursor
+
+    def within(statements: Any) -> bool:
+        return any(
+            within(s.body()) if isinstance(s, ForCursor) else isinstance(s, CallCursor) and s.subproc().name() == name
+            for s in statements
+        )
+
+    return within(p.body())

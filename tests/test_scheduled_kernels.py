@@ -1,0 +1,265 @@
+"""Kernels from algorithms and schedules with a core's own instructions: exact, and honest about what is not used."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core_kernel_cases import Case, Maker, fully_connected, padded
+from dovetail.errors import SimulationError, TargetError
+from dovetail.graph.graph import evaluate
+from dovetail.graph.types import DType, TensorType
+from dovetail.kernels import CoreKernel, generate, unused_instructions
+from dovetail.operators.arithmetic import Add
+from dovetail.operators.linear import Conv2d, FullyConnected
+from dovetail.run import run_build
+from dovetail.simulate.iss import simulate
+from dovetail.simulate.protocol import SimulationResult
+from dovetail.target import CoreInstruction
+from dovetail.targets.riscv_dot4 import DOT4
+from firmware import build as firmware
+from firmware import chip
+from test_core_kernels import build, describe, library_text, needs_compiler, run
+from test_end_to_end import compile_with_logits, network_file, require_chip, stored
+from test_end_to_end import run as run_project
+
+pytest.importorskip("exo", reason="schedules need exo-lang")
+
+PAIRS = CoreInstruction(
+    "dot4_pair",
+    meaning="""
+def dot4_pair(acc: [i32][2] @ DRAM, a: [i8][4] @ DRAM, b: [i8][2, 4] @ DRAM):
+    assert stride(acc, 0) == 1
+    assert stride(a, 0) == 1
+    assert stride(b, 0) == 4
+    for j in seq(0, 2):
+        for i in seq(0, 4):
+            acc[j] += a[i] * b[j, i]
+""",
+    c="dot4_pair({acc}, {a}, {b})",
+    declarations="""\
+static inline void dot4_pair(int32_t *acc, const int8_t *a, const int8_t *b)
+{
+    for (int32_t i = 0; i < 8; ++i) {
+        acc[i / 4] += a[i % 4] * b[i];
+    }
+}
+""",
+    alignment=4,
+)
+"""One instruction for two nested loops."""
+
+SUBTRACTING = replace(DOT4, name="sub4", meaning=DOT4.meaning.replace("dot4", "sub4").replace("a[i]", "-a[i]"))
+"""A meaning that is not what any layer computes."""
+
+
+def convolution(seed: int, channels: int | None = None) -> Case:
+    """A random int8 convolution with one group, requantised; sometimes with a residual addition."""
+    maker = Maker(f"scheduled convolution {seed}")
+    kernel = (maker.number(1, 3), maker.number(1, 4))
+    dilation = (maker.one_of(1, 1, 2), maker.one_of(1, 1, 2))
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    depth, outputs = channels or maker.one_of(1, 2, 3, 4, 6, 8, 16), maker.number(1, 20)
+    zero_point = maker.zero_point(DType.INT8)
+    size = [maker.number(low, low + 9) for low in span]
+    x = padded(maker, maker.input((1, *size, depth), DType.INT8), kernel, dilation, zero_point)
+    operands = [x, maker.constant((outputs, *kernel, depth), DType.INT8)]
+    operands += [maker.constant((outputs,), DType.INT32, 1 << 20)] if maker.one_of(True, False) else []
+    stride = (maker.number(1, 2), maker.number(1, 3))
+    value = maker.requantize(maker.add(Conv2d(stride, dilation, zero_point, 0), *operands))
+    if maker.one_of(True, False, False):
+        shape = maker.builder.type_of(value).shape
+        value = maker.requantize(maker.add(Add(), value, maker.requantize(maker.input(shape, DType.INT8))))
+    return maker.case(maker.clip(value))
+
+
+def dense(seed: int) -> Case:
+    """A random int8 fully connected layer."""
+    maker = Maker(f"scheduled dense {seed}")
+    depth, outputs = maker.one_of(4, 8, 36, maker.number(1, 40)), maker.number(1, 24)
+    x = maker.input((*maker.one_of((1,), (2,), (3, 2)), depth), DType.INT8)
+    operands = [x, maker.constant((outputs, depth), DType.INT8), maker.constant((outputs,), DType.INT32, 1 << 20)]
+    value = maker.add(FullyConnected(maker.zero_point(DType.INT8), 0), *operands)
+    return maker.case(maker.clip(maker.requantize(value)))
+
+
+def host_text(kernels: list[CoreKernel]) -> str:
+    """A library of kernels with what their instructions need."""
+    needed = dict.fromkeys(text for kernel in kernels for text in kernel.declarations)
+    return "\n".join(["#include <stdint.h>", *needed, library_text(kernels)])
+
+
+def check(cases: list[Case], kernels: list[CoreKernel], folder: Path) -> None:
+    """Compare every kernel's result, under the sanitiser, with the graph's."""
+    flags = ("-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")
+    library = ctypes.CDLL(str(build(folder, host_text(kernels), *flags)))
+    for case, kernel in zip(cases, kernels, strict=True):
+        got = run(getattr(library, f"run_{kernel.name}"), kernel, case)
+        wanted = evaluate(case.graph, case.inputs)[case.graph.outputs[0]]
+        assert np.array_equal(got, wanted), f"{describe(case)}\n{kernel.source}\n{got}\n{wanted}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", [convolution, dense])
+def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
+    cases = [family(seed) for seed in range(12)]  # type: ignore[operator]
+    kernels = [generate(c.graph, f"kernel_{n}", instructions=[DOT4]) for n, c in enumerate(cases)]
+    used = sum("dot4" in kernel.instructions for kernel in kernels)
+    print(f"{used} of {len(cases)} kernels use dot4")
+    assert used >= len(cases) // 2
+    check(cases, kernels, tmp_path)
+
+
+@needs_compiler
+def test_an_instruction_of_two_nested_loops(tmp_path: Path) -> None:
+    cases = [convolution(seed, channels=8) for seed in range(3)]
+    kernels = [generate(c.graph, f"kernel_{n}", instructions=[PAIRS]) for n, c in enumerate(cases)]
+    assert all(kernel.instructions == ("dot4_pair",) for kernel in kernels)
+    assert all("dot4_pair(&sum[" in kernel.source for kernel in kernels)
+    check(cases, kernels, tmp_path)
+
+
+@cache
+def plain() -> Case:
+    return convolution(3, channels=8)
+
+
+def test_a_wrong_meaning_is_never_selected_and_reported() -> None:
+    kernel = generate(plain().graph, "kernel", instructions=[SUBTRACTING])
+    assert kernel.instructions == () and "sub4" not in kernel.source
+    assert kernel.source == generate(plain().graph, "kernel").source
+    (sentence,) = unused_instructions(plain().graph, [SUBTRACTING])
+    print(sentence)
+    assert sentence.startswith("sub4: expects the sum") and "found the sum" in sentence
+
+
+def test_alignment_is_part_of_the_meaning() -> None:
+    """Channels that fill no word are gathered; an instruction that wants more than arrays give is refused."""
+    wanting = replace(DOT4, alignment=8)
+    (sentence,) = unused_instructions(plain().graph, [wanting])
+    assert "multiples of 4 bytes" in sentence and "wants 8" in sentence
+
+
+def test_the_meaning_must_be_a_procedure() -> None:
+    for meaning, words in (("def dot4(:", "no Exo procedure"), (DOT4.meaning.replace("dot4", "other"), "'other'")):
+        with pytest.raises(TargetError, match=words):
+            generate(plain().graph, "kernel", instructions=[replace(DOT4, meaning=meaning)])
+
+
+def test_equal_layers_share_one_function() -> None:
+    first = generate(plain().graph, "first", instructions=[DOT4])
+    second = generate(plain().graph, "second", instructions=[DOT4])
+    assert first.key == second.key and first.source != second.source
+
+
+def test_the_interior_has_no_branches() -> None:
+    """Of a padded layer, the function of blocks inside the image asks nothing about it."""
+    maker = Maker("interior")
+    x = padded_image(maker)
+    value = maker.add(Conv2d((1, 1), (1, 1), 0, 0), x, maker.constant((8, 3, 3, 8), DType.INT8))
+    case = maker.case(maker.clip(maker.requantize(value)))
+    source = generate(case.graph, "kernel", instructions=[DOT4]).source
+    inside = source.split("static void kernel_inside_block(")[1].split("\n}\n")[0]
+    assert "if (" not in inside and "memcpy" not in inside and "dot4(" in inside
+    assert "if (" in source.split("static void kernel_block(")[1].split("\n}\n")[0]
+
+
+def padded_image(maker: Maker) -> str:
+    from dovetail.operators.movement import Pad
+
+    x = maker.input((1, 12, 16, 8), DType.INT8)
+    assert maker.builder.type_of(x) == TensorType((1, 12, 16, 8), DType.INT8)
+    return maker.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), x)
+
+
+def test_results_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run needs no schedule: the loops come from the cache, a damaged entry is made again."""
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    first = generate(plain().graph, "kernel", instructions=[DOT4])
+    entries = sorted((tmp_path / "loops").glob("*.json"))
+    assert entries
+    import dovetail.kernels.scheduled.write as module
+
+    with monkeypatch.context() as without:
+        without.setattr(module, "_schedule", None)
+        assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
+    for entry in entries:
+        entry.write_text("{")
+    assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
+
+
+def test_types_without_loops_keep_todays_kernel() -> None:
+    case = fully_connected(Maker("fully_connected 3"))
+    kernel = generate(case.graph, "kernel", instructions=[DOT4])
+    if not kernel.instructions:
+        assert kernel.source == generate(case.graph, "kernel").source and kernel.notes
+
+
+MOST_PER_MAC = {"ic_resnet8": 0.7, "kws_dscnn": 1.2, "ad_autoencoder": 0.8}
+"""Instructions per multiply-accumulate of a whole network with dot4."""
+
+
+@pytest.mark.parametrize("name", MOST_PER_MAC)
+def test_networks_with_an_own_instruction(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The firmware, its dot4 executed by the target's hook, and the host's plain C equal TensorFlow Lite Micro."""
+    require_chip()
+    compiled = compile_with_logits(network_file(name), "riscv_dot4", None)
+    inputs, reference = stored(name, compiled)
+    result = run_project(compiled, tmp_path / "build", inputs[:1])
+    host = run_build(result.build, "host", inputs)
+    for index, outputs in enumerate(host.outputs):
+        np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
+    for value in compiled.graph.outputs:
+        np.testing.assert_array_equal(result.outputs[0][value], host.outputs[0][value])
+    macs = sum(region.macs for region in compiled.regions)
+    per_mac = (result.simulation.inferences[0].instructions or 0) / macs
+    record_property("instructions_per_mac", per_mac)
+    print(f"{name}: {per_mac:.3f} instructions per MAC")
+    assert per_mac <= MOST_PER_MAC[name]
+    assert compiled.unit.notes == ()
+
+
+FIRMWARE = """
+int main(void)
+{
+    int32_t total = -7;
+    for (int32_t turn = 0; turn < 10; ++turn) {
+        __asm__ volatile(".insn r OPCODE %0, %1, %2" : "+r"(total) : "r"(0x80ff017f), "r"(0x80ff027f));
+    }
+    exit_with((uint32_t)total);
+    return 0;
+}
+"""
+
+
+def executed(folder: Path, opcode: str, native: bool = True) -> SimulationResult:
+    """Run ten instructions of an opcode, with the hook of `riscv_dot4`."""
+    folder.mkdir()
+    setup = chip(firmware(folder, FIRMWARE.replace("OPCODE", opcode)), native_hook=native)
+    return simulate(replace(setup, extension="dovetail.targets.riscv_dot4:execute"), [], {})
+
+
+def test_the_hook_counts_one_instruction(tmp_path: Path) -> None:
+    """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
+    require_chip()
+    plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
+    left, right = (np.array([127, third, -1, -128]) for third in (1, 2))
+    for native in (True, False):
+        result = executed(tmp_path / f"own_{native}", "0x0b, 0, 0,", native)
+        assert result.exit_code == -7 + 10 * int(left @ right)
+        assert result.executed_instructions == plain
+
+
+def test_an_instruction_the_hook_does_not_know(tmp_path: Path) -> None:
+    require_chip()
+    with pytest.raises(SimulationError, match="does not know the instruction 0x00a6158b") as caught:
+        executed(tmp_path / "other", "0x0b, 1, 0,")
+    assert "main" in caught.value.where
