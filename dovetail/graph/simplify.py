@@ -223,7 +223,7 @@ def sink_through_add(draft: Draft, node: Node) -> str | None:
     sources = [move.inputs[0] for move in moves if move is not None]
     shapes = {draft.types[name].shape for name in (*sources, *node.inputs)} if len(sources) == 2 else set()
     same = len({draft.types[name].shape for name in sources}) == 1
-    if not same or len(shapes) > 2 or draft.types[node.inputs[0]] != draft.types[node.inputs[1]]:
+    if len(sources) != 2 or not same or len(shapes) > 2 or draft.types[node.inputs[0]] != draft.types[node.inputs[1]]:
         return None
     total = draft.add(node.operator, sources, node)
     return draft.add(Reshape(draft.types[node.output].shape), [total], node)
