@@ -46,7 +46,8 @@ def library(folder: Path) -> ctypes.CDLL:
         source.append(f"void run_{name}(float *y, const float *x, int32_t count);")
         source.append(f"void run_{name}(float *y, const float *x, int32_t count) {{ {loop} }}")
     (folder / "functions.c").write_text("\n".join(source))
-    flags = ("-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wdouble-promotion", "-Werror", "-Wno-unused-function")
+    warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wdouble-promotion", "-Werror", "-Wno-unused-function")
+    flags = ("-O2", *warnings)
     return ctypes.CDLL(str(compile_host(folder, [Path("functions.c")], flags=flags, cache=folder / "cache")))
 
 

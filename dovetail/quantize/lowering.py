@@ -18,10 +18,12 @@ from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import Clamp
 from dovetail.operators.arithmetic import Rounding
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
-from dovetail.operators.reduction import ArgExtreme
+from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
+from dovetail.operators.selection import Gather, Pick
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
@@ -31,8 +33,17 @@ HINT = (
     "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator; "
     "or let the core compute in float32: dovetail compile --float"
 )
-_MOVES = (Reshape, Transpose, Slice, Pad, MaxPool2d)
-"""Operators of one operand that mean the same on integers as on the floats these stand for."""
+_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, MaxPool2d)
+"""Operators that mean the same on integers as on the floats these stand for."""
+
+
+def _keeps_values(operator: Operator) -> bool:
+    """True for an operator whose results are elements of its operands, chosen alike for integers and floats."""
+    if isinstance(operator, Reduce):
+        return operator.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)
+    if isinstance(operator, Binary):
+        return operator.kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM)
+    return isinstance(operator, _MOVES)
 
 
 def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bool = False) -> Graph:
@@ -161,10 +172,16 @@ class _Lowering:
         if view is not None:
             return emit_requantized(self.emitter, view, target, bounds, stem)
         self.emitter.origin = node.origin
-        if isinstance(node.operator, (Concat, *_MOVES)):
-            parts = [self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part")) for name in node.inputs]
+        if _keeps_values(node.operator):
+            parts = [self._part(name, target, bounds, stem) for name in node.inputs]
             return self.emitter.add(self._on_integers(node.operator, target, bounds), parts, stem)
         return self._arithmetic(node, target, bounds, stem)
+
+    def _part(self, name: str, target: Target, bounds: Bounds, stem: str) -> str:
+        """An operand of an operator that keeps values: a float one as integers of `target`, places as they are."""
+        if self.graph.types[name].dtype is not DType.FLOAT32:
+            return self._integer(name)
+        return self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part"))
 
     def _arithmetic(self, node: Node, target: Target, bounds: Bounds, stem: str) -> str:
         rule = RULES.get(type(node.operator))
@@ -231,7 +248,7 @@ class _Lowering:
     def _source(self, value: str) -> Target | None:
         """The quantisation of the integers that movement operators bring to a float value, where it has any."""
         node = self.producers.get(value)
-        while node is not None and isinstance(node.operator, (Concat, *_MOVES)):
+        while node is not None and _keeps_values(node.operator):
             node = self.producers.get(node.inputs[0])
         if node is None or not isinstance(node.operator, Dequantize):
             return None
@@ -242,9 +259,10 @@ class _Lowering:
         operator = node.operator
         if isinstance(operator, Dequantize):
             return self._dequantized(node, operator)
-        if not isinstance(operator, (Concat, *_MOVES)):
+        if not _keeps_values(operator):
             return None
-        parts = [self._view(name, "") for name in node.inputs]
+        reals = [name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32]
+        parts = [self._view(name, "") for name in reals]
         first = parts[0]
         if first is None or any(part is None or not part.same_steps(first) for part in parts):
             return None
@@ -254,7 +272,8 @@ class _Lowering:
                 return None
             axis = operator.permutation.index(first.axis)
         moved = self._on_integers(operator, first.target, Bounds(-inf, inf))
-        names = [part.name for part in parts if part is not None]
+        found = {name: part.name for name, part in zip(reals, parts, strict=True) if part is not None}
+        names = [found.get(name) or self._integer(name) for name in node.inputs]
         result = self.emitter.add(moved, names, stem or self.emitter.fresh(f"{first.name}_moved"))
         kind, array = self.emitter.builder.type_of(result), self.emitter.builder.constant_of(result)
         return replace(first, name=result, kind=kind, axis=axis, array=array)
@@ -294,7 +313,7 @@ class _Lowering:
     def _float_between(self, node: Node) -> ModelError:
         """The complaint about a float computation; it names the first operator that lacks quantised operands."""
         first = self._first_float(node)
-        if type(first.operator) not in (*RULES, Clamp, Concat, *_MOVES):
+        if type(first.operator) not in (*RULES, Clamp) and not _keeps_values(first.operator):
             what = f"{_kind(first)} has no integer form in Dovetail"
             return ModelError(what, where=_place(first), hint="take this operator out of the network")
         bare = [name for name in first.inputs if self._operand(name) is None]
