@@ -33,7 +33,9 @@ def node(op_type: str, inputs: str, output: str, **attributes: Any) -> Any:
     return helper.make_node(op_type, inputs.split(), [output], name=output, **attributes)
 
 
-def model(nodes: list[Any], constants: dict[str, Array], shape: tuple[int, ...], outputs: dict[str, tuple[int, int]]) -> Any:
+def model(
+    nodes: list[Any], constants: dict[str, Array], shape: tuple[int, ...], outputs: dict[str, tuple[int, int]]
+) -> Any:
     graph = helper.make_graph(
         nodes,
         "net",
@@ -94,7 +96,7 @@ STEPS = {"float": 2e-6, "mixed": 0.1}
 def test_both_simulators_compute_what_onnx_runtime_does(name: str, tmp_path: Path) -> None:
     path, target = tmp_path / f"{name}.onnx", load_target("riscv")
     onnx.save(NETWORKS[name], path)
-    with pytest.raises(ModelError, match="not quantised(?s:.*)--float"):
+    with pytest.raises(ModelError, match=r"not quantised(?s:.*)--float"):
         compile_model(path, target, Options())
     compiled = compile_model(path, target, Options(allow_float=True))
     write_project(compiled.project, tmp_path / "build")

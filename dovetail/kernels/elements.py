@@ -9,7 +9,7 @@ from dovetail.kernels.epilogue import Expression, Index, Scope, finish
 from dovetail.kernels.kernel import Unsupported, declarations
 from dovetail.kernels.nest import row_major
 from dovetail.kernels.region import Region
-from dovetail.kernels.text import function, loop, product, total, without_unused
+from dovetail.kernels.text import function, loop, product, total, without_unused, words
 from dovetail.kernels.window import variable, wrapped
 
 Writer = Callable[[str], list[str]]
@@ -72,6 +72,8 @@ def write_elements(
             lines = loop(names[axis], shape[axis], lines)
             if row is not None and axis == len(shape) - 1:
                 lines = [*row(places[:-1]), *lines]
-        return function(f"static void {name}", declarations(scope.parameters()), without_unused(lines))
+        lines = without_unused(lines)
+        scope.keep(words(lines))
+        return function(f"static void {name}", declarations(scope.parameters()), lines)
 
     return write

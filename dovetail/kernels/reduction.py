@@ -74,14 +74,15 @@ def write_arg_extreme(region: Region, scope: Scope) -> Writer:
     sign = (">" if operator.largest else "<") + ("=" if operator.last else "")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        if size == 1:
+            return [], Expression("0", "int32_t", 0, 0)
         x = operand(region, scope, 0, "input")
         start = place_in(kind.shape, ["0" if a == operator.axis else place for a, place in enumerate(places)])
         inner = ["along" if a == operator.axis else place for a, place in enumerate(places)]
         at = f"{x}[{place_in(kind.shape, inner)}]"
         turn = block(f"if ({at} {sign} best)", [f"best = {at};", "place = along;"])
         lines = [f"{c_type(kind.dtype)} best = {x}[{start}];", "int32_t place = 0;"]
-        if size > 1:
-            lines += block(f"for (int32_t along = 1; along < {size}; ++along)", turn)
+        lines += block(f"for (int32_t along = 1; along < {size}; ++along)", turn)
         return lines, Expression("place", "int32_t", 0, size - 1)
 
     return write_elements(region, scope, element)

@@ -55,7 +55,10 @@ def write_gather(region: Region, scope: Scope) -> Writer:
     middle = axis + len(indices.shape)
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        x, table = operand(region, scope, 0, "input"), operand(region, scope, 1, "indices")
+        x = operand(region, scope, 0, "input")
+        if kind.shape[axis] == 1:
+            return [], expression_of(f"{x}[{place_in(kind.shape, (*places[:axis], '0', *places[middle:]))}]", kind.dtype)
+        table = operand(region, scope, 1, "indices")
         index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
         lines = [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
         source = place_in(kind.shape, (*places[:axis], "taken", *places[middle:]))
