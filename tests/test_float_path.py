@@ -117,6 +117,14 @@ def test_both_simulators_compute_what_onnx_runtime_does(name: str, tmp_path: Pat
                 np.testing.assert_allclose(outputs[output], expected, rtol=2e-5, atol=STEPS[name])
 
 
+def test_borders_and_what_follows_are_computed_with_their_layer(tmp_path: Path) -> None:
+    path = tmp_path / "float.onnx"
+    onnx.save(NETWORKS["float"], path)
+    regions = compile_model(path, load_target("riscv"), Options(allow_float=True)).regions
+    names = [region.name.rpartition("_")[0] for region in regions]
+    assert "pad" not in names and "add" not in names and "unary" not in names, names
+
+
 def test_a_quantised_layer_stays_with_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "mixed.onnx"
     onnx.save(NETWORKS["mixed"], path)
