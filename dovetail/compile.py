@@ -49,6 +49,8 @@ class Options:
     """Compare every stage with the one before in ONNX Runtime."""
     tuning: Path | None = None
     """A tuning file made for this model and target, used for the layers it names."""
+    allow_float: bool = False
+    """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     progress("reading the model")
     graph = simplify(load_model(model))
     stages.add("model", graph, lsb=0)
-    progress("making every number an integer")
-    graph = quantize(graph, options.rounding)
+    progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
+    graph = quantize(graph, options.rounding, options.allow_float)
     stages.add("integer", graph, lsb=1)
     progress(f"adapting to {target.name}")
     return adapt(graph, _policy(target, options), stages.add)

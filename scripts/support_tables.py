@@ -77,7 +77,7 @@ def page() -> str:
              "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.", "",
              "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
              "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough "
-             "for a network to run: it must also be quantised, since every number becomes an integer.", ""]  # fmt: skip
+             "for a network to run: it must also be quantised, or compiled with `--float`.", ""]  # fmt: skip
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
     return "\n".join([*lines, *core_lines()]).rstrip() + "\n"

@@ -487,21 +487,21 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     "batch N": (lambda: symbolic("N"), r"'pixels' has the shape \['N', 3, 8, 8\].*\n.*--input_name pixels"),
     "batch 0": (lambda: symbolic(0), r"'pixels' has the shape \['\?', 3, 8, 8\]"),
     "opset": (lambda: one("Relu", IMAGE, opset=6), "ai.onnx version 6 is not supported, only 7 to"),
-    "conv 1d": (lambda: one("Conv", (1, 4, 9), {"w": real(6, 4, 3)}), "only 2-D convolutions"),
+    "conv 3d": (lambda: one("Conv", (1, 4, 9, 9, 9), {"w": real(6, 4, 3, 3, 3)}), "only 2-D convolutions"),
     "conv weights": (lambda: build([node("Relu", "x", "w"), node("Conv", "x w")], (4, 4, 3, 3)), "must be constant"),
     "kernel": (lambda: one("Conv", IMAGE, {"w": real(6, 4, 3, 3)}, kernel_shape=[2, 2]), "kernel_shape is .2, 2."),
     "groups": (lambda: one("Conv", IMAGE, {"w": real(6, 4, 3, 3)}, group=2), "2 groups do not fit 4 channels"),
-    "gemm alpha": (lambda: one("Gemm", (3, 8), {"w": real(8, 5)}, alpha=0.5), "alpha = 0.5 is not supported"),
-    "gemm transA": (lambda: one("Gemm", (8, 3), {"w": real(8, 5)}, transA=1), "transA = 1 is not supported"),
-    "pool dilation": (
-        lambda: one("MaxPool", IMAGE, kernel_shape=[2, 2], dilations=[2, 2]),
-        "dilations = .2, 2. are not supported",
-    ),
     "pad mode": (
-        lambda: one("Pad", IMAGE, {"p": ints(*[0, 0, 1, 1] * 2)}, mode="reflect"),
-        "mode = reflect is not supported",
+        lambda: one("Pad", IMAGE, {"p": ints(*[0, 0, 1, 1] * 2)}, mode="mirror"),
+        "mode = mirror is not supported",
     ),
-    "mean axes": (lambda: one("ReduceMean", IMAGE, axes=[1]), r"axes \[1\] is not supported"),
+    "resize mode": (
+        lambda: one(
+            "Resize", IMAGE, {"roi": real(0), "s": np.ones(4, np.float32)},
+            coordinate_transformation_mode="tf_crop_and_resize",
+        ),
+        "tf_crop_and_resize is not supported",
+    ),
     "unknown": (lambda: one("Einsum", (3, 3), {"w": real(3, 3)}, equation="ij,jk->ik"), "Einsum .* is not supported"),
     "block": (
         lambda: one("DequantizeLinear", (4, 4), {"s": real(2, 4)}, kind=UINT8, opset=21, block_size=2, axis=0),
@@ -515,7 +515,6 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: one("BatchNormalization", IMAGE, {k: np.ones(4, np.float32) for k in "sbmv"}, training_mode=1),
         "training_mode = 1|running mean",
     ),
-    "hard sigmoid": (lambda: one("HardSigmoid", IMAGE), "alpha = 0.2"),
     "invalid": (lambda: one("Relu", IMAGE, nonsense=3), "damaged or invalid.*nonsense"),
     "cast": (lambda: one("Cast", IMAGE, to=TensorProto.INT32), "from float32 to int32"),
 }

@@ -15,18 +15,25 @@ from hypothesis import strategies as st
 from dovetail.graph.check import check_graph
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, Box, DType, TensorType, box_shape, box_slices
-from dovetail.operators.activation import Clamp, FixedSoftmax, Softmax, Unary, UnaryKind
+from dovetail.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift, fixed_point
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
+from dovetail.operators.selection import Gather, Pick, Resample
 
 I4, I8, U8, I16, I32 = DType.INT4, DType.INT8, DType.UINT8, DType.INT16, DType.INT32
 I64, F32 = DType.INT64, DType.FLOAT32
 PADDED = ((1, 0), (2, 1))
+
+
+DOMAINS = {UnaryKind.SQUARE_ROOT: (0.0, 9.0), UnaryKind.LOGARITHM: (0.01, 9.0)}
+"""Where functions are defined, if that is not everywhere."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,30 @@ FLOAT = [
     Case(Dequantize(0), (of(I4, 3, 40), of(F32, 3), of(I32, 3)), (None, (0.01, 0.1), (0, 0))),
     Case(Clamp(0.0, math.inf), (of(F32, 3, 40),)),
     Case(Clamp(-1.0, 1.0), (of(F32, 3, 40),)),
-    *(Case(Unary(kind, 0.3), (of(F32, 3, 40),)) for kind in UnaryKind),
+    *(Case(Unary(kind, 0.3), (of(F32, 3, 40),), (DOMAINS.get(kind),)) for kind in UnaryKind),
+    Case(LogSoftmax(), (of(F32, 3, 40),)),
+    *(Case(Binary(kind), (of(F32, 3, 1, 5), of(F32, 4, 5))) for kind in BinaryKind),
+    *(
+        Case(Binary(kind), (of(dtype, 2, 3, 5), of(dtype, 5)), (None, (1, 100)))
+        for kind in BinaryKind
+        for dtype in (I8, U8, I16, I32, I64)
+        if kind is not BinaryKind.PRELU
+    ),
+    *(Case(Reduce(kind, (0, 2)), (of(F32, 3, 4, 5),)) for kind in ReduceKind),
+    *(Case(Reduce(kind, (1,)), (of(U8, 3, 4, 5),)) for kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)),
+    Case(Reduce(ReduceKind.SUM, (1, 2), -7), (of(I8, 3, 4, 5),)),
+    *(
+        Case(ArgExtreme(1, largest, last, kind), (of(x, 3, 7, 5),), ((0, 3) if x is I8 else None,))
+        for largest, last, kind, x in ((True, False, I64, F32), (False, True, I32, I8), (True, True, I64, I8))
+    ),
+    Case(Normalise(1e-5), (of(F32, 3, 8),)),
+    Case(Normalise(0.1, False), (of(F32, 2, 3, 8),)),
+    Case(Pick(((2, 0, 0), (0, 1, 2, 3), (4, 3, 2, 1, 0))), (of(I8, 3, 4, 5),)),
+    Case(Pick(((0,), (0, 0, 1, 1))), (of(F32, 1, 2),)),
+    Case(Gather(1), (of(F32, 3, 4, 5), of(I64, 2, 3)), (None, (-4, 3))),
+    Case(Gather(0), (of(I8, 6, 5), of(I32, 4)), (None, (-9, 9))),
+    Case(Resample(1), (of(F32, 2, 4, 3), of(I32, 5, 2), of(F32, 5, 2)), (None, (0, 3))),
+    Case(MatrixProduct(), (of(F32, 2, 1, 3, 4), of(F32, 3, 4, 5))),
     Case(Softmax(0.5), (of(F32, 3, 40),)),
     *(
         Case(FixedSoftmax(1374389534, 22, -124, result), (of(x, 3, 5, 40),))

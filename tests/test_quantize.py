@@ -197,6 +197,45 @@ def test_addition_with_broadcasting(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize("opcode", ["SUB", "MUL"])
+@pytest.mark.parametrize("row", [False, True])
+def test_differences_and_products(row: bool, opcode: str, dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = ((1, 6, 7, 8), (1, 1, 1, 8) if row else (1, 6, 7, 8), (1, 6, 7, 8))
+    tensors = [activation(name, shape, rng, dtype) for name, shape in zip("aby", shapes, strict=True)]
+    a, b = (entry.scale[0] for entry in tensors[:2])
+    wanted = max(a, b) * 1.1 if opcode == "SUB" else a * b * (4e4 if dtype == "int16" else 60.0)
+    tensors[2] = replace(tensors[2], scale=(wanted * float(rng.uniform(0.3, 1.0)) if opcode == "MUL" else wanted,))
+    options = {"fusedActivationFunction": int(rng.choice([0, 1, 3]))}
+    compare_with_micro(SingleOperator(opcode, tensors, options, f"{opcode.title()}Options", 2), rng, dtype)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("opcode", ["MAXIMUM", "MINIMUM"])
+def test_larger_and_smaller(opcode: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = activation("a", (1, 6, 7, 8), rng)
+    tensors = [x, replace(x, name="b", shape=(1, 1, 7, 8)), replace(x, name="y")]
+    compare_with_micro(SingleOperator(opcode, tensors, {}, "MaximumMinimumOptions", 2), rng)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("opcode", ["ARG_MAX", "ARG_MIN"])
+def test_places_of_extremes(opcode: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    axis = TensorEntry("axis", (1,), "int32", data=np.array([seed % 3], np.int32))
+    x = activation("x", (4, 5, 6), rng)
+    y = TensorEntry("y", tuple(np.delete(x.shape, seed % 3).tolist()), "int32")
+    kind = "ArgMaxOptions" if opcode == "ARG_MAX" else "ArgMinOptions"
+    model = tflite_bytes(SingleOperator(opcode, [x, axis, y], {"outputType": 2}, kind, 2))
+    graph = quantize(load_tflite("single", model, "single"))
+    values = rng.integers(-3, 4, x.shape).astype(np.int8)
+    found = evaluate(graph, {graph.inputs[0]: values})[graph.outputs[0]]
+    np.testing.assert_array_equal(found, run_micro(model, [values]))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("beta", [1.0, 0.25])
 def test_softmax(beta: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -12,10 +12,13 @@ from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import FullyConnected
 from dovetail.operators.movement import Concat, Reshape, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
+from dovetail.operators.selection import Gather, Pick
 from dovetail.quantize import quantize
 from oracles import derived_file
 
@@ -184,7 +187,8 @@ def test_pools_that_change_the_quantisation() -> None:
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
 def test_tables_are_the_functions_rounded(kind: UnaryKind, dtype: DType) -> None:
     made = QdqBuilder()
-    x = made.input((1, 500), 0.05, 11, dtype)
+    defined_below_zero = kind not in (UnaryKind.SQUARE_ROOT, UnaryKind.LOGARITHM)
+    x = made.input((1, 500), 0.05, 11 if defined_below_zero else dtype.low, dtype)
     y = made.builder.add(Unary(kind, 0.2), [x])
     graph = check_meaning(made.graph(made.quantised(y, 0.03, 8, dtype)), 1)
     assert kinds_of(graph) == ["Lookup"]
@@ -242,3 +246,50 @@ def test_onnx_models_stay_within_one_step_per_requantisation(name: str) -> None:
 def test_a_model_with_quantised_weights_alone_is_refused() -> None:
     with pytest.raises(ModelError, match="not quantised"):
         quantize(load_model(derived_file("conv_fc_mnist_dynamic_wi4.tflite")))
+
+
+@pytest.mark.parametrize(("a", "b"), [(DType.INT8, DType.INT8), (DType.UINT8, DType.UINT8), (DType.INT16, DType.INT16)])
+@pytest.mark.parametrize("kind", [BinaryKind.SUBTRACT, BinaryKind.MULTIPLY, BinaryKind.MINIMUM, BinaryKind.MAXIMUM])
+def test_functions_of_two_values_on_integers(kind: BinaryKind, a: DType, b: DType) -> None:
+    made = QdqBuilder()
+    zero = (0, 0, 0) if a is DType.INT16 else (11, 3, 8)
+    operands = [made.input((2, 3, 40), 0.05, zero[0], a), made.input((3, 1), 0.07, zero[1], b)]
+    y = made.builder.add(Binary(kind), operands)
+    graph = check_meaning(made.graph(made.quantised(y, 0.09, zero[2], a)))
+    assert all(graph.types[node.output].dtype.is_integer for node in graph.nodes)
+
+
+@pytest.mark.parametrize("kind", [ReduceKind.SUM, ReduceKind.MEAN, ReduceKind.MAXIMUM, ReduceKind.MINIMUM])
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+def test_reductions_on_integers(kind: ReduceKind, dtype: DType) -> None:
+    made = QdqBuilder()
+    y = made.builder.add(Reduce(kind, (0, 2)), [made.input((3, 5, 7), 0.05, 11, dtype)])
+    graph = check_meaning(made.graph(made.quantised(y, 0.31, 8, dtype)))
+    assert all(graph.types[node.output].dtype.is_integer for node in graph.nodes)
+
+
+def test_elements_are_taken_as_the_integers_they_are() -> None:
+    made = QdqBuilder()
+    x = made.input((6, 5), 0.05, 11)
+    indices = made.builder.input("indices", TensorType((4,), DType.INT32))
+    taken = made.builder.add(Gather(0), [x, indices])
+    turned = made.builder.add(Pick((tuple(range(4)), (4, 4, 0))), [taken])
+    made.builder.add(ArgExtreme(1, largest=True), [x], "best")
+    graph = quantize(made.graph(made.quantised(turned, 0.05, 11), "best"))
+    assert kinds_of(graph) == ["ArgExtreme", "Gather", "Pick"] or kinds_of(graph) == ["Gather", "Pick", "ArgExtreme"]
+    assert all(graph.types[node.output].dtype.is_integer for node in graph.nodes)
+
+
+def test_what_has_no_integer_form_is_computed_in_float_where_that_is_allowed() -> None:
+    made = QdqBuilder()
+    x = made.input((4, 5), 0.05, 11)
+    y = made.builder.add(Binary(BinaryKind.DIVIDE), [x, made.input((4, 1), 0.07, -128)], "ratio", "DIV 0 (ratio)")
+    plain = made.graph(made.quantised(y, 0.03), x)
+    with pytest.raises(ModelError, match="no integer form"):
+        quantize(plain)
+    graph = quantize(plain, allow_float=True)
+    feeds = {name: np.maximum(array, -127) for name, array in random_inputs(plain).items()}  # no 0 / 0
+    expected, found = evaluate(plain, feeds), evaluate(graph, feeds)
+    for name, other in zip(plain.outputs, graph.outputs, strict=True):
+        np.testing.assert_array_equal(expected[name], found[other])
+    assert plain.outputs == graph.outputs

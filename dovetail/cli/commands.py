@@ -44,6 +44,7 @@ def compile_to(
     print_program: bool,
     tuning: Path | None = None,
     dump_folder: Path | None = None,
+    allow_float: bool = False,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -58,7 +59,7 @@ def compile_to(
         from dovetail.operators.arithmetic import Rounding
         from dovetail.targets import load_target
 
-        options = Options(policy, Rounding(rounding), save_stages, check, tuning)
+        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float)
         compiled = compile_model(model, load_target(target_name), options, report)
         dumped = 0
         if dump_folder is not None:

@@ -72,6 +72,9 @@ def compile_command(
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
     ] = False,
+    allow_float: Annotated[
+        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
     print_program: Annotated[
         bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
@@ -90,8 +93,8 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    flags = (check, force, print_program)
-    commands.compile_to(model, target, build, requant, rounding.value, save_stages, *flags, tuning, dump)
+    stages = (save_stages, check, force, print_program, tuning, dump, allow_float)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -221,6 +221,28 @@ class OnnxContext:
         if not -rank <= axis < rank:
             raise self.refuse(op, f"axis {axis} is outside the {rank} axes")
         return axis % rank
+
+
+def over_axes(op: OnnxNode, axes: Sequence[int | None]) -> OnnxNode:
+    """A window operator with its attributes as they are for a two-dimensional one.
+
+    Args:
+        op: an operator over any number of image axes.
+        axes: which of them are the rows and the columns; None for an axis of size 1 that is not there.
+    """
+    attributes = dict(op.attributes)
+    for name, default in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("pads", 0)):
+        given = attributes.get(name)
+        if given is None:
+            continue
+        rank = len(given) // 2 if name == "pads" else len(given)
+        if any(axis is not None and axis >= rank for axis in axes) or (name == "pads" and len(given) != 2 * rank):
+            continue  # too short for its operand, which its reader refuses
+        picked = tuple(default if axis is None else given[axis] for axis in axes)
+        if name == "pads":
+            picked += tuple(default if axis is None else given[rank + axis] for axis in axes)
+        attributes[name] = picked
+    return replace(op, attributes=attributes)
 
 
 def pair(ctx: OnnxContext, op: OnnxNode, values: Sequence[int], what: str) -> tuple[int, int]:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import TO_NHWC, OnnxContext, Scaling, image_padding, pair
+from dovetail.frontend.onnx_context import TO_NHWC, OnnxContext, Scaling, image_padding, over_axes, pair
+from dovetail.frontend.onnx_elementwise import batch_affine, number
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import DType, Shape
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.base import Operator
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Pad, Reshape, Transpose
 
 DEPTHWISE_ORDER = (1, 2, 3, 0)
@@ -79,10 +81,24 @@ def _convolve(ctx: OnnxContext, op: OnnxNode, x: str, w: str, bias: list[str]) -
     return ctx.add(op, operator, operands, f"{op.outputs[0]}_nhwc")
 
 
+def _with_rows(ctx: OnnxContext, op: OnnxNode, value: str) -> str:
+    """A value [N, C, W] as an image one row high."""
+    batch, channels, width = ctx.type_of(value).shape
+    return ctx.add(op, Reshape((batch, channels, 1, width)), [value], f"{value}_image")
+
+
 def conv(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Conv."""
+    """Conv over one or two image axes."""
     bias = [ctx.value(op, 2)] if ctx.has(op, 2) else []
-    image = _convolve(ctx, op, ctx.value(op, 0), ctx.value(op, 1), bias)
+    x, w = ctx.value(op, 0), ctx.value(op, 1)
+    if len(ctx.type_of(x).shape) == 3 and len(ctx.type_of(w).shape) == 3:
+        operands = [_with_rows(ctx, op, value) for value in (x, w)]
+        row = _convolve(ctx, over_axes(op, (None, 0)), operands[0], operands[1], bias)
+        (batch, _, width, channels) = ctx.type_of(row).shape
+        flat = ctx.add(op, Reshape((batch, width, channels)), [row], f"{op.outputs[0]}_row")
+        ctx.emit(op, Transpose((0, 2, 1)), [flat])
+        return
+    image = _convolve(ctx, op, x, w, bias)
     ctx.emit(op, Transpose((0, 3, 1, 2)), [image])
 
 
@@ -147,8 +163,21 @@ def _rows(ctx: OnnxContext, op: OnnxNode, x: str) -> str:
 
 
 def matmul(ctx: OnnxContext, op: OnnxNode) -> None:
-    """MatMul with a constant right operand."""
-    ctx.emit(op, FullyConnected(), [_rows(ctx, op, ctx.value(op, 0)), _matrix(ctx, op, ctx.value(op, 1))])
+    """MatMul: of floats with a constant matrix a dense layer, otherwise with leading axes that broadcast."""
+    a, b = ctx.value(op, 0), ctx.value(op, 1)
+    left, right = ctx.type_of(a).shape, ctx.type_of(b).shape
+    if b in ctx.static and len(right) == 2 and len(left) >= 2:
+        ctx.emit(op, FullyConnected(), [a, _matrix(ctx, op, b)])
+        return
+    if not left or not right:
+        raise ctx.refuse(op, f"multiplies {ctx.type_of(a)} and {ctx.type_of(b)}; a matrix has axes")
+    stem = op.outputs[0]
+    a = ctx.add(op, Reshape((1, *left)), [a], f"{stem}_left") if len(left) == 1 else a
+    b = ctx.add(op, Reshape((*right, 1)), [b], f"{stem}_right") if len(right) == 1 else b
+    result = ctx.add(op, MatrixProduct(), [a, b], f"{stem}_product")
+    shape = list(ctx.type_of(result).shape)
+    shape = shape[: len(shape) - 2] + shape[len(shape) - 2 :][len(left) == 1 : 1 if len(right) == 1 else 2]
+    ctx.alias(op, result if len(left) > 1 and len(right) > 1 else ctx.add(op, Reshape(tuple(shape)), [result], stem))
 
 
 def matmul_integer(ctx: OnnxContext, op: OnnxNode) -> None:
@@ -159,21 +188,31 @@ def matmul_integer(ctx: OnnxContext, op: OnnxNode) -> None:
 
 
 def qlinear_matmul(ctx: OnnxContext, op: OnnxNode) -> None:
-    """QLinearMatMul with a constant right operand, quantised per tensor or per column."""
-    left, right = ctx.scaling(op, 1, 2, -1, DType.UINT8), ctx.scaling(op, 4, 5, 1, DType.UINT8, 2)
+    """QLinearMatMul; the right operand is a constant matrix, quantised per tensor or per column, or of several."""
+    rank = len(ctx.type_of(ctx.value(op, 3)).shape)
+    left, right = ctx.scaling(op, 1, 2, -1, DType.UINT8), ctx.scaling(op, 4, 5, rank - 1, DType.UINT8, rank)
     x = ctx.dequantized(op, _rows(ctx, op, ctx.value(op, 0)), left)
-    w = _matrix(ctx, op, ctx.dequantized(op, ctx.value(op, 3), right))
-    total = ctx.add(op, FullyConnected(), [x, w], f"{op.outputs[0]}_sum")
+    b = ctx.dequantized(op, ctx.value(op, 3), right)
+    if len(ctx.type_of(b).shape) == 2:
+        total = ctx.add(op, FullyConnected(), [x, _matrix(ctx, op, b)], f"{op.outputs[0]}_sum")
+    else:
+        total = ctx.add(op, MatrixProduct(), [x, b], f"{op.outputs[0]}_sum")
     result = ctx.scaling(op, 6, 7, -1, DType.UINT8)
     ctx.values[op.outputs[0]] = ctx.quantized(op, total, result)
 
 
 def gemm(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Gemm: alpha and beta 1, the left operand not transposed, the right one constant."""
-    for name, wanted in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
-        ctx.only(op, name, wanted)
-    w = _matrix(ctx, op, ctx.value(op, 1), rows_first=not ctx.attribute(op, "transB", 0))
-    operands = [_rows(ctx, op, ctx.value(op, 0)), w]
+    """Gemm; a constant right operand makes it a dense layer, where alpha and beta are 1."""
+    alpha, beta = float(ctx.attribute(op, "alpha", 1.0)), float(ctx.attribute(op, "beta", 1.0))
+    x = _rows(ctx, op, ctx.value(op, 0))
+    if ctx.attribute(op, "transA", 0):
+        x = ctx.add(op, Transpose((1, 0)), [x], f"{x}_columns")
+    b = ctx.value(op, 1)
+    if b not in ctx.static or (alpha, beta) != (1.0, 1.0):
+        _scaled_product(ctx, op, x, b, (alpha, beta))
+        return
+    w = _matrix(ctx, op, b, rows_first=not ctx.attribute(op, "transB", 0))
+    operands = [x, w]
     channels = ctx.type_of(w).shape[0]
     if not ctx.has(op, 2):
         ctx.emit(op, FullyConnected(), operands)
@@ -184,6 +223,20 @@ def gemm(ctx: OnnxContext, op: OnnxNode) -> None:
         return
     total = ctx.add(op, FullyConnected(), operands, f"{op.outputs[0]}_sum")
     ctx.emit(op, Add(), [total, bias])
+
+
+def _scaled_product(ctx: OnnxContext, op: OnnxNode, x: str, b: str, factors: tuple[float, float]) -> None:
+    """Gemm in its general form: alpha * x * b + beta * c, all of them computed."""
+    stem = op.outputs[0]
+    if ctx.attribute(op, "transB", 0):
+        b = ctx.add(op, Transpose((1, 0)), [b], f"{b}_columns")
+    terms = [ctx.add(op, MatrixProduct(), [x, b], f"{stem}_product")]
+    terms += [ctx.value(op, 2)] if ctx.has(op, 2) else []
+    for place, factor in enumerate(factors[: len(terms)]):
+        if factor != 1.0:
+            operands = [terms[place], number(ctx, op, factor)]
+            terms[place] = ctx.add(op, Binary(BinaryKind.MULTIPLY), operands, f"{stem}_scaled")
+    ctx.alias(op, terms[0] if len(terms) == 1 else ctx.add(op, Add(), terms, f"{stem}_sum"))
 
 
 def qgemm(ctx: OnnxContext, op: OnnxNode) -> None:
@@ -217,8 +270,15 @@ def batch_normalization(ctx: OnnxContext, op: OnnxNode) -> None:
     if scale.ndim != 1 or not scale.shape == offset.shape == mean.shape == variance.shape:
         raise ctx.refuse(op, "scale, offset, mean and variance must be vectors of one length")
     factor = scale / np.sqrt(variance + epsilon)
-    image = ctx.image(op, ctx.value(op, 0))
-    stem = op.outputs[0]
+    stem, x = op.outputs[0], ctx.value(op, 0)
+    if len(ctx.type_of(x).shape) != 4:
+        vectors = [
+            ctx.builder.constant(f"{stem}_{name}", array.astype(np.float32))
+            for name, array in (("factor", factor), ("offset", offset - mean * factor))
+        ]
+        batch_affine(ctx, op, x, vectors[0], vectors[1])
+        return
+    image = ctx.image(op, x)
     weights = ctx.builder.constant(f"{stem}_factor", factor.astype(np.float32).reshape(1, 1, 1, -1))
     bias = ctx.builder.constant(f"{stem}_offset", (offset - mean * factor).astype(np.float32))
     ctx.emit_image(op, DepthwiseConv2d(), [image, weights, bias])

@@ -6,6 +6,7 @@ from math import prod
 
 from dovetail.frontend.onnx_context import OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
+from dovetail.frontend.onnx_selection import bordered, pick, reversed_slice
 from dovetail.graph.types import DType, Shape
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 
@@ -97,8 +98,10 @@ def qlinear_concat(ctx: OnnxContext, op: OnnxNode) -> None:
 
 
 def pad(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Pad with a constant; attributes before opset 11, operands since."""
-    ctx.only(op, "mode", "constant")
+    """Pad with a constant or with elements of the value itself; attributes before opset 11, operands since."""
+    mode = ctx.attribute(op, "mode", "constant")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise ctx.refuse(op, f"the attribute mode = {mode} is not supported")
     x = ctx.value(op, 0)
     kind = ctx.type_of(x)
     rank = len(kind.shape)
@@ -106,12 +109,16 @@ def pad(ctx: OnnxContext, op: OnnxNode) -> None:
     pads = tuple(listed) if listed is not None else ctx.integers(op, 1, "pads")
     filler = float(ctx.attribute(op, "value", 0.0)) if listed is not None else ctx.number(op, 2, 0.0, "border value")
     axes = ctx.integers(op, 3, "axes") if ctx.has(op, 3) else tuple(range(rank))
-    if len(pads) != 2 * len(axes) or any(size < 0 for size in pads):
+    if len(pads) != 2 * len(axes) or (mode == "constant" and any(size < 0 for size in pads)):
         raise ctx.refuse(op, f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes")
     before, after = [0] * rank, [0] * rank
     for place, axis in enumerate(axes):
         target = ctx.positive_axis(op, axis, rank)
         before[target], after[target] = pads[place], pads[place + len(axes)]
+    if mode != "constant":
+        sides = zip(kind.shape, before, after, strict=True)
+        pick(ctx, op, x, [bordered(size, lead, trail, mode) for size, lead, trail in sides])
+        return
     if kind.dtype.is_integer and not kind.dtype.low <= filler <= kind.dtype.high:
         raise ctx.refuse(op, f"the border value {filler} is outside {kind.dtype.text}")
     value = int(filler) if kind.dtype.is_integer else filler
@@ -119,12 +126,16 @@ def pad(ctx: OnnxContext, op: OnnxNode) -> None:
 
 
 def slice_(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Slice with constant bounds and positive steps; attributes before opset 10, operands since."""
+    """Slice with constant bounds; attributes before opset 10, operands since."""
     x = ctx.value(op, 0)
     shape = ctx.type_of(x).shape
     starts, stops, axes, steps = _slice_bounds(ctx, op, len(shape))
-    if not len(starts) == len(stops) == len(axes) == len(steps) or min(steps, default=1) <= 0:
-        raise ctx.refuse(op, f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not > 0")
+    if not len(starts) == len(stops) == len(axes) == len(steps) or 0 in steps:
+        raise ctx.refuse(op, f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not 0")
+    if min(steps, default=1) < 0:
+        bounds = zip(starts, stops, steps, strict=True)
+        reversed_slice(ctx, op, x, {ctx.positive_axis(op, a, len(shape)): b for a, b in zip(axes, bounds, strict=True)})
+        return
     begin, end, stride = [0] * len(shape), list(shape), [1] * len(shape)
     for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
         place = ctx.positive_axis(op, axis, len(shape))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, prod
 
 import numpy as np
 
+from dovetail.frontend import onnx_elementwise as elementwise
 from dovetail.frontend import onnx_linear as linear
 from dovetail.frontend import onnx_movement as movement
 from dovetail.frontend import onnx_pooling as pooling
+from dovetail.frontend import onnx_reduction as reduction
+from dovetail.frontend import onnx_resize as resize
+from dovetail.frontend import onnx_selection as selection
+from dovetail.frontend import onnx_transposed as transposed
 from dovetail.frontend.onnx_context import OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode, element_type, wrap
 from dovetail.graph.types import DType
 from dovetail.operators import arithmetic
-from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
+from dovetail.operators.activation import Unary, UnaryKind
 from dovetail.operators.base import Operator
-from dovetail.operators.movement import Reshape, Transpose
+from dovetail.operators.elementwise import BinaryKind
+from dovetail.operators.reduction import ReduceKind
 
 Importer = Callable[[OnnxContext, OnnxNode], None]
 """Adds an operator's nodes; raises ModelError for what it cannot honour."""
@@ -63,11 +68,6 @@ def scaling_attributes(ctx: OnnxContext, op: OnnxNode) -> None:
         )
 
 
-def add(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Add with broadcasting."""
-    ctx.emit(op, arithmetic.Add(), [ctx.value(op, 0), ctx.value(op, 1)])
-
-
 def qlinear_add(ctx: OnnxContext, op: OnnxNode) -> None:
     """com.microsoft QLinearAdd."""
     a = ctx.dequantized(op, ctx.value(op, 0), ctx.scaling(op, 1, 2, -1, DType.UINT8))
@@ -76,81 +76,11 @@ def qlinear_add(ctx: OnnxContext, op: OnnxNode) -> None:
     ctx.values[op.outputs[0]] = ctx.quantized(op, total, ctx.scaling(op, 6, 7, -1, DType.UINT8))
 
 
-def _float(ctx: OnnxContext, op: OnnxNode) -> str:
-    """Operand 0, which must be float."""
-    x = ctx.value(op, 0)
-    if ctx.type_of(x).dtype is not DType.FLOAT32:
-        raise ctx.refuse(op, f"works on float32 here, its operand is {ctx.type_of(x)}")
-    return x
-
-
-def relu(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Relu."""
-    ctx.emit(op, Clamp(0.0, inf), [_float(ctx, op)])
-
-
-def clip(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Clip: attributes before opset 11, operands since; of integers too."""
-    low = float(ctx.attribute(op, "min", -inf)) if "min" in op.attributes else ctx.number(op, 1, -inf, "lower limit")
-    high = float(ctx.attribute(op, "max", inf)) if "max" in op.attributes else ctx.number(op, 2, inf, "upper limit")
-    x = ctx.value(op, 0)
-    kind = ctx.type_of(x).dtype
-    if kind is DType.FLOAT32:
-        ctx.emit(op, Clamp(low, high), [x])
-        return
-    limits = int(max(low, kind.low)), int(min(high, kind.high))
-    ctx.emit(op, arithmetic.Clip(*limits, kind), [x])
-
-
-def _unary(kind: UnaryKind, **defaults: float) -> Importer:
-    """The importer of a float function; attributes other than alpha must have the given value."""
-
-    def build(ctx: OnnxContext, op: OnnxNode) -> None:
-        alpha = float(ctx.attribute(op, "alpha", defaults["alpha"])) if "alpha" in defaults else 0.0
-        ctx.emit(op, Unary(kind, alpha), [_float(ctx, op)])
-
-    return build
-
-
-def hard_sigmoid(ctx: OnnxContext, op: OnnxNode) -> None:
-    """HardSigmoid with the slope 1/6 and the offset 1/2 of Keras and PyTorch."""
-    alpha, beta = float(ctx.attribute(op, "alpha", 0.2)), float(ctx.attribute(op, "beta", 0.5))
-    if not np.isclose(alpha, 1 / 6, rtol=1e-6) or beta != 0.5:
-        raise ctx.refuse(op, f"alpha = {alpha}, beta = {beta} are not supported, only 1/6 and 0.5")
-    ctx.emit(op, Unary(UnaryKind.HARD_SIGMOID), [_float(ctx, op)])
-
-
-def gelu(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Gelu, exact."""
-    ctx.only(op, "approximate", "none")
-    ctx.emit(op, Unary(UnaryKind.GELU), [_float(ctx, op)])
-
-
-def _normalised(ctx: OnnxContext, op: OnnxNode, x: str, opset: int, stem: str) -> str:
-    """The softmax of a float value over the operator's axis; before opset 13 over all axes from it on."""
-    shape = ctx.type_of(x).shape
-    axis = ctx.positive_axis(op, int(ctx.attribute(op, "axis", -1 if opset >= 13 else 1)), len(shape))
-    if axis == len(shape) - 1:
-        return ctx.add(op, Softmax(), [x], stem)
-    if opset < 13:
-        rows = ctx.add(op, Reshape((prod(shape[:axis]), prod(shape[axis:]))), [x], f"{stem}_rows")
-        return ctx.add(op, Reshape(shape), [ctx.add(op, Softmax(), [rows], f"{stem}_normalised")], stem)
-    order = (*(place for place in range(len(shape)) if place != axis), axis)
-    back = tuple(order.index(place) for place in range(len(shape)))
-    last = ctx.add(op, Transpose(order), [x], f"{stem}_last")
-    return ctx.add(op, Transpose(back), [ctx.add(op, Softmax(), [last], f"{stem}_normalised")], stem)
-
-
-def softmax(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Softmax."""
-    ctx.values[op.outputs[0]] = _normalised(ctx, op, _float(ctx, op), ctx.opset, op.outputs[0])
-
-
 def qlinear_softmax(ctx: OnnxContext, op: OnnxNode) -> None:
     """com.microsoft QLinearSoftmax; its attribute `opset` says which meaning of `axis` holds."""
     x = ctx.dequantized(op, ctx.value(op, 0), ctx.scaling(op, 1, 2, -1, DType.UINT8))
     opset = int(ctx.attribute(op, "opset", 13))
-    real = _normalised(ctx, op, x, opset, f"{op.outputs[0]}_real")
+    real = reduction.normalised(ctx, op, x, opset, f"{op.outputs[0]}_real")
     ctx.values[op.outputs[0]] = ctx.quantized(op, real, ctx.scaling(op, 3, 4, -1, DType.UINT8))
 
 
@@ -205,41 +135,92 @@ def shape(ctx: OnnxContext, op: OnnxNode) -> None:
 
 
 STANDARD: Mapping[str, Importer] = {
-    "Add": add,
+    "Abs": elementwise.unary(UnaryKind.ABSOLUTE),
+    "Add": elementwise.binary(BinaryKind.ADD),
+    "ArgMax": reduction.arg_extreme(largest=True),
+    "ArgMin": reduction.arg_extreme(largest=False),
     "AveragePool": pooling.average_pool,
     "BatchNormalization": linear.batch_normalization,
     "Cast": cast,
-    "Clip": clip,
+    "Ceil": elementwise.unary(UnaryKind.CEILING),
+    "Celu": elementwise.celu,
+    "Clip": elementwise.clip,
     "Concat": movement.concat,
     "Conv": linear.conv,
     "ConvInteger": linear.conv_integer,
+    "ConvTranspose": transposed.conv_transpose,
+    "DepthToSpace": selection.depth_to_space,
     "DequantizeLinear": dequantize_linear,
+    "Div": elementwise.binary(BinaryKind.DIVIDE),
     "Dropout": dropout,
-    "Elu": _unary(UnaryKind.ELU, alpha=1.0),
+    "Elu": elementwise.unary(UnaryKind.ELU, alpha=1.0),
+    "Erf": elementwise.unary(UnaryKind.ERROR_FUNCTION),
+    "Exp": elementwise.unary(UnaryKind.EXPONENTIAL),
+    "Expand": selection.expand,
     "Flatten": movement.flatten,
-    "Gelu": gelu,
+    "Floor": elementwise.unary(UnaryKind.FLOOR),
+    "Gather": selection.gather,
+    "Gelu": elementwise.gelu,
     "Gemm": linear.gemm,
     "GlobalAveragePool": pooling.global_average_pool,
-    "HardSigmoid": hard_sigmoid,
-    "HardSwish": _unary(UnaryKind.HARD_SWISH),
+    "GlobalMaxPool": reduction.global_pool(ReduceKind.MAXIMUM),
+    "GroupNormalization": reduction.group_normalisation,
+    "HardSigmoid": elementwise.hard_sigmoid,
+    "HardSwish": elementwise.unary(UnaryKind.HARD_SWISH),
     "Identity": identity,
-    "LeakyRelu": _unary(UnaryKind.LEAKY_RELU, alpha=0.01),
+    "InstanceNormalization": reduction.instance_normalisation,
+    "LayerNormalization": reduction.layer_normalisation,
+    "LeakyRelu": elementwise.unary(UnaryKind.LEAKY_RELU, alpha=0.01),
+    "Log": elementwise.unary(UnaryKind.LOGARITHM),
+    "LogSoftmax": reduction.log_softmax,
     "MatMul": linear.matmul,
     "MatMulInteger": linear.matmul_integer,
+    "Max": elementwise.several(BinaryKind.MAXIMUM),
     "MaxPool": pooling.max_pool,
+    "Mean": elementwise.several(BinaryKind.ADD, mean=True),
+    "Min": elementwise.several(BinaryKind.MINIMUM),
+    "Mish": elementwise.mish,
+    "Mul": elementwise.binary(BinaryKind.MULTIPLY),
+    "Neg": elementwise.unary(UnaryKind.NEGATIVE),
+    "PRelu": elementwise.prelu,
     "Pad": movement.pad,
     "QLinearConv": linear.qlinear_conv,
     "QLinearMatMul": linear.qlinear_matmul,
     "QuantizeLinear": quantize_linear,
+    "RMSNormalization": reduction.rms_normalisation,
+    "Reciprocal": elementwise.unary(UnaryKind.RECIPROCAL),
+    "ReduceL1": reduction.reduction(ReduceKind.SUM, before=UnaryKind.ABSOLUTE),
+    "ReduceL2": reduction.squares(root=True),
+    "ReduceLogSum": reduction.reduction(ReduceKind.SUM, after=UnaryKind.LOGARITHM),
+    "ReduceLogSumExp": reduction.log_sum_exp,
+    "ReduceMax": reduction.reduction(ReduceKind.MAXIMUM),
     "ReduceMean": pooling.reduce_mean,
-    "Relu": relu,
+    "ReduceMin": reduction.reduction(ReduceKind.MINIMUM),
+    "ReduceProd": reduction.reduction(ReduceKind.PRODUCT),
+    "ReduceSum": reduction.reduction(ReduceKind.SUM),
+    "ReduceSumSquare": reduction.squares(root=False),
+    "Relu": elementwise.relu,
     "Reshape": movement.reshape,
+    "Resize": resize.resize,
+    "Round": elementwise.unary(UnaryKind.ROUND),
+    "Selu": elementwise.selu,
     "Shape": shape,
-    "Sigmoid": _unary(UnaryKind.SIGMOID),
+    "Sigmoid": elementwise.unary(UnaryKind.SIGMOID),
+    "Sign": elementwise.unary(UnaryKind.SIGN),
     "Slice": movement.slice_,
-    "Softmax": softmax,
+    "Softmax": reduction.softmax,
+    "Softplus": elementwise.unary(UnaryKind.SOFTPLUS),
+    "Softsign": elementwise.unary(UnaryKind.SOFTSIGN),
+    "SpaceToDepth": selection.space_to_depth,
+    "Split": selection.split,
+    "Sqrt": elementwise.unary(UnaryKind.SQUARE_ROOT),
     "Squeeze": movement.squeeze,
-    "Tanh": _unary(UnaryKind.TANH),
+    "Sub": elementwise.binary(BinaryKind.SUBTRACT),
+    "Sum": elementwise.several(BinaryKind.ADD),
+    "Swish": elementwise.swish,
+    "Tanh": elementwise.unary(UnaryKind.TANH),
+    "ThresholdedRelu": elementwise.unary(UnaryKind.THRESHOLDED_RELU, alpha=1.0),
+    "Tile": selection.tile,
     "Transpose": movement.transpose,
     "Unsqueeze": movement.unsqueeze,
 }
@@ -247,7 +228,7 @@ STANDARD: Mapping[str, Importer] = {
 
 MICROSOFT: Mapping[str, Importer] = {
     "DequantizeLinear": dequantize_linear,
-    "Gelu": gelu,
+    "Gelu": elementwise.gelu,
     "QGemm": linear.qgemm,
     "QLinearAdd": qlinear_add,
     "QLinearAveragePool": pooling.qlinear_average_pool,

@@ -7,6 +7,7 @@ from dovetail.frontend.tflite_context import ACTIVATION_TYPES, TfliteContext
 from dovetail.frontend.tflite_file import OperatorEntry, TfliteFile, read_tflite
 from dovetail.frontend.tflite_operators import IMPORTERS
 from dovetail.graph.graph import Graph
+from dovetail.graph.types import DType
 
 
 def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
@@ -35,14 +36,15 @@ def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
 
 
 def _check_border(file: TfliteFile) -> None:
-    """The model has inputs and outputs, of types an activation may have."""
+    """The model has inputs and outputs, of types an activation may have; places of extremes may be outputs too."""
     for what, indices in (("inputs", file.inputs), ("outputs", file.outputs)):
         if not indices or min(indices) < 0:
             raise ModelError(f"the model has no {what} or leaves one out", where=file.name)
         if len(set(indices)) != len(indices):
             raise ModelError(f"the model lists one of its {what} twice", where=file.name)
+        allowed = (*ACTIVATION_TYPES, *((DType.INT32, DType.INT64) if what == "outputs" else ()))
         for tensor in (file.tensors[index] for index in indices):
-            if tensor.is_constant or tensor.dtype not in ACTIVATION_TYPES:
+            if tensor.is_constant or tensor.dtype not in allowed:
                 raise ModelError(f"{tensor} cannot be one of the model's {what}", where=file.name)
 
 

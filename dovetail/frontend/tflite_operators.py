@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from dovetail.frontend import tflite_elementwise as elementwise
 from dovetail.frontend import tflite_linear as linear
 from dovetail.frontend import tflite_movement as movement
 from dovetail.frontend.tflite_context import TfliteContext
@@ -14,6 +15,7 @@ from dovetail.graph.types import DType
 from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import BinaryKind
 from dovetail.operators.quantization import Quantize
 
 
@@ -81,6 +83,8 @@ def dequantize(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 IMPORTERS: Mapping[str, Importer] = {
     "ADD": Importer(add, 3),
+    "ARG_MAX": Importer(elementwise.arg_extreme(largest=True), 2),
+    "ARG_MIN": Importer(elementwise.arg_extreme(largest=False), 2),
     "AVERAGE_POOL_2D": Importer(linear.average_pool, 3),
     "CONCATENATION": Importer(movement.concatenation, 3),
     "CONV_2D": Importer(linear.convolution, 8),
@@ -91,8 +95,11 @@ IMPORTERS: Mapping[str, Importer] = {
     "HARD_SWISH": Importer(_pointwise(Unary(UnaryKind.HARD_SWISH)), 1),
     "LEAKY_RELU": Importer(leaky_relu, 2),
     "LOGISTIC": Importer(_pointwise(Unary(UnaryKind.SIGMOID)), 3),
+    "MAXIMUM": Importer(elementwise.extreme(BinaryKind.MAXIMUM), 4),
     "MAX_POOL_2D": Importer(linear.max_pool, 3),
     "MEAN": Importer(linear.mean, 3),
+    "MINIMUM": Importer(elementwise.extreme(BinaryKind.MINIMUM), 4),
+    "MUL": Importer(elementwise.arithmetic(BinaryKind.MULTIPLY, "MulOptions"), 4),
     "PACK": Importer(movement.pack, 4),
     "PAD": Importer(movement.pad, 4),
     "PADV2": Importer(movement.pad, 4),
@@ -106,6 +113,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "SOFTMAX": Importer(softmax, 3),
     "SQUEEZE": Importer(movement.squeeze, 1),
     "STRIDED_SLICE": Importer(movement.strided_slice, 4),
+    "SUB": Importer(elementwise.arithmetic(BinaryKind.SUBTRACT, "SubOptions"), 5),
     "TANH": Importer(_pointwise(Unary(UnaryKind.TANH)), 3),
     "TRANSPOSE": Importer(movement.transpose, 6),
 }

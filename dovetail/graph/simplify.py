@@ -19,15 +19,17 @@ from dovetail.graph.types import DType, Shape
 from dovetail.operators.activation import Clamp, Softmax, Unary
 from dovetail.operators.arithmetic import Add, Clip, Offset
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.selection import Pick
 
 POINTWISE = (Quantize, Dequantize, Clamp, Unary, Clip, Offset)
 """Operators of one value (and parameters) that treat every element alike, or every element of one axis."""
 
-MOVEMENT = (Transpose, Reshape, Slice, Pad, Concat)
+MOVEMENT = (Transpose, Reshape, Slice, Pad, Concat, Pick)
 """Operators that compute nothing."""
 
 MAX_FOLDED = 1 << 26
@@ -85,7 +87,7 @@ def lift_above_dequantize(draft: Draft, node: Node) -> str | None:
 
 def lift_above_border(draft: Draft, node: Node) -> str | None:
     """A transpose after a pad or a slice: before it; the border follows its axes."""
-    border = draft.made_by(node.inputs[0], Pad, Slice)
+    border = draft.made_by(node.inputs[0], Pad, Slice, Pick)
     if border is None or not isinstance(node.operator, Transpose) or draft.users(border.output) != 1:
         return None
     moved = draft.add(node.operator, [border.inputs[0]], node, border.inputs[0])
@@ -102,6 +104,8 @@ def _follow(border: Operator, order: Shape) -> Operator:
         return Pad(follow(border.before), follow(border.after), border.value)
     if isinstance(border, Slice):
         return Slice(follow(border.start), follow(border.stop), follow(border.step))
+    if isinstance(border, Pick):
+        return Pick(tuple(border.places[axis] for axis in order))
     raise TypeError(f"{type(border).__name__} has no border")
 
 
@@ -127,6 +131,9 @@ def drop_identity(draft: Draft, node: Node) -> str | None:
         return source if len(node.inputs) == 1 else None
     if isinstance(operator, Transpose):
         return source if operator.permutation == tuple(range(len(operator.permutation))) else None
+    if isinstance(operator, Pick):
+        sizes = draft.types[source].shape
+        return source if all(p == tuple(range(n)) for p, n in zip(operator.places, sizes, strict=True)) else None
     still = isinstance(operator, Reshape | Pad | Slice) and draft.types[source] == draft.types[node.output]
     return source if still else None
 
@@ -185,7 +192,7 @@ def sink_through_softmax(draft: Draft, node: Node) -> str | None:
 def sink_through_border(draft: Draft, node: Node) -> str | None:
     """A transpose before a pad or a slice goes after it; the border follows its axes."""
     move = draft.made_by(node.inputs[0], Transpose)
-    if move is None or not isinstance(move.operator, Transpose) or not isinstance(node.operator, Pad | Slice):
+    if move is None or not isinstance(move.operator, Transpose) or not isinstance(node.operator, Pad | Slice | Pick):
         return None
     operator = _follow(node.operator, inverse(move.operator.permutation))
     return draft.add(move.operator, [draft.add(operator, move.inputs, node)], node)
@@ -212,8 +219,9 @@ def _unmoved(draft: Draft, node: Node) -> tuple[Shape, list[str]] | None:
 
 
 def sink_through_add(draft: Draft, node: Node) -> str | None:
-    """A transpose (or reshape) of both operands of an addition, or of one with a constant other: of the sum."""
-    if not isinstance(node.operator, Add):
+    """A transpose (or reshape) of both operands of an addition (or other function of two values), or of one with a
+    constant other: of the sum."""
+    if not isinstance(node.operator, Add | Binary):
         return None
     found = _unmoved(draft, node)
     if found is not None:
@@ -223,7 +231,7 @@ def sink_through_add(draft: Draft, node: Node) -> str | None:
     sources = [move.inputs[0] for move in moves if move is not None]
     shapes = {draft.types[name].shape for name in (*sources, *node.inputs)} if len(sources) == 2 else set()
     same = len({draft.types[name].shape for name in sources}) == 1
-    if not same or len(shapes) > 2 or draft.types[node.inputs[0]] != draft.types[node.inputs[1]]:
+    if len(sources) != 2 or not same or len(shapes) > 2 or draft.types[node.inputs[0]] != draft.types[node.inputs[1]]:
         return None
     total = draft.add(node.operator, sources, node)
     return draft.add(Reshape(draft.types[node.output].shape), [total], node)

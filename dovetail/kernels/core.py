@@ -6,23 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dovetail.errors import DovetailError
 from dovetail.graph.graph import Graph
+from dovetail.graph.types import DType
 from dovetail.kernels.convolution import Products, convolution_products, write_convolution
 from dovetail.kernels.depthwise import write_depthwise
 from dovetail.kernels.epilogue import Scope
+from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
+from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
 from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
+from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
+from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
-from dovetail.operators.activation import FixedSoftmax
+from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.operators.base import Operator
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce
+from dovetail.operators.selection import Gather, Pick, Resample
 from dovetail.target.description import CoreInstruction
 
 Writer = Callable[[str], list[str]]
@@ -42,8 +49,26 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     Concat: write_movement,
     Pad: write_movement,
     Patches: write_movement,
+    Pick: write_pick,
+    Gather: write_gather,
+    Reduce: write_reduction,
+    ArgExtreme: write_arg_extreme,
+    Resample: write_resample,
+    Softmax: write_row_function,
+    LogSoftmax: write_row_function,
+    Normalise: write_row_function,
+    MatrixProduct: write_matrix_product,
 }
 """What writes the kernel of each anchor: a new anchor needs its writer and a line here."""
+
+FLOAT_FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
+    Conv2d: write_float_convolution,
+    DepthwiseConv2d: write_float_convolution,
+    FullyConnected: write_float_dense,
+    MaxPool2d: write_float_pooling,
+    AveragePool2d: write_float_pooling,
+}
+"""What writes an anchor's kernel where its first operand is float32, if that is not the writer in `FAMILIES`."""
 
 
 PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
@@ -57,7 +82,8 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
-    if instructions and region.anchor is not None and type(region.anchor.operator) in PRODUCTS:
+    real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
+    if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
         scope = Scope(graph, accumulators)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
@@ -73,7 +99,7 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
         kind = type(region.anchor.operator)
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
-        family = FAMILIES[kind]
+        family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
     scope = Scope(graph, accumulators)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 

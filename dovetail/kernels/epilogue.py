@@ -2,113 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dovetail.graph.graph import Graph, Node
-from dovetail.graph.types import Array, DType, Shape
-from dovetail.kernels.kernel import Constants, Parameter, Unsupported, c_type
+from dovetail.graph.graph import Node
+from dovetail.graph.types import Array, DType
+from dovetail.kernels.elementwise import write_binary, write_clamp, write_unary
+from dovetail.kernels.kernel import Unsupported, c_type
+from dovetail.kernels.scope import INT32, Rule
+from dovetail.kernels.scope import Expression as Expression
+from dovetail.kernels.scope import Index as Index
+from dovetail.kernels.scope import Scope as Scope
+from dovetail.kernels.scope import expression_of as expression_of
 from dovetail.kernels.text import atom, integer, product, total
+from dovetail.operators.activation import Clamp, Unary
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary
 from dovetail.operators.quantization import Dequantize, Quantize
-
-INT32 = (-(1 << 31), (1 << 31) - 1)
-
-Index = Callable[[Shape], str]
-"""C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
-
-
-@dataclass(frozen=True)
-class Expression:
-    """A C expression whose value is known to lie in [low, high]; floats have no range."""
-
-    text: str
-    c_type: str
-    """int32_t (narrower operands are promoted to it), int64_t or float."""
-    low: int = 0
-    high: int = 0
-
-    @property
-    def reach(self) -> int:
-        """The largest magnitude."""
-        return max(abs(self.low), abs(self.high))
-
-
-def expression_of(text: str, dtype: DType) -> Expression:
-    """An element of an array."""
-    if dtype is DType.FLOAT32:
-        return Expression(text, "float")
-    if dtype is DType.UINT32:
-        return Expression(f"(int64_t){text}", "int64_t", dtype.low, dtype.high)
-    return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
-
-
-@dataclass
-class Scope:
-    """The parameters of one kernel while its text is written, and the statements of the present place."""
-
-    graph: Graph
-    accumulators: int = 16
-    """Sums there are registers for."""
-    constants: Constants = field(default_factory=Constants)
-    _inputs: dict[str, str] = field(default_factory=dict)
-    _kept: dict[tuple[str, str], str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    index: Index = field(default=lambda shape: "0")
-
-    def input(self, value: str, name: str = "") -> str:
-        """The C identifier of a region input, `name` if it is new."""
-        if value not in self._inputs:
-            wanted = name or ("addend" if self._inputs else "input")
-            taken = list(self._inputs.values()).count
-            self._inputs[value] = wanted if not taken(wanted) else f"{wanted}_{len(self._inputs) + 1}"
-        return self._inputs[value]
-
-    def constant(self, owner: str, stem: str, array: Array) -> str:
-        """The C identifier of a constant that belongs to the value `owner`; asked again, the same one."""
-        place = (owner, stem)
-        if place not in self._kept:
-            self._kept[place] = self.constants.add(stem, np.ascontiguousarray(array))
-        return self._kept[place]
-
-    def element(self, name: str, shape: Shape) -> str:
-        """The element of an array at the present place."""
-        return f"{name}[{self.index(shape)}]"
-
-    def known(self, value: str) -> Array:
-        """The array of an operand that must be constant."""
-        if value not in self.graph.constants:
-            raise Unsupported(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
-        return self.graph.constants[value]
-
-    def define(self, stem: str, kind: str, text: str) -> str:
-        """Add a statement that names an intermediate value."""
-        taken = sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
-        name = f"{stem}_{taken + 1}" if taken else stem
-        self.lines.append(f"const {kind} {name} = {text};")
-        return name
-
-    def keep(self, used: set[str]) -> None:
-        """Drop the constants whose identifiers are not in `used`."""
-        self.constants.arrays = {name: array for name, array in self.constants.arrays.items() if name in used}
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Output, inputs in the region's order, constants."""
-        types = self.graph.types
-        result = self.graph.outputs[0]
-        found = [Parameter("output", result, c_type(types[result].dtype), False)]
-        for value in self.graph.inputs:
-            if value in self._inputs:
-                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False))
-        for name, array in self.constants.arrays.items():
-            found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
-        return tuple(found)
-
-
-Rule = Callable[[Scope, Node, Sequence[Expression]], Expression]
 
 
 def _integer_operand(node: Node, operand: Expression) -> Expression:
@@ -223,7 +135,9 @@ def _offset(scope: Scope, node: Node, operands: Sequence[Expression]) -> Express
 
 
 def _add(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    a, b = (_integer_operand(node, operand) for operand in operands)
+    if operands[0].c_type == "float":
+        return Expression(scope.define("term", "float", f"{operands[0].text} + {atom(operands[1].text)}"), "float")
+    a, b = operands
     low, high = a.low + b.low, a.high + b.high
     if INT32[0] <= low and high <= INT32[1]:
         return Expression(f"{a.text} + {atom(b.text)}", "int32_t", low, high)
@@ -285,6 +199,9 @@ RULES: Mapping[type[Operator], Rule] = {
     Lookup: _lookup,
     Dequantize: _dequantize,
     Quantize: _quantize,
+    Clamp: write_clamp,
+    Unary: write_unary,
+    Binary: write_binary,
 }
 """The C of each pointwise operator: a new one needs its function and a line here."""
 
@@ -320,7 +237,7 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     users = graph.users()
     for node in tree:
         operands = [value_of(node.inputs[0])]
-        if isinstance(node.operator, Add):
+        if isinstance(node.operator, (Add, Binary)):
             operands.append(value_of(node.inputs[1]))
         result = RULES[type(node.operator)](scope, node, operands)
         if len(users[node.output]) > 1 and not result.text.isidentifier():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from dovetail.kernels.float_helpers import FLOAT_HELPERS
+
 HELPERS: dict[str, str] = {
     "in_order": """\
 /* Loads after this stay after it: without it compilers load far ahead and run out of registers. */
@@ -174,6 +176,25 @@ static inline int32_t round_even(float value, int32_t low, int32_t high)
     return (int32_t)(shifted - 12582912.0f);
 }
 """,
+    "divide_integers": """\
+/* left / right rounded towards zero, modulo 2^64; 0 where the divisor is 0. */
+static inline int64_t divide_integers(int64_t left, int64_t right)
+{
+    if (right == -1) {
+        return (int64_t)(0u - (uint64_t)left);
+    }
+    return right == 0 ? 0 : left / right;
+}
+""",
+    "gathered": """\
+/* An index counted from either end as one from the front, limited to [0, size). */
+static inline int32_t gathered(int64_t index, int32_t size)
+{
+    const int64_t place = index < 0 ? index + size : index;
+    return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
+}
+""",
+    **FLOAT_HELPERS,
 }
 """C source of each shared inline function, by its name."""
 

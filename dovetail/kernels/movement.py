@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from dovetail.graph.types import Box, Shape, TensorType, full_box
+from dovetail.graph.types import Box, DType, Shape, TensorType, full_box
+from dovetail.kernels.elementwise import real
 from dovetail.kernels.epilogue import Expression, Index, Scope, expression_of, finish
 from dovetail.kernels.kernel import Unsupported, c_type, declarations
 from dovetail.kernels.nest import Walk, broadcast_walk, loop_names, merge, nest, row_major, walk_text
@@ -100,8 +101,11 @@ def _concat(region: Region, scope: Scope) -> list[str]:
     return lines
 
 
-def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, value: int) -> list[str]:
+def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number: float) -> list[str]:
     """The whole result set to what the pointwise tree makes of one value."""
+    if kind.dtype is DType.FLOAT32:
+        return _computed(region, scope, result, full_box(result), lambda _: Expression(real(number), "float"), None)
+    value = int(number)
     if not region.tree and kind.dtype.bits == 8:
         return [f"__builtin_memset(output, {value & 255}, {prod(result)});"]
     constant = Expression(integer(value), "int32_t", value, value)
@@ -112,10 +116,10 @@ def _pad(region: Region, scope: Scope) -> list[str]:
     value = _whole(region)
     assert region.anchor is not None and isinstance(region.anchor.operator, Pad)
     operator, shape, kind = region.anchor.operator, region.output_shape, region.graph.types[value]
-    if not kind.dtype.is_integer or kind.dtype.bits > 32:
+    if kind.dtype.bits > 32:
         raise Unsupported(f"Pad of {kind} is not computed on the core.")
     box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
-    filled = _fill(region, scope, shape, kind, int(operator.value))
+    filled = _fill(region, scope, shape, kind, operator.value)
     return [*filled, *_copy(region, scope, shape, box, value, Walk(row_major(kind.shape)))]
 
 

@@ -86,6 +86,10 @@ def split(graph: Graph) -> Region:
     if pad is not None and any(user is not anchor for user in users[pad.output]):
         raise Unsupported("the padded value is used outside the window.")
     if anchor is not None:
+        first = {value for node in (pad, anchor) if node is not None for value in node.inputs}
+        early = sorted(first.intersection(node.output for node in tree))
+        if early:
+            raise Unsupported(f"{early[0]!r} is read by {type(anchor.operator).__name__} and computed pointwise.")
         shape = graph.types[anchor.output].shape
         if shape != region.output_shape:
             raise Unsupported(f"the result {list(shape)} is broadcast to {list(region.output_shape)} afterwards.")

@@ -21,6 +21,8 @@ def block(header: str, lines: Iterable[str]) -> list[str]:
 def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int = 0, step: int = 1) -> list[str]:
     """A counting loop from `start` up to `stop`; where there is one turn, the lines with its number instead."""
     lines = list(lines)
+    if isinstance(start, int) and isinstance(stop, int) and start >= stop:
+        return []
     if isinstance(start, int) and isinstance(stop, int) and start + step >= stop:
         return [re.sub(rf"\b{variable}\b", str(start), line) for line in lines]
     advance = f"++{variable}" if step == 1 else f"{variable} += {step}"

@@ -59,6 +59,28 @@ class UnaryKind(enum.Enum):
     """x where x >= 0, else alpha * (exp(x) - 1)"""
     GELU = "Gelu"
     """x * (1 + erf(x / sqrt(2))) / 2"""
+    GELU_TANH = "GeluTanh"
+    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2"""
+    NEGATIVE = "Neg"
+    ABSOLUTE = "Abs"
+    SIGN = "Sign"
+    """-1, 0 or 1"""
+    FLOOR = "Floor"
+    CEILING = "Ceil"
+    ROUND = "Round"
+    """Halves to even."""
+    RECIPROCAL = "Reciprocal"
+    SQUARE_ROOT = "Sqrt"
+    EXPONENTIAL = "Exp"
+    LOGARITHM = "Log"
+    """Natural."""
+    ERROR_FUNCTION = "Erf"
+    SOFTPLUS = "Softplus"
+    """log(1 + exp(x))"""
+    SOFTSIGN = "Softsign"
+    """x / (1 + |x|)"""
+    THRESHOLDED_RELU = "ThresholdedRelu"
+    """x where x > alpha, else 0"""
 
 
 def _sigmoid(x: Array, _alpha: float) -> Array:
@@ -70,9 +92,17 @@ def _hard_sigmoid(x: Array, _alpha: float) -> Array:
     return np.clip(x / 6.0 + 0.5, 0.0, 1.0)
 
 
-def _gelu(x: Array, _alpha: float) -> Array:
-    tails = np.array([erf(value) for value in (x / np.sqrt(2.0)).ravel()], np.float64)
-    return x * (1.0 + tails.reshape(x.shape)) / 2.0
+def _erf(x: Array, _alpha: float) -> Array:
+    return np.asarray(np.array([erf(value) for value in x.ravel()], np.float64).reshape(x.shape))
+
+
+def _gelu(x: Array, alpha: float) -> Array:
+    return x * (1.0 + _erf(x / np.sqrt(2.0), alpha)) / 2.0
+
+
+def _gelu_tanh(x: Array, _alpha: float) -> Array:
+    inner = np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))
+    return np.asarray(x * (1.0 + inner) / 2.0)
 
 
 UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
@@ -83,6 +113,21 @@ UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
     UnaryKind.LEAKY_RELU: lambda x, alpha: np.where(x >= 0, x, alpha * x),
     UnaryKind.ELU: lambda x, alpha: np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0.0))),
     UnaryKind.GELU: _gelu,
+    UnaryKind.GELU_TANH: _gelu_tanh,
+    UnaryKind.NEGATIVE: lambda x, _alpha: -x,
+    UnaryKind.ABSOLUTE: lambda x, _alpha: np.abs(x),
+    UnaryKind.SIGN: lambda x, _alpha: np.sign(x),
+    UnaryKind.FLOOR: lambda x, _alpha: np.floor(x),
+    UnaryKind.CEILING: lambda x, _alpha: np.ceil(x),
+    UnaryKind.ROUND: lambda x, _alpha: np.rint(x),
+    UnaryKind.RECIPROCAL: lambda x, _alpha: 1.0 / x,
+    UnaryKind.SQUARE_ROOT: lambda x, _alpha: np.sqrt(x),
+    UnaryKind.EXPONENTIAL: lambda x, _alpha: np.exp(x),
+    UnaryKind.LOGARITHM: lambda x, _alpha: np.log(x),
+    UnaryKind.ERROR_FUNCTION: _erf,
+    UnaryKind.SOFTPLUS: lambda x, _alpha: np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))),
+    UnaryKind.SOFTSIGN: lambda x, _alpha: x / (1.0 + np.abs(x)),
+    UnaryKind.THRESHOLDED_RELU: lambda x, alpha: np.where(x > alpha, x, 0.0),
 }
 """Each function on float64 arrays, with the operator's alpha."""
 
@@ -93,15 +138,16 @@ class Unary(Operator):
 
     kind: UnaryKind
     alpha: float = 0.0
-    """Slope of LEAKY_RELU, scale of ELU; unused by the others."""
+    """Slope of LEAKY_RELU, scale of ELU, threshold of THRESHOLDED_RELU; unused by the others."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         require(inputs[0].dtype is DType.FLOAT32, f"expects float32, got {inputs[0]}")
         return inputs[0]
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        wide = UNARY_FUNCTIONS[self.kind](inputs[0].astype(np.float64), self.alpha)
-        return np.asarray(wide, dtype=np.float32)
+        with np.errstate(all="ignore"):  # outside the domain the result is NaN or infinite, as in C
+            wide = UNARY_FUNCTIONS[self.kind](inputs[0].astype(np.float64), self.alpha)
+            return np.asarray(wide, dtype=np.float32)
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         return self, (box,)
@@ -110,7 +156,9 @@ class Unary(Operator):
         return True
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        if self.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ELU):
+        if self.kind is UnaryKind.GELU_TANH:
+            return body.add("Gelu", [inputs[0]], approximate="tanh")
+        if self.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ELU, UnaryKind.THRESHOLDED_RELU):
             return body.add(self.kind.value, [inputs[0]], alpha=self.alpha)
         if self.kind is UnaryKind.HARD_SIGMOID:
             return body.add(self.kind.value, [inputs[0]], alpha=1.0 / 6.0, beta=0.5)
@@ -139,6 +187,27 @@ class Softmax(Operator):
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         scaled = body.add("Mul", [inputs[0], body.scalar(self.beta, DType.FLOAT32)])
         return body.add("Softmax", [scaled], axis=-1)
+
+
+@dataclass(frozen=True)
+class LogSoftmax(Operator):
+    """The logarithm of `Softmax`: x less the logarithm of the sum of exp(x) over the last axis, float32."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(inputs[0].dtype is DType.FLOAT32 and len(inputs[0].shape) > 0, f"expects float32, got {inputs[0]}")
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x = inputs[0].astype(np.float64)
+        centred = x - x.max(axis=-1, keepdims=True)
+        return np.asarray(centred - np.log(np.exp(centred).sum(axis=-1, keepdims=True)), dtype=np.float32)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), "a softmax is not tiled over its last axis")
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("LogSoftmax", [inputs[0]], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dovetail.graph.types import Array, Box, DType, TensorType
+from dovetail.operators.arithmetic import broadcast_box
 from dovetail.operators.base import Operator, require
 
 if TYPE_CHECKING:
@@ -222,3 +223,32 @@ def _accumulate(total: Array, x: Array, bias: Sequence[Array]) -> Array:
     for b in bias:
         exact = exact + b.astype(np.int64)
     return exact.astype(kind.numpy)
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Operator):
+    """Products of two computed matrices, float32. Operands: a [..., M, K], b [..., K, N]; leading axes broadcast."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        a, b = inputs
+        real = a.dtype is DType.FLOAT32 and b.dtype is DType.FLOAT32
+        fits = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[-1:] == b.shape[-2:-1]
+        require(real and fits, f"expects float32 [..., M, K] and [..., K, N], got {a} and {b}")
+        lead = tuple(int(size) for size in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+        return TensorType((*lead, a.shape[-2], b.shape[-1]), DType.FLOAT32)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        a, b = (array.astype(np.float64) for array in inputs)
+        return np.asarray(a @ b, dtype=np.float32)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        a, b = inputs
+        depth = (0, a.shape[-1])
+        left, right = (broadcast_box(box[:-2], kind.shape[:-2]) for kind in (a, b))
+        return self, ((*left, box[-2], depth), (*right, depth, box[-1]))
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        return self.infer(inputs).elements * inputs[0].shape[-1]
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("MatMul", list(inputs))

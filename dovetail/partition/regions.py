@@ -10,6 +10,7 @@ from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.layout import Layout
+from dovetail.graph.types import DType
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.knobs import Choice
@@ -166,7 +167,8 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
 
 
 def _cut_where_narrow(graph: Graph, target: Target, root: Node, members: dict[str, Node]) -> dict[str, Node]:
-    """Give back nodes at the top of a core region while it would read wide sums another core region must then store."""
+    """Give back nodes at the top of a core region while it would read wide sums another core region must then store.
+    Floats are as wide before a node as after it."""
     producers = graph.producers()
     kept = dict(members)
     while True:
@@ -179,6 +181,7 @@ def _cut_where_narrow(graph: Graph, target: Target, root: Node, members: dict[st
             and value not in kept
             and graph.types[value].dtype.bits > graph.types[member.output].dtype.bits // 2
             and graph.types[value].dtype.bits > 16
+            and graph.types[value].dtype is not DType.FLOAT32
             and not _engine_takes(graph, target, producers[value])
         ]
         if not wide:

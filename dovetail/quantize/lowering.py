@@ -18,42 +18,58 @@ from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import Clamp
 from dovetail.operators.arithmetic import Rounding
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
+from dovetail.operators.selection import Gather, Pick
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 
 HINT = (
     "quantise the model first: with the framework's own post-training quantisation to int8, "
-    "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator"
+    "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator; "
+    "or let the core compute in float32: dovetail compile --float"
 )
-_MOVES = (Reshape, Transpose, Slice, Pad, MaxPool2d)
-"""Operators of one operand that mean the same on integers as on the floats these stand for."""
+_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, MaxPool2d)
+"""Operators that mean the same on integers as on the floats these stand for."""
 
 
-def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE) -> Graph:
+def _keeps_values(operator: Operator) -> bool:
+    """True for an operator whose results are elements of its operands, chosen alike for integers and floats."""
+    if isinstance(operator, Reduce):
+        return operator.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)
+    if isinstance(operator, Binary):
+        return operator.kind in (BinaryKind.MAXIMUM, BinaryKind.MINIMUM)
+    return isinstance(operator, _MOVES)
+
+
+def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bool = False) -> Graph:
     """The integer graph of a graph in QDQ form; values keep the names of the QDQ graph's integers.
 
     Args:
         graph: operators compute on floats, each between Dequantize and Quantize.
         rounding: of every fixed-point product; DOUBLE is TFLite Micro's, SINGLE is TOSA's and XNNPACK's.
             (64-bit accumulators of int16 activations always use WIDE, TFLite's only rule for them.)
+        allow_float: what has no integer form stays as it is, to be computed in float32 on the core.
 
     Returns:
         A graph of integer operators. A float input keeps a Quantize behind it, a float output a Dequantize before it.
+        With `allow_float` float operators may be among them.
 
     Raises:
         ModelError: an operator computes on floats that are not quantised; it is named, with what to do.
     """
-    if not any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes):
+    quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
+    if not quantised and not allow_float:
         for node in graph.nodes:
             if not graph.types[node.output].dtype.is_integer:
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
-    return _Lowering(graph, rounding).run()
+    return _Lowering(graph, rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:
@@ -68,6 +84,7 @@ def _place(node: Node) -> str:
 class _Lowering:
     graph: Graph
     rounding: Rounding
+    allow_float: bool
 
     def __post_init__(self) -> None:
         self.emitter = Emitter(GraphBuilder(self.graph.name), frozenset(self.graph.types), self.rounding)
@@ -76,6 +93,8 @@ class _Lowering:
         """New name of each integer value, and of the graph's inputs."""
         self.views: dict[str, Quantised | None] = {}
         self.answers: dict[tuple[str, Target, Bounds], str] = {}
+        self.reals: dict[str, str] = {}
+        """New name of each float value that is computed as such."""
 
     def run(self) -> Graph:
         builder = self.emitter.builder
@@ -86,18 +105,27 @@ class _Lowering:
             if isinstance(node.operator, Quantize):
                 self.names[node.output] = self._lower(node)
             elif self.graph.types[node.output].dtype is not DType.FLOAT32:
-                inputs = [self._integer(name) for name in node.inputs]
+                inputs = [self._integer_operand(node, name) for name in node.inputs]
+                self.emitter.origin = node.origin
                 self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
         return builder.finish([self._output(name) for name in self.graph.outputs])
 
     def _lower(self, node: Node) -> str:
         """The integers a Quantize node gives."""
+        if self.allow_float and self.graph.types[node.inputs[1]].shape != (1,) and not self._is_static(node.inputs[0]):
+            operands = [self._real(node.inputs[0]), *(self._integer(name) for name in node.inputs[1:])]
+            return self.emitter.add(node.operator, operands, node.output)
         target = self._target(node)
         answer = self._answer(node.inputs[0], target, Bounds(-inf, inf), node.output)
         if node.output in self.graph.outputs and answer != node.output:
             shape = self.graph.types[node.output].shape
             return self.emitter.add(Reshape(shape), [answer], node.output)
         return answer
+
+    def _is_static(self, value: str) -> bool:
+        """True for a constant and what stands on one alone."""
+        node = self.producers.get(value)
+        return value in self.graph.constants or (node is not None and all(map(self._is_static, node.inputs)))
 
     def _target(self, node: Node) -> Target:
         assert isinstance(node.operator, Quantize)
@@ -144,20 +172,30 @@ class _Lowering:
         if view is not None:
             return emit_requantized(self.emitter, view, target, bounds, stem)
         self.emitter.origin = node.origin
-        if isinstance(node.operator, (Concat, *_MOVES)):
-            parts = [self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part")) for name in node.inputs]
+        if _keeps_values(node.operator):
+            parts = [self._part(name, target, bounds, stem) for name in node.inputs]
             return self.emitter.add(self._on_integers(node.operator, target, bounds), parts, stem)
         return self._arithmetic(node, target, bounds, stem)
+
+    def _part(self, name: str, target: Target, bounds: Bounds, stem: str) -> str:
+        """An operand of an operator that keeps values: a float one as integers of `target`, places as they are."""
+        if self.graph.types[name].dtype is not DType.FLOAT32:
+            return self._integer(name)
+        return self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part"))
 
     def _arithmetic(self, node: Node, target: Target, bounds: Bounds, stem: str) -> str:
         rule = RULES.get(type(node.operator))
         operands = [self._operand(name) for name in node.inputs]
-        if rule is None or any(operand is None for operand in operands):
+        found = [operand for operand in operands if operand is not None]
+        if rule is None or len(found) < len(operands):
+            if self.allow_float:
+                return self._border(self._real(node.output), target, bounds, stem)
             raise self._float_between(node)
         try:
-            found = [operand for operand in operands if operand is not None]
             return rule(self.emitter, node.operator, found, target, bounds, stem)
         except ModelError as error:
+            if self.allow_float:
+                return self._border(self._real(node.output), target, bounds, stem)
             raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
 
     def _operand(self, name: str) -> Quantised | Array | None:
@@ -166,7 +204,7 @@ class _Lowering:
         return view if view is not None else self.graph.constants.get(name)
 
     def _border(self, value: str, target: Target, bounds: Bounds, stem: str) -> str:
-        """A float input of the network, quantised on the core."""
+        """A float value of the new graph (an input of the network, or computed in float), quantised on the core."""
         operands = [
             value,
             self.emitter.constant(f"{stem}_scale", np.array([target.scale], np.float32)),
@@ -175,6 +213,30 @@ class _Lowering:
         name = stem if bounds.open else self.emitter.fresh(f"{stem}_unlimited")
         result = self.emitter.add(Quantize(target.dtype), operands, name)
         return result if bounds.open else self.emitter.clip(result, target, bounds, stem)
+
+    def _integer_operand(self, node: Node, name: str) -> str:
+        """An operand of a node with an integer result: integers, those a float stands for, or the float itself."""
+        if self.graph.types[name].dtype is not DType.FLOAT32:
+            return self._integer(name)
+        view = self._view(name, "") if isinstance(node.operator, ArgExtreme) else None
+        if view is not None and view.per_tensor:
+            return view.name
+        if not self.allow_float:
+            raise self._float_between(node)
+        return self._real(name)
+
+    def _real(self, value: str) -> str:
+        """The name of a float value in the new graph, where it is computed in float."""
+        wanted = {value}
+        for node in reversed(self.graph.nodes):
+            if node.output in wanted and node.output not in self.reals and not isinstance(node.operator, Dequantize):
+                wanted.update(name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32)
+        for node in self.graph.nodes:
+            if node.output in wanted and node.output not in self.reals:
+                operands = [self.reals.get(name) or self._integer(name) for name in node.inputs]
+                self.emitter.origin = node.origin
+                self.reals[node.output] = self.emitter.add(node.operator, operands, node.output)
+        return self.reals.get(value) or self._integer(value)
 
     def _view(self, value: str, stem: str) -> Quantised | None:
         """The integers a float value stands for without any arithmetic, None if there are none."""
@@ -186,7 +248,7 @@ class _Lowering:
     def _source(self, value: str) -> Target | None:
         """The quantisation of the integers that movement operators bring to a float value, where it has any."""
         node = self.producers.get(value)
-        while node is not None and isinstance(node.operator, (Concat, *_MOVES)):
+        while node is not None and _keeps_values(node.operator):
             node = self.producers.get(node.inputs[0])
         if node is None or not isinstance(node.operator, Dequantize):
             return None
@@ -197,9 +259,10 @@ class _Lowering:
         operator = node.operator
         if isinstance(operator, Dequantize):
             return self._dequantized(node, operator)
-        if not isinstance(operator, (Concat, *_MOVES)):
+        if not _keeps_values(operator):
             return None
-        parts = [self._view(name, "") for name in node.inputs]
+        reals = [name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32]
+        parts = [self._view(name, "") for name in reals]
         first = parts[0]
         if first is None or any(part is None or not part.same_steps(first) for part in parts):
             return None
@@ -209,7 +272,8 @@ class _Lowering:
                 return None
             axis = operator.permutation.index(first.axis)
         moved = self._on_integers(operator, first.target, Bounds(-inf, inf))
-        names = [part.name for part in parts if part is not None]
+        found = {name: part.name for name, part in zip(reals, parts, strict=True) if part is not None}
+        names = [found.get(name) or self._integer(name) for name in node.inputs]
         result = self.emitter.add(moved, names, stem or self.emitter.fresh(f"{first.name}_moved"))
         kind, array = self.emitter.builder.type_of(result), self.emitter.builder.constant_of(result)
         return replace(first, name=result, kind=kind, axis=axis, array=array)
@@ -236,7 +300,9 @@ class _Lowering:
         node = self.producers.get(name)
         if node is None:
             raise ModelError(f"the output {name} is a constant or an input of the model", where=self.graph.name)
-        view = self._view(name, "")
+        view = self._view(name, "") if name not in self.reals else None
+        if view is None and self.allow_float:
+            return self._real(name)
         if view is None:
             raise self._float_between(node)
         self.emitter.origin = node.origin
@@ -247,7 +313,7 @@ class _Lowering:
     def _float_between(self, node: Node) -> ModelError:
         """The complaint about a float computation; it names the first operator that lacks quantised operands."""
         first = self._first_float(node)
-        if type(first.operator) not in (*RULES, Clamp, Concat, *_MOVES):
+        if type(first.operator) not in (*RULES, Clamp) and not _keeps_values(first.operator):
             what = f"{_kind(first)} has no integer form in Dovetail"
             return ModelError(what, where=_place(first), hint="take this operator out of the network")
         bare = [name for name in first.inputs if self._operand(name) is None]

@@ -16,12 +16,16 @@ from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import FixedSoftmax, Softmax, Unary
 from dovetail.operators.arithmetic import Add, Lookup, Offset, Requantize
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import AveragePool2d, SumPool2d
+from dovetail.operators.reduction import Reduce, ReduceKind
 from dovetail.quantize.linear import lower_linear
 from dovetail.quantize.multiplier import mean_multiplier, multiplier_arrays, softmax_parameters
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 from dovetail.quantize.tables import Step, unary_table
+
+_SUMMED = (DType.INT8, DType.UINT8, DType.INT16)
 
 Operand = Quantised | Array
 """A quantised value, or a float constant."""
@@ -61,7 +65,10 @@ def emit_requantized(emitter: Emitter, x: Quantised, target: Target, bounds: Bou
 def _add(
     emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
 ) -> str:
-    """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc)."""
+    """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc).
+
+    A difference is computed alike (sub_common.cc).
+    """
     values = _activations(operator, operands)
     left_shift = 15 if target.dtype is DType.INT16 else 20
     twice_larger = 2.0 * max(float(value.scale[0]) for value in values)
@@ -70,8 +77,50 @@ def _add(
         scaling = Requantize(emitter.rounding, value.target.zero_point, 0, left_shift)
         factors = multiplier_arrays([value.target.scale / twice_larger])
         terms.append(emitter.requantize(value.name, factors, scaling, emitter.fresh(f"{stem}_{side}")))
-    total = emitter.add(Add(), terms, emitter.fresh(f"{stem}_accumulator"))
+    total = emitter.add(operator, terms, emitter.fresh(f"{stem}_accumulator"))
     return emitter.scale_to(total, [twice_larger / ((1 << left_shift) * target.scale)], target, bounds, stem)
+
+
+def _binary(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """A difference as a sum; a product of the centred integers, scaled once (micro/kernels/mul_common.cc)."""
+    assert isinstance(operator, Binary)
+    if operator.kind is BinaryKind.SUBTRACT:
+        return _add(emitter, operator, operands, target, bounds, stem)
+    values = _activations(operator, operands)
+    if operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
+        what = f"{operator.kind.value} of {values[0].kind.dtype.text} has no integer form in Dovetail"
+        raise ModelError(what, hint="take this operator out of the quantised part of the network")
+    if all(value.kind.dtype.bits > 8 and value.target.zero_point for value in values):
+        raise ModelError("a product of two 16-bit values with zero points may leave 32 bits")
+    terms = [
+        emitter.add(Offset(-value.target.zero_point, DType.INT32), [value.name], emitter.fresh(f"{stem}_{side}"))
+        for side, value in zip(("left", "right"), values, strict=True)
+    ]
+    product = emitter.add(operator, terms, emitter.fresh(f"{stem}_product"))
+    factor = values[0].target.scale * values[1].target.scale / target.scale
+    return emitter.scale_to(product, [factor], target, bounds, stem)
+
+
+def _reduce(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
+    assert isinstance(operator, Reduce)
+    (x,) = _activations(operator, operands)
+    if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in _SUMMED:
+        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail")
+    summed = Reduce(ReduceKind.SUM, operator.axes, x.target.zero_point)
+    try:
+        total = emitter.add(summed, [x.name], emitter.fresh(f"{stem}_accumulator"))
+    except ValueError as error:
+        raise ModelError(str(error), hint="reduce fewer elements at a time") from None
+    factor = x.target.scale / target.scale
+    count = prod(x.kind.shape[axis] for axis in operator.axes) if operator.kind is ReduceKind.MEAN else 1
+    scaling = Requantize(emitter.rounding, 0, target.zero_point)
+    scaled = emitter.requantize(total, mean_multiplier(factor, count), scaling, emitter.fresh(f"{stem}_scaled"))
+    return emitter.clip(scaled, target, bounds, stem)
 
 
 def _average_pool(
@@ -149,8 +198,10 @@ RULES: dict[type[Operator], Rule] = {
     DepthwiseConv2d: _linear,
     FullyConnected: _linear,
     Add: _add,
+    Binary: _binary,
+    Reduce: _reduce,
     AveragePool2d: _average_pool,
     Softmax: _softmax,
     Unary: _unary,
 }
-"""The rule of each operator that computes. Movement, MaxPool2d and Clamp need none: `lowering` passes through them."""
+"""The rule of each operator that computes. Movement, maxima, minima and Clamp need none: `lowering` passes through."""

@@ -33,14 +33,17 @@ def unary_table(operator: Unary, x: Step, y: Step) -> Array:
     """The result for every value of x's type, lowest first, in y's type.
 
     TFLite Micro's values for int8 SIGMOID and TANH with their fixed output scale, HARD_SWISH and LEAKY_RELU;
-    otherwise the real function, rounded to the nearest step (halves to even).
+    otherwise the real function, rounded to the nearest step (halves to even); 0 where the function is not defined.
     """
     exact = _EXACT.get(operator.kind)
     centred = np.arange(x.dtype.low, x.dtype.high + 1, dtype=np.int64) - x.zero_point
     found = exact(operator, centred, x, y) if exact and x.dtype is y.dtype is DType.INT8 else None
     if found is None:
-        real = UNARY_FUNCTIONS[operator.kind](centred * float(x.scale), operator.alpha)
-        found = np.rint(real / y.scale).astype(np.int64) + y.zero_point
+        operand = (centred.astype(np.float32) * np.float32(x.scale)).astype(np.float64)
+        with np.errstate(all="ignore"):
+            real = np.nan_to_num(UNARY_FUNCTIONS[operator.kind](operand, operator.alpha), nan=0.0)
+            limit = float(1 << 20)  # beyond every type; infinities become it too
+            found = np.rint(np.clip(real / y.scale, -limit, limit)).astype(np.int64) + y.zero_point
     return np.asarray(np.clip(found, y.dtype.low, y.dtype.high).astype(y.dtype.numpy))
 
 

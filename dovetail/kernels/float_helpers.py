@@ -1,0 +1,276 @@
+"""The float functions of the core kernels: small, freestanding, in float32 alone.
+
+Each states its largest error over all floats, in units in the last place (tests/test_float_functions.py measures
+them). Exponentials and logarithms are Taylor series after exact range reduction (ln 2 in two parts, whose first has
+few enough bits that its multiples are exact), the square root is Newton's iteration, erfc a Chebyshev fit of
+log(erfc(x)) + x**2 - log(t) in t = 1 / (1 + x / 2).
+"""
+
+from __future__ import annotations
+
+FLOAT_HELPERS: dict[str, str] = {
+    "as_float": """\
+/* The float with these bits. */
+static inline float as_float(uint32_t bits)
+{
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+""",
+    "as_bits": """\
+/* The bits of a float. */
+static inline uint32_t as_bits(float value)
+{
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+""",
+    "absolute": """\
+/* The value without its sign. */
+static inline float absolute(float value)
+{
+    return as_float(as_bits(value) & 0x7FFFFFFFu);
+}
+""",
+    "larger": """\
+/* The larger of two; NaN if one is. */
+static inline float larger(float left, float right)
+{
+    return left > right || left != left ? left : right;
+}
+""",
+    "smaller": """\
+/* The smaller of two; NaN if one is. */
+static inline float smaller(float left, float right)
+{
+    return left < right || left != left ? left : right;
+}
+""",
+    "sign_of": """\
+/* -1, 0 or 1; NaN of NaN. */
+static inline float sign_of(float value)
+{
+    return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : value);
+}
+""",
+    "nearest": """\
+/* The nearest integer, halves to even: from 2^23 on there are no fractions, so adding it rounds. */
+static inline float nearest(float value)
+{
+    const float size = absolute(value);
+    if (!(size < 8388608.0f)) {
+        return value;
+    }
+    const float rounded = (size + 8388608.0f) - 8388608.0f;
+    return value < 0.0f ? -rounded : rounded;
+}
+""",
+    "floor_of": """\
+/* The largest integer that is not above the value. */
+static inline float floor_of(float value)
+{
+    const float rounded = nearest(value);
+    return rounded > value ? rounded - 1.0f : rounded;
+}
+""",
+    "ceiling_of": """\
+/* The smallest integer that is not below the value. */
+static inline float ceiling_of(float value)
+{
+    const float rounded = nearest(value);
+    return rounded < value ? rounded + 1.0f : rounded;
+}
+""",
+    "exponential": """\
+/* exp(value), within 2 units in the last place. */
+static inline float exponential(float value)
+{
+    if (!(value < 88.7228394f)) {
+        return value != value ? value : __builtin_inff();
+    }
+    if (value < -103.972084f) {
+        return 0.0f;
+    }
+    const float scaled = value * 1.44269504f;
+    const int32_t power = (int32_t)(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
+    const float rest = (value - (float)power * 0.693359375f) + (float)power * 2.12194440e-4f;
+    float series = 1.98412698e-4f;
+    series = series * rest + 1.38888889e-3f;
+    series = series * rest + 8.33333333e-3f;
+    series = series * rest + 4.16666667e-2f;
+    series = series * rest + 1.66666667e-1f;
+    series = series * rest + 0.5f;
+    series = series * rest * rest + rest + 1.0f;
+    const int32_t half = power / 2; /* two factors, since 2^power may be no normal float */
+    return series * as_float((uint32_t)(half + 127) << 23) * as_float((uint32_t)(power - half + 127) << 23);
+}
+""",
+    "exponential_less_one": """\
+/* exp(value) - 1, within 4 units in the last place. */
+static inline float exponential_less_one(float value)
+{
+    if (absolute(value) < 0.35f) {
+        float series = 2.48015873e-5f;
+        series = series * value + 1.98412698e-4f;
+        series = series * value + 1.38888889e-3f;
+        series = series * value + 8.33333333e-3f;
+        series = series * value + 4.16666667e-2f;
+        series = series * value + 1.66666667e-1f;
+        series = series * value + 0.5f;
+        return series * value * value + value;
+    }
+    return exponential(value) - 1.0f;
+}
+""",
+    "logarithm": """\
+/* The natural logarithm, within 2 units in the last place. */
+static inline float logarithm(float value)
+{
+    if (!(value > 0.0f)) {
+        return value == 0.0f ? -__builtin_inff() : __builtin_nanf("");
+    }
+    if (value > 3.40282347e38f) {
+        return value;
+    }
+    const int32_t subnormal = value < 1.17549435e-38f;
+    const uint32_t bits = as_bits(subnormal ? value * 8388608.0f : value);
+    const int32_t above = (int32_t)(bits - 0x3F3504F3u) >> 23; /* the fraction will be in [sqrt(1/2), sqrt(2)) */
+    const float fraction = as_float(bits - ((uint32_t)above << 23));
+    const float power = (float)(above - (subnormal ? 23 : 0));
+    const float ratio = (fraction - 1.0f) / (fraction + 1.0f);
+    const float square = ratio * ratio;
+    float series = 1.81818182e-1f;
+    series = series * square + 2.22222222e-1f;
+    series = series * square + 2.85714286e-1f;
+    series = series * square + 0.4f;
+    series = series * square + 6.66666667e-1f;
+    series = series * square * ratio + 2.0f * ratio;
+    return power * 0.693359375f + (series - power * 2.12194440e-4f);
+}
+""",
+    "logarithm_above_one": """\
+/* log(1 + value) for a value in [0, 1], within 2 units in the last place. */
+static inline float logarithm_above_one(float value)
+{
+    const float ratio = value / (2.0f + value);
+    const float square = ratio * ratio;
+    float series = 1.17647059e-1f;
+    series = series * square + 1.33333333e-1f;
+    series = series * square + 1.53846154e-1f;
+    series = series * square + 1.81818182e-1f;
+    series = series * square + 2.22222222e-1f;
+    series = series * square + 2.85714286e-1f;
+    series = series * square + 0.4f;
+    series = series * square + 6.66666667e-1f;
+    return series * square * ratio + 2.0f * ratio;
+}
+""",
+    "square_root": """\
+/* The square root, within 1 unit in the last place: an estimate from the halved exponent, and Newton's iteration. */
+static inline float square_root(float value)
+{
+    if (!(value > 0.0f)) {
+        return value == 0.0f ? value : __builtin_nanf("");
+    }
+    if (value > 3.40282347e38f) {
+        return value;
+    }
+    const int32_t subnormal = value < 1.17549435e-38f;
+    const float raised = subnormal ? value * 16777216.0f : value;
+    float root = as_float((as_bits(raised) >> 1) + 0x1FBB4F2Eu);
+    for (int32_t turn = 0; turn < 3; ++turn) {
+        root = 0.5f * (root + raised / root);
+    }
+    return subnormal ? root * 2.44140625e-4f : root;
+}
+""",
+    "hyperbolic_tangent": """\
+/* tanh(value), within 3 units in the last place. */
+static inline float hyperbolic_tangent(float value)
+{
+    const float size = absolute(value);
+    if (size > 9.02f) {
+        return value > 0.0f ? 1.0f : -1.0f;
+    }
+    const float grown = exponential_less_one(2.0f * size);
+    const float result = grown / (grown + 2.0f);
+    return value < 0.0f ? -result : result;
+}
+""",
+    "logistic": """\
+/* 1 / (1 + exp(-value)), within 3 units in the last place. */
+static inline float logistic(float value)
+{
+    const float small = exponential(-absolute(value));
+    return (value >= 0.0f ? 1.0f : small) / (1.0f + small);
+}
+""",
+    "soft_plus": """\
+/* log(1 + exp(value)), within 3 units in the last place. */
+static inline float soft_plus(float value)
+{
+    return larger(value, 0.0f) + logarithm_above_one(exponential(-absolute(value)));
+}
+""",
+    "error_series": """\
+/* erf(value) for a value in [-1, 1]. */
+static inline float error_series(float value)
+{
+    const float square = value * value;
+    float series = -1.63658447e-07f;
+    series = series * square + 1.64658537e-6f;
+    series = series * square - 1.49256504e-5f;
+    series = series * square + 1.20553331e-4f;
+    series = series * square - 8.54832714e-4f;
+    series = series * square + 5.22397760e-3f;
+    series = series * square - 2.68661706e-2f;
+    series = series * square + 1.12837917e-1f;
+    series = series * square - 3.76126389e-1f;
+    series = series * square + 1.12837917f;
+    return series * value;
+}
+""",
+    "error_tail": """\
+/* 1 - erf(value) for a value of at least 1; its relative error grows with the square of the value. */
+static inline float error_tail(float value)
+{
+    const float place = 1.0f / (1.0f + 0.5f * value);
+    float series = -0.153710855f;
+    series = series * place + 0.678646411f;
+    series = series * place - 0.9522558f;
+    series = series * place + 0.348871226f;
+    series = series * place - 0.0525735312f;
+    series = series * place + 0.399904636f;
+    series = series * place + 0.99752194f;
+    series = series * place - 1.26540899f;
+    return place * exponential(series - value * value);
+}
+""",
+    "error_function": """\
+/* erf(value), within 3 units in the last place. */
+static inline float error_function(float value)
+{
+    const float size = absolute(value);
+    if (size < 1.0f) {
+        return error_series(value);
+    }
+    const float result = size > 5.0f ? 1.0f : 1.0f - error_tail(size);
+    return value < 0.0f ? -result : (value != value ? value : result);
+}
+""",
+    "gaussian_share": """\
+/* (1 + erf(value / sqrt(2))) / 2, within 2^-16 of its size where it is above 2^-100. */
+static inline float gaussian_share(float value)
+{
+    const float place = value * 0.707106781f;
+    if (absolute(place) < 1.0f) {
+        return 0.5f + 0.5f * error_series(place);
+    }
+    const float tail = 0.5f * error_tail(absolute(place));
+    return value < 0.0f ? tail : (value != value ? value : 1.0f - tail);
+}
+""",
+}
+"""C source of each function, by its name; `helpers.HELPERS` holds them too."""

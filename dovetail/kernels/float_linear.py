@@ -1,0 +1,102 @@
+"""Sums of products in float32: convolutions, dense layers and matrix products, one sum after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from dovetail.kernels.elements import Writer, operand, place_in, without_pad, write_elements
+from dovetail.kernels.epilogue import Expression, Scope
+from dovetail.kernels.kernel import Unsupported
+from dovetail.kernels.region import Region
+from dovetail.kernels.text import loop, product, total
+from dovetail.kernels.window import COLUMN, ROW, tap_loop, variable, window_of, wrapped
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.operators.movement import Pad
+
+PIXEL = ("image", "row", "column", "channel")
+"""Loop variables of an NHWC result."""
+
+
+def write_float_convolution(region: Region, scope: Scope) -> Writer:
+    """The writer of a float Conv2d or DepthwiseConv2d; a Pad with zeros before it is folded in."""
+    anchor = region.anchor
+    assert anchor is not None and isinstance(anchor.operator, (Conv2d, DepthwiseConv2d))
+    if region.pad is not None and isinstance(region.pad.operator, Pad) and region.pad.operator.value != 0:
+        raise Unsupported("only a Pad with zeros is fused into a float convolution.")
+    operator, types = anchor.operator, region.graph.types
+    kernel = types[anchor.inputs[1]].shape
+    window = window_of(region, (kernel[1], kernel[2]), operator.stride, operator.dilation)
+    depthwise = isinstance(operator, DepthwiseConv2d)
+    outputs = types[anchor.output].shape[3]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        image = scope.input(region.source(), "input")
+        weights = operand(region, scope, 1, "weights")
+        channel = places[3]
+        first = f"{operand(region, scope, 2, 'bias')}[{channel}]" if len(anchor.inputs) > 2 else "0.0f"
+        rows, columns = variable("kernel_row", kernel[1]), variable("kernel_column", kernel[2])
+        top = total("top", product(rows, operator.dilation[ROW]))
+        left = total("left", product(columns, operator.dilation[COLUMN]))
+        tap = wrapped(total(product(rows, kernel[2]), columns))
+        if depthwise:
+            share = outputs // window.channels
+            source = window.input_index(top, left, channel if share == 1 else f"{channel} / {share}")
+            lines = [f"sum += {image}[{source}] * {weights}[{total(product(tap, outputs), channel)}];"]
+        else:
+            depth, share = kernel[3], outputs // (window.channels // kernel[3])
+            group = "0" if kernel[3] == window.channels else f"{channel} / {share} * {depth}"
+            tap = wrapped(total(product(channel, kernel[1] * kernel[2]), tap))
+            lines = [
+                f"const float *from = {image} + {window.input_index(top, left, group)};",
+                f"const float *with = {total(weights, product(tap, depth))};",
+                *loop("depth", depth, ["sum += from[depth] * with[depth];"]),
+            ]
+        lines = tap_loop("kernel_column", window.first(COLUMN, True), window.end(COLUMN, True), lines)
+        lines = tap_loop("kernel_row", window.first(ROW, True), window.end(ROW, True), lines)
+        lines = ["{", *lines, "}"] if not depthwise and lines[0].startswith("const") else lines
+        return [*window.clamps(), f"float sum = {first};", *lines], Expression("sum", "float")
+
+    return write_elements(region, scope, element, PIXEL)
+
+
+def write_float_dense(region: Region, scope: Scope) -> Writer:
+    """The writer of a float FullyConnected."""
+    anchor = region.anchor
+    assert anchor is not None and isinstance(anchor.operator, FullyConnected)
+    without_pad(region)
+    shape = region.graph.types[anchor.inputs[0]].shape
+    depth = shape[-1]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        x, weights = operand(region, scope, 0, "input"), operand(region, scope, 1, "weights")
+        first = f"{operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(anchor.inputs) > 2 else "0.0f"
+        row = wrapped(place_in(shape[:-1], places[:-1])) if prod(shape[:-1]) > 1 else "0"
+        lines = [
+            f"const float *from = {total(x, product(row, depth))};",
+            f"const float *with = {total(weights, product(places[-1], depth))};",
+            f"float sum = {first};",
+            *loop("depth", depth, ["sum += from[depth] * with[depth];"]),
+        ]
+        return lines, Expression("sum", "float")
+
+    return write_elements(region, scope, element)
+
+
+def write_matrix_product(region: Region, scope: Scope) -> Writer:
+    """The writer of a MatrixProduct."""
+    anchor = region.anchor
+    assert anchor is not None and isinstance(anchor.operator, MatrixProduct)
+    without_pad(region)
+    left, right = (region.graph.types[value].shape for value in anchor.inputs)
+    depth = left[-1]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        a, b = operand(region, scope, 0, "input"), operand(region, scope, 1, "other")
+        inner = variable("depth", depth)
+        x = place_in(left, (*places[:-1], inner))
+        y = place_in(right, (*places[:-2], inner, places[-1]))
+        lines = ["float sum = 0.0f;", *loop("depth", depth, [f"sum += {a}[{x}] * {b}[{y}];"])]
+        return lines, Expression("sum", "float")
+
+    return write_elements(region, scope, element)

@@ -1,0 +1,123 @@
+"""ONNX's backend node tests through the emitted C on this computer.
+
+Every test of an operator Dovetail reads is compiled as `dovetail compile --float` does it and compared with the
+expected outputs at the test's own tolerance, or stands in `EXCLUDED` with the reason.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx_nodes import Prepared, collect, prepare, roomy, run_joined
+
+GROUPS = 24
+"""Projects the tests are shared out to."""
+
+EXCLUDED: tuple[tuple[str, str, str], ...] = (
+    # name pattern, part of the refusal, reason
+    ("*", "has an element type that is not supported", "float16, bfloat16, float8, float4, float64, uint64, strings: "
+     "no core of Dovetail has such a type"),
+    ("test_qlinearmatmul_*_float16", "must be float32", "as above, for a scale"),
+    ("test_quantizelinear_[ef]*", "does not fit the scale", "as above: quantises to float8 or float4"),
+    ("test_cast_*", "is not supported", "Cast from float32 to integers, or between narrow types"),
+    ("test_dynamicquantizelinear_*expanded", "is not supported", "as above: written out with such a Cast"),
+    ("test_cast_*", "are not unpacked", "inputs narrower than a byte are not taken apart on the core; weights are"),
+    ("test_dequantizelinear_*int[24]", "are not unpacked", "as above"),
+    ("test_quantizelinear_*int[24]", "is not supported", "as above, for outputs"),
+    ("test_quantizelinear_*int[24]", "narrower than a byte", "as above, for outputs"),
+    ("test_*quantizelinear_blocked*", "block_size", "blocked quantisation is not supported"),
+    ("test_*", "which is not fixed", "tensors of no fixed size (the input `like`) or without elements"),
+    ("test_rotary_embedding_*expanded", "do not make up", "as above: splits off a part without elements"),
+    ("test_slice_start_out_of_bounds", "is empty", "as above"),
+    ("test_shape*", "is a constant", "shapes are fixed: nothing is left to compute at run time"),
+    ("test_identity_*", "not a tensor", "sequences and optional values are not tensors"),
+    ("test_*dropout*", "training_mode", "training is not supported"),
+    ("test_dropout_*_mask*", "the result with the mask", "a result of training, which is not supported"),
+    ("test_batchnorm_*_training_mode", "training_mode", "training is not supported"),
+    ("test_maxpool_with_argmax_*", "with indices", "MaxPool's indices, for unpooling, are not computed"),
+    ("test_reduce_m*_bool_inputs", "of bool", "logic is not among the operators"),
+    ("test_*_expanded*", "of the domain ai.onnx is not supported", "written out with operators that are folded where "
+     "they are constant, and here are not"),
+    ("test_center_crop_pad_*expanded", "must be constant", "written out with a border computed by such operators"),
+    ("test_convinteger_with_padding", "different elements", "a weight zero point per channel is not supported"),
+    ("test_convtranspose_3d", "only one or two image axes", "three-dimensional convolutions are not supported"),
+    ("test_resize_tf_crop_and_resize*", "tf_crop_and_resize", "cropping by a region of interest is not supported"),
+)  # fmt: skip
+"""Tests of operators Dovetail reads that it refuses, and why."""
+
+DIFFERENT: dict[str, str] = {
+    "test_resize_downsample_scales_linear_align_corners": "expects the unrounded length in align_corners' formula; "
+    "the specification and ONNX Runtime take the result's",
+    "test_resize_downsample_scales_cubic_align_corners": "as above",
+}
+"""Tests whose expected output Dovetail does not give, and why."""
+
+
+@cache
+def prepared() -> tuple[tuple[Prepared, ...], tuple[tuple[str, str], ...]]:
+    """What compiles, and what is refused with its message."""
+    target = roomy()
+    good, refused = [], []
+    for test in collect():
+        found = prepare(test, target)
+        if isinstance(found, str):
+            refused.append((test.name, found))
+        else:
+            good.append(found)
+    return tuple(good), tuple(refused)
+
+
+@pytest.fixture(autouse=True)
+def greedy_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search for the fewest bytes: tests side by side make it long, and have nothing to share."""
+
+    def as_found(sizes: Mapping[str, int], _clashes: object, start: Mapping[str, int], *_: object) -> object:
+        return dict(start), max(start[name] + sizes[name] for name in start)
+
+    monkeypatch.setattr("dovetail.plan.exact.improve", as_found)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_expected_outputs(group: int, tmp_path: Path) -> None:
+    tests = [test for test in prepared()[0] if test.test.name not in DIFFERENT][group::GROUPS]
+    wrong = []
+    for test, outputs in zip(tests, run_joined(tests, tmp_path / "build"), strict=True):
+        for found, expected in zip(outputs, test.test.outputs, strict=True):
+            try:
+                assert found.shape == np.shape(expected) and found.dtype == np.asarray(expected).dtype
+                np.testing.assert_allclose(found, expected, rtol=test.test.rtol, atol=test.test.atol)
+            except AssertionError as error:
+                wrong.append(f"{test.test.name}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_refusal_has_a_written_reason() -> None:
+    used = set()
+    for name, message in prepared()[1]:
+        matching = [n for n, (glob, part, _) in enumerate(EXCLUDED) if fnmatch.fnmatch(name, glob) and part in message]
+        assert matching, f"{name} is refused without a reason: {message}"
+        used.add(matching[0])
+    idle = [entry for number, entry in enumerate(EXCLUDED) if number not in used]
+    assert not idle, f"nothing is refused for {idle}"
+    assert set(DIFFERENT) <= {test.test.name for test in prepared()[0]}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_where_the_expected_output_is_not_given_onnx_runtime_is_followed(name: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    (test,) = (test for test in prepared()[0] if test.test.name == name)
+    session = runtime.InferenceSession(test.test.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {entry.name: array for entry, array in zip(test.test.model.graph.input, test.test.inputs, strict=True)}
+    ((found,),) = run_joined([test], tmp_path / "build")
+    np.testing.assert_allclose(found, session.run(None, feeds)[0], rtol=1e-5)
+
+
+def test_most_tests_are_run() -> None:
+    good, refused = prepared()
+    assert len(good) >= 600, f"{len(good)} compile, {len(refused)} do not"
