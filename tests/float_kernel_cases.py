@@ -20,8 +20,9 @@ from dovetail.operators.selection import Gather, Pick, Resample
 F32 = DType.FLOAT32
 ANY = (F32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64)
 INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64)
-STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL", "ROUND", "FLOOR", "CEILING", "SIGN", "THRESHOLDED_RELU")
-SAFE = tuple(kind for kind in UnaryKind if kind.name not in STEEP)
+STEPS = ("ROUND", "FLOOR", "CEILING", "SIGN", "THRESHOLDED_RELU")
+STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL")
+SAFE = tuple(kind for kind in UnaryKind if kind.name not in (*STEPS, *STEEP))
 """Functions that do not enlarge a small difference."""
 
 

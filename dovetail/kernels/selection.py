@@ -57,7 +57,8 @@ def write_gather(region: Region, scope: Scope) -> Writer:
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x = operand(region, scope, 0, "input")
         if kind.shape[axis] == 1:
-            return [], expression_of(f"{x}[{place_in(kind.shape, (*places[:axis], '0', *places[middle:]))}]", kind.dtype)
+            only = place_in(kind.shape, (*places[:axis], "0", *places[middle:]))
+            return [], expression_of(f"{x}[{only}]", kind.dtype)
         table = operand(region, scope, 1, "indices")
         index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
         lines = [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
