@@ -61,6 +61,7 @@ def begin(model: Path, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [*command, "-o", str(folder / "t.toml"), "--log", str(folder / "t.jsonl")],
         env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored where we run
     )  # fmt: skip
 
 
