@@ -31,8 +31,6 @@ from dovetail.plan.knobs import region_space
 from dovetail.plan.tiles import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.targets.vta import cost
-from dovetail.targets.vta.config import VtaConfig
 from dovetail.tune.estimate import Estimator
 from dovetail.tune.layer import Layer, distinct_layers, region_alone
 from dovetail.tune.log import open_log
@@ -112,10 +110,11 @@ def only_layer(shape: Shape, target: Target) -> Layer:
 
 
 def bound(layer: Layer, target: Target) -> int:
-    """Cycles no choice can do without: the longer of engine and DMA at work, for the best choice."""
+    """Cycles no choice can do without: the offload's floor, else the longer of engine and DMA at work at best."""
     region = region_alone(layer.graph, target)
-    if target.name == "vta":
-        return cost.floor(cost.shape(region.graph, VtaConfig()), VtaConfig())
+    assert region.offload is not None and region.match is not None
+    if region.offload.floor is not None:
+        return region.offload.floor(region.match)
     estimator = Estimator(region, target, layer.near)
     found = (estimator.estimate(point) for point in region_space(region, target).points() if point[PLACEMENT] != "core")
     return min(max(one.engine, one.copying) for one in found if one is not None)

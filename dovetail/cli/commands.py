@@ -70,7 +70,7 @@ def compile_to(
             dumped = dump(compiled.unit, sample_inputs(compiled.graph), dump_folder)
         write_project(compiled.project, folder, replace=force)
     if dump_folder is not None:
-        note(f"{dump_folder}: {dumped} launches, with the seeded input of --check")
+        note(f"{dump_folder}: {dumped} launches of one inference with seeded inputs")
     if print_program:
         from dovetail.program.printer import print_program as text_of
 

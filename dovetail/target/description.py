@@ -140,6 +140,8 @@ class Offload:
     functions above, and the constraints, as `match.choice`."""
     default: Callable[[Match], Choice] | None = None
     """The settings that stand for knobs that are absent; needed with `knobs`."""
+    floor: Callable[[Match], int] | None = None
+    """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def _offload(name: str, pattern: Any, checks: tuple[Constraint, ...], layout: La
         layouts={"x": layout, "result": layout},
         knobs=lambda match: space(match, config),
         default=lambda match: default(match, config),
+        floor=lambda match: cost.floor(cost.shape(match.graph, config), config),
     )
 
 

@@ -226,9 +226,8 @@ def tilings(s: Shape, config: VtaConfig) -> Iterator[Tiling]:
 @lru_cache(maxsize=1024)
 def best(s: Shape, config: VtaConfig) -> Tiling | None:
     """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits."""
-    found = min(
+    return min(
         tilings(s, config),
         key=lambda t: (cycles(s, t, config), -t.rows, -t.columns, -t.blocks, t.channels_first),
         default=None,
     )
-    return found

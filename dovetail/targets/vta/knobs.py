@@ -31,10 +31,10 @@ def default(match: Match, config: VtaConfig) -> Choice:
 
 def space(match: Match, config: VtaConfig) -> Space:
     """Every schedule of a region."""
-    shape = cost.shape(match.graph, config)
+    shape, base = cost.shape(match.graph, config), default(match, config)
 
     def problem(choice: Choice) -> str | None:
-        return cost.problem(shape, _tiling({**default(match, config), **choice}), config) or None
+        return cost.problem(shape, _tiling({**base, **choice}), config) or None
 
     knobs = (
         Knob("block_rows", cost.sizes(shape.rows), "rows of the result computed together"),
