@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dovetail.build.elf import symbols
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.build.toolchain import compile_firmware, find_compiler
 from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, runtime_path
@@ -110,3 +113,40 @@ class Timer:
 
     def activities(self) -> list[Activity]:
         return []
+
+
+COUNT_BY_INSTRUCTION = """
+import sys, unicorn, unicorn.arm_const
+from elftools.elf.elffile import ELFFile
+CORE
+for base, size in ((0x1C000000, 0x20000), (0x10000000, 0x10000), (0x1A000000, 0x1000), (0xE000E000, 0x1000)):
+    core.mem_map(base, size)
+with open(sys.argv[1], "rb") as stream:
+    elf = ELFFile(stream)
+    for segment in elf.iter_segments():
+        if segment["p_type"] == "PT_LOAD":
+            core.mem_write(segment["p_paddr"], segment.data())
+    entry = elf["e_entry"]
+count = 0
+def step(core, address, size, data):
+    global count
+    count += 1
+core.hook_add(unicorn.UC_HOOK_CODE, step)
+core.emu_start(entry, int(sys.argv[2], 16))
+print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
+"""
+EMULATED = {
+    "rv32imc": "core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)",
+    "cortex-m4": "core = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)\n"
+                 "core.ctl_set_cpu_model(unicorn.arm_const.UC_CPU_ARM_CORTEX_M4)",
+}
+
+
+def counted_by_instruction(elf: Path, isa: str = "rv32imc") -> tuple[int, int]:
+    """Instructions up to dovetail_halt and the exit code, by a hook on every instruction."""
+    halt = symbols(elf)["dovetail_halt"].address
+    script = COUNT_BY_INSTRUCTION.replace("CORE", EMULATED[isa])
+    answer = subprocess.run([sys.executable, "-c", script, str(elf), f"{halt:x}"],
+                            capture_output=True, text=True, check=True)
+    count, code = answer.stdout.split()
+    return int(count), int(code)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dovetail.build.elf import symbols
 from dovetail.errors import SimulationError
 from dovetail.simulate.iss import IssSession, simulate
-from firmware import DMA, TIMER, build, chip
+from firmware import DMA, TIMER, build, chip, counted_by_instruction
 
 WORK = """
 static uint32_t table[256];
@@ -29,38 +26,6 @@ int main(void)
     return 0;
 }
 """
-
-COUNT_BY_INSTRUCTION = """
-import sys, unicorn
-from unicorn import riscv_const as reg
-from elftools.elf.elffile import ELFFile
-core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
-for base, size in ((0x1C000000, 0x20000), (0x10000000, 0x10000), (0x1A000000, 0x1000)):
-    core.mem_map(base, size)
-with open(sys.argv[1], "rb") as stream:
-    elf = ELFFile(stream)
-    for segment in elf.iter_segments():
-        if segment["p_type"] == "PT_LOAD":
-            core.mem_write(segment["p_paddr"], segment.data())
-    entry = elf["e_entry"]
-count = 0
-def step(core, address, size, data):
-    global count
-    count += 1
-core.hook_add(unicorn.UC_HOOK_CODE, step)
-core.emu_start(entry, int(sys.argv[2], 16))
-print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
-"""
-
-
-def counted_by_instruction(elf: Path) -> tuple[int, int]:
-    """Instructions up to dovetail_halt and the exit code, by a hook on every instruction."""
-    halt = symbols(elf)["dovetail_halt"].address
-    answer = subprocess.run([sys.executable, "-c", COUNT_BY_INSTRUCTION, str(elf), f"{halt:x}"],
-                            capture_output=True, text=True, check=True)
-    count, code = answer.stdout.split()
-    return int(count), int(code)
-
 
 @pytest.mark.parametrize("native", [True, False])
 def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from dovetail.build.elf import symbols
 from dovetail.simulate.iss import simulate
 from dovetail.simulate.protocol import SimulationSetup
-from firmware import TIMER, build, chip
+from firmware import TIMER, build, chip, counted_by_instruction
 from test_iss import WORK
-
-COUNT_BY_INSTRUCTION = """
-import sys, unicorn
-from unicorn import arm_const as reg
-from elftools.elf.elffile import ELFFile
-core = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
-core.ctl_set_cpu_model(reg.UC_CPU_ARM_CORTEX_M4)
-for base, size in ((0x1C000000, 0x20000), (0x10000000, 0x10000), (0x1A000000, 0x1000), (0xE000E000, 0x1000)):
-    core.mem_map(base, size)
-with open(sys.argv[1], "rb") as stream:
-    elf = ELFFile(stream)
-    for segment in elf.iter_segments():
-        if segment["p_type"] == "PT_LOAD":
-            core.mem_write(segment["p_paddr"], segment.data())
-    entry = elf["e_entry"]
-count = 0
-def step(core, address, size, data):
-    global count
-    count += 1
-core.hook_add(unicorn.UC_HOOK_CODE, step)
-core.emu_start(entry, int(sys.argv[2], 16))
-print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
-"""
 
 PREDICATED = """
     .syntax unified
@@ -91,21 +65,12 @@ main:
 """
 
 
-def counted_by_instruction(elf: Path) -> tuple[int, int]:
-    """Instructions up to dovetail_halt and the exit code, by a hook on every instruction; it sees no skipped ones."""
-    halt = symbols(elf)["dovetail_halt"].address
-    answer = subprocess.run([sys.executable, "-c", COUNT_BY_INSTRUCTION, str(elf), f"{halt:x}"],
-                            capture_output=True, text=True, check=True)
-    count, code = answer.stdout.split()
-    return int(count), int(code)
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:
     source = WORK.replace("exit_with(sum);\n    return 0;", "exit_with(sum);\n    dovetail_halt(); return 0;")
     elf = build(tmp_path, "void dovetail_halt(void);\n" + source, isa="cortex-m4")
     result = simulate(chip(elf, native_hook=native, isa="cortex-m4"), [], {})
-    assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf)
+    assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf, "cortex-m4")
     assert (result.executed_instructions or 0) > 100_000
 
 
@@ -113,7 +78,7 @@ def test_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) 
 def test_skipped_instructions_are_not_counted(tmp_path: Path, before: int) -> None:
     """The code is shifted past a page's end, where the emulator's blocks end too, in the middle of IT blocks."""
     elf = build(tmp_path, PREDICATED.format(before=before, turns=500), assembler=True, isa="cortex-m4")
-    count, code = counted_by_instruction(elf)
+    count, code = counted_by_instruction(elf, "cortex-m4")
     for native in (True, False):
         result = simulate(chip(elf, native_hook=native, isa="cortex-m4"), [], {})
         assert (result.executed_instructions, result.exit_code) == (count, code)
