@@ -44,28 +44,53 @@ def _schema() -> Any:
     return runtime.schema_fb
 
 
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator of a network: places of its operands (-1 where one is left out) and of its results."""
+
+    opcode: str
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    options: Mapping[str, Any]
+    options_type: str = ""
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class OperatorNetwork:
+    """Operators of the TFLite schema on tensors; what no operator computes and has no data is an input."""
+
+    tensors: Sequence[TensorEntry]
+    operators: Sequence[OperatorCall]
+    outputs: Sequence[int]
+
+    @property
+    def inputs(self) -> list[int]:
+        """Places of the inputs."""
+        computed = {place for call in self.operators for place in call.outputs}
+        return [at for at, entry in enumerate(self.tensors) if entry.data is None and at not in computed]
+
+
 def tflite_bytes(single: SingleOperator) -> bytes:
     """The model as a file."""
+    last = len(single.tensors) - 1
+    call = OperatorCall(single.opcode, range(last), [last], single.options, single.options_type, single.version)
+    return network_file(OperatorNetwork(single.tensors, [call], [last]))
+
+
+def network_file(network: OperatorNetwork) -> bytes:
+    """The network as a file."""
     import flatbuffers  # type: ignore[import-untyped]
 
     schema = _schema()
     model = schema.ModelT()
     model.version = 3
-    model.buffers = [schema.BufferT()]
+    model.buffers, model.operatorCodes = [schema.BufferT()], []
     graph = schema.SubGraphT()
-    graph.tensors, graph.inputs = [], []
-    for index, entry in enumerate(single.tensors):
-        graph.tensors.append(_tensor(schema, model, entry))
-        if entry.data is None and index < len(single.tensors) - 1:
-            graph.inputs.append(index)
-    graph.outputs = [len(single.tensors) - 1]
-    graph.operators = [_operator(schema, single)]
+    graph.tensors = [_tensor(schema, model, entry) for entry in network.tensors]
+    graph.inputs, graph.outputs = network.inputs, list(network.outputs)
+    graph.operators = [_operator(schema, model, call) for call in network.operators]
     model.subgraphs = [graph]
-    code = schema.OperatorCodeT()
-    code.builtinCode = getattr(schema.BuiltinOperator, single.opcode)
-    code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-    code.version = single.version
-    model.operatorCodes = [code]
     builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
@@ -89,30 +114,64 @@ def _tensor(schema: Any, model: Any, entry: TensorEntry) -> Any:
     return tensor
 
 
-def _operator(schema: Any, single: SingleOperator) -> Any:
+def _operator(schema: Any, model: Any, call: OperatorCall) -> Any:
+    code = schema.OperatorCodeT()
+    code.builtinCode = getattr(schema.BuiltinOperator, call.opcode)
+    code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+    code.version = call.version
     operator = schema.OperatorT()
-    operator.opcodeIndex = 0
-    operator.inputs = list(range(len(single.tensors) - 1))
-    operator.outputs = [len(single.tensors) - 1]
-    if single.options_type:
-        options = getattr(schema, f"{single.options_type}T")()
-        for name, value in single.options.items():
+    operator.opcodeIndex = len(model.operatorCodes)
+    model.operatorCodes.append(code)
+    operator.inputs, operator.outputs = list(call.inputs), list(call.outputs)
+    if call.options_type:
+        options = getattr(schema, f"{call.options_type}T")()
+        for name, value in call.options.items():
             setattr(options, name, value)
         operator.builtinOptions = options
-        operator.builtinOptionsType = getattr(schema.BuiltinOptions, single.options_type)
+        operator.builtinOptionsType = getattr(schema.BuiltinOptions, call.options_type)
     return operator
 
 
 def run_micro(model: bytes, inputs: Sequence[Array]) -> Array:
     """The result TensorFlow Lite Micro computes."""
+    return run_micro_often(model, [inputs])[0][0]
+
+
+def run_micro_often(model: bytes, feeds: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """The results TensorFlow Lite Micro computes from each set of inputs."""
     _schema()
     from tflite_micro.python.tflite_micro import runtime
 
     interpreter = runtime.Interpreter.from_bytes(model, arena_size=1 << 20)
-    for index, array in enumerate(inputs):
-        interpreter.set_input(array, index)
-    interpreter.invoke()
-    return np.array(interpreter.get_output(0))
+    results, count = [], _output_count(model)
+    for inputs in feeds:
+        for index, array in enumerate(inputs):
+            interpreter.set_input(array, index)
+        interpreter.invoke()
+        results.append([np.array(interpreter.get_output(index)) for index in range(count)])
+    return results
+
+
+def _output_count(model: bytes) -> int:
+    return int(_schema().Model.GetRootAs(model, 0).Subgraphs(0).OutputsLength())
+
+
+def run_litert_often(model: bytes, feeds: Sequence[Sequence[Array]], reference: bool) -> list[list[Array]]:
+    """The results LiteRT computes from each set of inputs, with its reference kernels or with its default ones."""
+    interpreter_module = pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is the oracle")
+    resolvers = interpreter_module.OpResolverType
+    kind = resolvers.BUILTIN_REF if reference else resolvers.AUTO
+    interpreter = interpreter_module.Interpreter(
+        model_content=model, experimental_op_resolver_type=kind, num_threads=1
+    )
+    interpreter.allocate_tensors()
+    results = []
+    for inputs in feeds:
+        for entry, array in zip(interpreter.get_input_details(), inputs, strict=True):
+            interpreter.set_tensor(entry["index"], array)
+        interpreter.invoke()
+        results.append([interpreter.get_tensor(entry["index"]) for entry in interpreter.get_output_details()])
+    return results
 
 
 NETWORKS = ("ad_autoencoder", "ic_resnet8", "kws_dscnn", "vww_mobilenetv1")

@@ -14,7 +14,6 @@ from dovetail.graph.graph import Graph, evaluate, verify
 from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.arithmetic import Rounding
-from dovetail.operators.pooling import AveragePool2d
 from dovetail.quantize import quantize
 from dovetail.quantize.multiplier import softmax_parameters
 from oracles import (
@@ -270,17 +269,6 @@ def test_pools(opcode: str, padding: int, seed: int) -> None:
     compare_with_micro(SingleOperator(opcode, [x, y], options, "Pool2DOptions", 2), rng)
 
 
-def with_scaled_sums(graph: Graph) -> Graph:
-    """The graph with its average pools marked as TFLite's MEAN."""
-    nodes = [
-        replace(node, operator=replace(node.operator, scaled_sum=True))
-        if isinstance(node.operator, AveragePool2d)
-        else node
-        for node in graph.nodes
-    ]
-    return replace(graph, nodes=tuple(nodes))
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("same", [True, False])
 def test_mean(same: bool, seed: int) -> None:
@@ -291,7 +279,7 @@ def test_mean(same: bool, seed: int) -> None:
     scale = x.scale if same else (x.scale[0] * float(rng.uniform(0.1, 1.5)),)
     y = TensorEntry("y", (1, 60), "int8", scale, x.zero_point if same else 11)
     model = tflite_bytes(SingleOperator("MEAN", [x, axes, y], {"keepDims": False}, "ReducerOptions", 2))
-    graph = quantize(with_scaled_sums(load_tflite("single", model, "single")))
+    graph = quantize(load_tflite("single", model, "single"))
     values = rng.integers(-128, 128, shape).astype(np.int8)
     found = evaluate(graph, {graph.inputs[0]: values})[graph.outputs[0]]
     np.testing.assert_array_equal(found, run_micro(model, [values]))

@@ -225,7 +225,7 @@ def mean(ctx: TfliteContext, op: OperatorEntry) -> None:
     if axes != {1, 2}:
         raise _mean_axes(ctx, op, axes)
     kernel = (x.shape[1], x.shape[2])
-    pool = AveragePool2d(kernel, kernel, ((0, 0), (0, 0)))
+    pool = AveragePool2d(kernel, kernel, ((0, 0), (0, 0)), scaled_sum=True)
     batch, channels = x.shape[0], x.shape[3]
     if options["KeepDims"]:
         ctx.emit_real(op, pool, [ctx.real(op, x)])

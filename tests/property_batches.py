@@ -1,0 +1,201 @@
+"""Many compiled models in one C file, so that a test of thousands pays for few compilations.
+
+Each model goes the whole way by itself, from its file to emitted C under its own prefix. Only then the texts are put one
+after another, the shared helper functions once, behind an entry point that runs them all: a project `run_build` takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.compile import Compiled, Options, compile_graph, prepare
+from dovetail.emit.project import MANIFEST
+from dovetail.emit.source import constants_source, header_source, model_source
+from dovetail.emit.write import write_files
+from dovetail.errors import DovetailError
+from dovetail.graph.types import Array
+from dovetail.kernels import helper_source
+from dovetail.run import open_build, run_build
+from dovetail.target.description import Target
+
+ENTRY = "batch"
+"""Prefix of the joined project's names."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model file, sets of inputs, and what an oracle computes from them."""
+
+    name: str
+    """Family and seed: `make(name)` gives the case again."""
+    file: bytes
+    suffix: str
+    """Ending of the file's name."""
+    text: str
+    """The model in words."""
+    feeds: Sequence[Sequence[Array]]
+    """Sets of inputs, in the model's order."""
+    wanted: Sequence[Sequence[Array]]
+    """For each set the outputs, in the model's order."""
+    doubtful: Sequence[Sequence[Array]] = ()
+    """For each set and output the elements (bool) that may be off by one, where the oracle's arithmetic is not exact."""
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a batch."""
+
+    compared: int
+    """Models compiled, run and compared."""
+    elements: int
+    """Elements compared."""
+    doubtful: int
+    """Elements that might have been off by one."""
+    saturated: float
+    """Share of the elements at the bounds of their type: of these a wrong one would often not show."""
+    refused: Mapping[str, int]
+    """How many models were refused, by sentence."""
+
+
+def compiled(case: Case, prefix: str, target: Target, folder: Path) -> Compiled:
+    """The case through every stage, its file in `folder`; raises DovetailError where it is refused."""
+    path = folder / f"{prefix}{case.suffix}"
+    path.write_bytes(case.file)
+    graph = prepare(path, target, case.options)
+    return compile_graph(graph, target, case.options, interpret=False)
+
+
+def run_batch(cases: Sequence[Case], target: Target, simulator: str, folder: Path) -> Outcome:
+    """Compile, run and compare; raises AssertionError that names every case that differs.
+
+    Args:
+        cases: with equally many sets of inputs each.
+        folder: an empty folder to work in.
+    """
+    kept: list[tuple[Case, Compiled]] = []
+    refused: Counter[str] = Counter()
+    for number, case in enumerate(cases):
+        try:
+            kept.append((case, compiled(case, f"c{number}", target, folder)))
+        except DovetailError as error:
+            refused[str(error.what)] += 1
+        except Exception as error:
+            raise AssertionError(f"{case.name} breaks the compiler: {error!r}\n{case.text}") from error
+    results = run_joined(kept, target, simulator, folder)
+    failures, elements, doubtful = [], 0, 0
+    for (case, _), found in zip(kept, results, strict=True):
+        failures += [] if (failure := difference(case, found)) is None else [failure]
+        elements += sum(array.size for outputs in case.wanted for array in outputs)
+        doubtful += sum(int(array.sum()) for outputs in case.doubtful for array in outputs)
+    assert not failures, f"{len(failures)} of {len(kept)} models differ:\n" + "\n".join(failures[:8])
+    wanted = [array for case, _ in kept for array in case.wanted[0] if array.dtype.kind in "iu"]
+    bounds = sum(int(np.isin(array, (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)).sum()) for array in wanted)
+    return Outcome(len(kept), elements, doubtful, bounds / max(sum(array.size for array in wanted), 1), refused)
+
+
+def difference(case: Case, found: Sequence[Sequence[Array]]) -> str | None:
+    """What differs from the oracle first, in words; None where nothing does."""
+    for at, (outputs, wanted) in enumerate(zip(found, case.wanted, strict=True)):
+        for place, (array, expected) in enumerate(zip(outputs, wanted, strict=True)):
+            if array.shape != expected.shape or array.dtype != expected.dtype:
+                return f"{case.name}: {array.dtype}{array.shape}, expected {expected.dtype}{expected.shape}\n{case.text}"
+            wrong = array != expected
+            if case.doubtful:
+                near = np.abs(array.astype(np.int64) - expected) <= 1
+                wrong &= ~(case.doubtful[at][place] & near)
+            if wrong.any():
+                first = tuple(int(index) for index in np.argwhere(wrong)[0])
+                return (
+                    f"{case.name}: output {place} of set {at} differs in {int(wrong.sum())} of {wrong.size} elements, "
+                    f"first at {first}: expected {expected[first]}, got {array[first]}\n    {case.text}"
+                )
+    return None
+
+
+def run_joined(
+    kept: Sequence[tuple[Case, Compiled]], target: Target, simulator: str, folder: Path
+) -> list[list[list[Array]]]:
+    """For each case and set of inputs the outputs, from one project with all the cases' C."""
+    if not kept:
+        return []
+    projects = [made for _, made in kept]
+    manifests = [json.loads(made.project.files[MANIFEST]) for made in projects]
+    write_files({name: text.encode() for name, text in joined(projects, manifests).items()}, folder / "project")
+    build = open_build(folder / "project", target)
+    feeds = []
+    for at in range(len(kept[0][0].feeds)):
+        feeds.append({
+            _port(number, port["name"]): array
+            for number, ((case, _), manifest) in enumerate(zip(kept, manifests, strict=True))
+            for port, array in zip(manifest["inputs"], case.feeds[at], strict=True)
+        })
+    runs = run_build(build, simulator, feeds, folder / "cache").outputs
+    return [
+        [[outputs[_port(number, port["name"])] for port in manifest["outputs"]] for outputs in runs]
+        for number, manifest in enumerate(manifests)
+    ]
+
+
+def _port(number: int, name: str) -> str:
+    return f"{number}: {name}"
+
+
+def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The files of one project that runs all of them, one after another."""
+    first = projects[0].project.files
+    units = [made.unit for made in projects]
+    functions = [kernel for unit in units for kernel in unit.kernels]
+    parts = ['#include "batch.h"', '#include "dovetail_rt.h"', '#include "copy.h"' if _copies(projects) else ""]
+    parts.append(helper_source(dict.fromkeys(name for kernel in functions for name in kernel.helpers)))
+    parts += dict.fromkeys(text for kernel in functions for text in kernel.declarations)
+    for made in projects:
+        parts += [_without_includes(constants_source(made.unit)[1]), *(kernel.source for kernel in made.unit.kernels)]
+        layers = list(dict.fromkeys(region.name for region in made.regions))
+        parts += [f"#define {layer} {made.unit.model}_{layer}_layer" for layer in layers]
+        parts.append(_without_includes(model_source(made.unit)))
+        parts += [f"#undef {layer}" for layer in layers]
+    calls = "\n".join(f"    {unit.model}_run();" for unit in units)
+    parts.append(f"void {ENTRY}_run(void)\n{{\n{calls}\n}}\n")
+    kept = {name: text for made in projects for name, text in made.project.files.items() if name.startswith("runtime/")}
+    sources = {kind: _sources(manifests, kind) for kind in ("host", "target")}
+    ports = {
+        kind: [{**port, "name": _port(n, port["name"])} for n, manifest in enumerate(manifests) for port in manifest[kind]]
+        for kind in ("inputs", "outputs")
+    }
+    uses_float = any(manifest["uses_float"] for manifest in manifests)
+    described = {**manifests[0], **ports, "sources": sources, "uses_float": uses_float,
+                 "entry": f"{ENTRY}_run", "model_prefix": ENTRY}
+    header = "\n".join(header_source(unit, "0") for unit in units)
+    return {
+        **kept,
+        "link.ld": first["link.ld"],
+        f"src/{ENTRY}.h": f"{header}\nvoid {ENTRY}_run(void);\n",
+        f"src/{ENTRY}.c": "\n".join(parts),
+        MANIFEST: json.dumps(described),
+    }
+
+
+def _copies(projects: Sequence[Compiled]) -> bool:
+    return any("runtime/copy.h" in made.project.files for made in projects)
+
+
+def _without_includes(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#include"))
+
+
+def _sources(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    """The joined file, and what of the runtime any of the projects needs."""
+    runtime = [name for manifest in manifests for name in manifest["sources"][kind] if name.startswith("runtime/")]
+    return [f"src/{ENTRY}.c", *dict.fromkeys(runtime)]
+
+
+Maker = Callable[[int], Case]
+"""Draws the case of a seed."""
