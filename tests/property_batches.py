@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,25 @@ from dovetail.target.description import Target
 
 ENTRY = "batch"
 """Prefix of the joined project's names."""
+
+
+class Draw:
+    """Random choices, the same ones for the same name."""
+
+    def __init__(self, name: str) -> None:
+        self.rng = np.random.default_rng(list(name.encode()))
+
+    def number(self, low: int, high: int) -> int:
+        """An integer, the bounds included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def one_of(self, *options: Any) -> Any:
+        """One of the options."""
+        return options[self.number(0, len(options) - 1)]
+
+    def often(self, chance: float) -> bool:
+        """True with this chance."""
+        return bool(self.rng.random() < chance)
 
 
 @dataclass(frozen=True)
@@ -196,6 +215,3 @@ def _sources(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
     runtime = [name for manifest in manifests for name in manifest["sources"][kind] if name.startswith("runtime/")]
     return [f"src/{ENTRY}.c", *dict.fromkeys(runtime)]
 
-
-Maker = Callable[[int], Case]
-"""Draws the case of a seed."""

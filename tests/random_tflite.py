@@ -13,6 +13,7 @@ import numpy as np
 
 from dovetail.graph.types import Array
 from oracles import OperatorCall, OperatorNetwork, TensorEntry
+from property_batches import Draw
 
 LOW = {"int8": -128, "uint8": 0, "int16": -32768}
 """Smallest element of each type of activations."""
@@ -21,27 +22,15 @@ HIGH = {"int8": 127, "uint8": 255, "int16": 32767}
 """Largest one."""
 
 
-class Maker:
+class Maker(Draw):
     """Draws a network; tensors are named by their places."""
 
     def __init__(self, name: str, dtype: str = "int8", always_bias: bool = False) -> None:
-        self.rng = np.random.default_rng(list(name.encode()))
+        super().__init__(name)
         self.dtype = dtype
         self.always_bias = always_bias
         self.tensors: list[TensorEntry] = []
         self.calls: list[OperatorCall] = []
-
-    def number(self, low: int, high: int) -> int:
-        """An integer, the bounds included."""
-        return int(self.rng.integers(low, high + 1))
-
-    def one_of(self, *options: Any) -> Any:
-        """One of the options."""
-        return options[self.number(0, len(options) - 1)]
-
-    def often(self, chance: float) -> bool:
-        """True with this chance."""
-        return bool(self.rng.random() < chance)
 
     def add(self, entry: TensorEntry) -> int:
         """A tensor of the network."""
@@ -178,23 +167,27 @@ def weights(maker: Maker, shape: tuple[int, ...], axis: int, bits: int = 8) -> i
     return maker.add(TensorEntry("w", shape, "int8", scales, 0, data, axis))
 
 
-def bias(maker: Maker, x: int, w: int, size: int) -> list[int]:
-    """No bias, or one in steps of input scale * weight scale."""
+def bias(maker: Maker, x: int, w: int, size: int, taps: int) -> list[int]:
+    """No bias, or one in steps of input scale * weight scale, as large as sums of `taps` products or less."""
     if maker.often(0.25) and not maker.always_bias:
         return []
     source = np.float32(maker.scale(x))
     scales = tuple(float(source * np.float32(scale)) for scale in maker.tensors[w].scale)
     dtype = "int64" if maker.dtype == "int16" else "int32"
-    reach = maker.one_of(100, 3000, 60000)
+    reach = int(products(maker, w, taps) * maker.one_of(0.1, 1, 1, 3)) + 1
     data = maker.rng.integers(-reach, reach, size).astype(dtype)
     return [maker.add(TensorEntry("b", (size,), dtype, scales, 0, data))]
+
+
+def products(maker: Maker, w: int, taps: int) -> float:
+    """About how large sums of so many products of random elements are."""
+    return 74 * (256 if maker.dtype == "int16" else 1) * (4 if maker.tensors[w].dtype == "int4" else 74) * taps**0.5
 
 
 def summed(maker: Maker, shape: Sequence[int], x: int, w: int, taps: int) -> int:
     """A result whose range fits sums of `taps` products, more or less."""
     fine = 256 if maker.dtype == "int16" else 1
-    reach = 4 if maker.tensors[w].dtype == "int4" else 74
-    spread = 74 * fine * maker.scale(x) * reach * max(maker.tensors[w].scale) * taps**0.5
+    spread = products(maker, w, taps) * maker.scale(x) * max(maker.tensors[w].scale)
     return maker.add(maker.entry(shape, spread / (60 * fine) * float(np.exp(maker.rng.uniform(-1.5, 1)))))
 
 
@@ -205,10 +198,11 @@ def convolution(maker: Maker, x: int, bits: int = 8) -> int:
     groups = maker.one_of(1, 1, 1, *(n for n in (2, 3, 4) if depth % n == 0)) if maker.dtype == "int8" else 1
     outputs = groups * maker.number(1, 9)
     w = weights(maker, (outputs, *kernel, depth // groups), 0, bits)
-    operands = [x, w, *bias(maker, x, w, outputs)]
+    taps = kernel[0] * kernel[1] * depth // groups
+    operands = [x, w, *bias(maker, x, w, outputs, taps)]
     span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     size = [windows(n, s, t, same) for n, s, t in zip((rows, columns), span, stride, strict=True)]
-    y = summed(maker, (batch, *size, outputs), x, w, kernel[0] * kernel[1] * depth // groups)
+    y = summed(maker, (batch, *size, outputs), x, w, taps)
     return maker.call(
         "CONV_2D", operands, y, "Conv2DOptions", 3, padding=0 if same else 1, strideH=stride[0], strideW=stride[1],
         dilationHFactor=dilation[0], dilationWFactor=dilation[1], fusedActivationFunction=maker.activation(),
@@ -222,7 +216,7 @@ def depthwise(maker: Maker, x: int, bits: int = 8) -> int:
     multiplier = maker.one_of(1, 1, 1, 2, 3)
     outputs = depth * multiplier
     w = weights(maker, (1, *kernel, outputs), 3, bits)
-    operands = [x, w, *bias(maker, x, w, outputs)]
+    operands = [x, w, *bias(maker, x, w, outputs, kernel[0] * kernel[1])]
     span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     size = [windows(n, s, t, same) for n, s, t in zip((rows, columns), span, stride, strict=True)]
     y = summed(maker, (batch, *size, outputs), x, w, kernel[0] * kernel[1])
@@ -240,7 +234,7 @@ def fully_connected(maker: Maker, x: int, bits: int = 8) -> int:
     depth = shape[-1] if keep or maker.often(0.5) else int(np.prod(shape[1:]))
     outputs = maker.number(1, 12)
     w = weights(maker, (outputs, depth), 0, bits)
-    operands = [x, w, *bias(maker, x, w, outputs)]
+    operands = [x, w, *bias(maker, x, w, outputs, depth)]
     rows = int(np.prod(shape)) // depth
     y = summed(maker, (*shape[:-1], outputs) if keep else (rows, outputs), x, w, depth)
     return maker.call("FULLY_CONNECTED", operands, y, "FullyConnectedOptions", 5, keepNumDims=keep,
@@ -336,6 +330,12 @@ def requantize(maker: Maker, x: int) -> int:
     return maker.call("QUANTIZE", [x], y, "QuantizeOptions")
 
 
+def rescale(maker: Maker, x: int) -> int:
+    """QUANTIZE within one type."""
+    y = maker.add(maker.entry(maker.shape(x), maker.scale(x) * float(np.exp(maker.rng.uniform(-1.0, 1.5)))))
+    return maker.call("QUANTIZE", [x], y, "QuantizeOptions")
+
+
 def place_of_extreme(maker: Maker, x: int) -> int:
     """ARG_MAX or ARG_MIN."""
     shape = list(maker.shape(x))
@@ -427,7 +427,7 @@ STEPS: Mapping[str, Step] = {
     "mean": mean,
     "softmax": softmax,
     "function": function,
-    "requantize": requantize,
+    "rescale": rescale,
     "pad": pad,
     "concatenation": concatenation,
     "strided_slice": strided_slice,

@@ -1,0 +1,316 @@
+"""Random ONNX models of one quantised operator, and what ONNX Runtime's exact integer operators give for them.
+
+ConvInteger and MatMulInteger are exact in both. Where a result is scaled, ONNX defines a float product that no two runtimes
+round alike: the sums are ONNX Runtime's, the scaling is done in float64, and an element is doubtful where the exact value
+lies so near to a half that the number of bits of a fixed-point factor decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import frexp
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dovetail.compile import Options
+from dovetail.graph.types import Array
+from dovetail.operators.arithmetic import Rounding
+from property_batches import Case, Draw
+
+OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+"""The last operator set both sides read."""
+
+FINE = 1e-4
+"""Distance from a half within which a float32 product may be rounded the other way, values being below 256."""
+
+NARROW = {2: (TensorProto.INT2, TensorProto.UINT2), 4: (TensorProto.INT4, TensorProto.UINT4)}
+"""Element types of fewer than 8 bits, signed and unsigned."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """(q - zero_point) * scale; one scale for all elements or one per output channel."""
+
+    scale: Array
+    zero_point: int
+    dtype: str
+
+    @property
+    def zero(self) -> Array:
+        """The zero point as an array of the element type."""
+        return np.array(self.zero_point, self.dtype)
+
+
+def quantisation(draw: Draw, dtype: str, scale: float | None = None) -> Quantisation:
+    """A random one, zero points at the extremes among them."""
+    limits = np.iinfo(dtype)
+    zero = draw.one_of(limits.min, limits.max, (limits.min + limits.max + 1) // 2, draw.number(limits.min, limits.max))
+    scale = scale or float(np.exp(draw.rng.uniform(-5, -1)))
+    return Quantisation(np.array(scale, np.float32), int(zero), dtype)
+
+
+def elements(draw: Draw, shape: Sequence[int], dtype: str) -> list[Array]:
+    """Two operands: all integers, and nothing but extremes."""
+    limits = np.iinfo(dtype)
+    free = draw.rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+    return [free, np.where(draw.rng.random(shape) < 0.5, limits.min, limits.max).astype(dtype)]
+
+
+def weights(draw: Draw, shape: Sequence[int], dtype: str, bits: int) -> Array:
+    """Weights of so many bits, in a type of 8."""
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype == "int8" else (0, (1 << bits) - 1)
+    return draw.rng.integers(low, high + 1, shape).astype(dtype)
+
+
+def model(nodes: Sequence[Any], x: Array, result: str, constants: dict[str, Any]) -> bytes:
+    """A model of `x` to `y`, of as many axes, as a file."""
+    tensors = [
+        value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
+        for name, value in constants.items()
+    ]
+    kinds = [helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for dtype in (x.dtype, result)]
+    inputs = [helper.make_tensor_value_info("x", kinds[0], x.shape)]
+    graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_tensor_value_info("y", kinds[1], [f"d{axis}" for axis in range(x.ndim)])], tensors)
+    return bytes(helper.make_model(graph, opset_imports=OPSETS, ir_version=10).SerializeToString())
+
+
+def run(file: bytes, operands: Sequence[Array]) -> list[list[Array]]:
+    """What ONNX Runtime computes, one result for each operand, without saturating 16-bit sums."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("session.x64quantprecision", "1")
+    settings.intra_op_num_threads, settings.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
+    return [[np.asarray(session.run(None, {"x": operand})[0])] for operand in operands]
+
+
+def accumulators(op_type: str, operands: Sequence[Array], zero: Array, w: Array, w_zero: Array, window: dict[str, Any]) -> list[Array]:
+    """Exact sums of products by ConvInteger or MatMulInteger, whose left operand ONNX Runtime wants unsigned."""
+    if zero.dtype == np.int8:
+        operands = [(operand.astype(np.int16) + 128).astype(np.uint8) for operand in operands]
+        zero = (zero.astype(np.int16) + 128).astype(np.uint8)
+    node = helper.make_node(op_type, ["x", "w", "x_zero", "w_zero"], ["y"], **window)
+    file = model([node], operands[0], "int32", {"w": w, "x_zero": zero, "w_zero": w_zero})
+    return [outputs[0] for outputs in run(file, operands)]
+
+
+def scaled(totals: Sequence[Array], factor: Array, result: Quantisation, limits: tuple[int, int], reach: Array | float) -> tuple[list[list[Array]], list[list[Array]]]:
+    """total * factor + zero point, rounded to the nearest, within limits; and where it is nearer than `reach` to a half."""
+    wanted, doubtful = [], []
+    for total in totals:
+        exact = total.astype(np.float64) * factor
+        near = np.abs(exact - np.floor(exact) - 0.5) <= reach
+        wanted.append([np.clip(np.rint(exact) + result.zero_point, *limits).astype(result.dtype)])
+        doubtful.append([near])
+    return wanted, doubtful
+
+
+def reach_of(factor: Array, rounding: Rounding) -> Array:
+    """How far from a half a product is still rounded the other way: gemmlowp rounds first to 2**exponent, then to 1."""
+    if rounding is Rounding.SINGLE:
+        return np.full(np.shape(factor), FINE)
+    return np.array([2.0 ** (min(frexp(value)[1], 0) - 1) for value in np.ravel(factor)]).reshape(np.shape(factor)) + FINE
+
+
+def window(draw: Draw, sizes: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+    """A kernel and the attributes of a convolution that fits."""
+    kernel = [draw.one_of(1, 1, 2, 3, 3, 5) for _ in sizes]
+    dilations = [draw.one_of(1, 1, 1, 2) for _ in sizes]
+    strides = [draw.one_of(1, 1, 2, 3) for _ in sizes]
+    found: dict[str, Any] = {"strides": strides, "dilations": dilations}
+    mode = draw.one_of("NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID") if dilations == [1, 1] else "NOTSET"
+    pads = [draw.number(0, kernel[at % 2] - 1) if mode == "NOTSET" and draw.often(0.6) else 0 for at in range(4)]
+    for axis, size in enumerate(sizes):
+        if (kernel[axis] - 1) * dilations[axis] + 1 > size + (pads[axis] + pads[axis + 2]):
+            kernel[axis], pads[axis], pads[axis + 2] = 1, 0, 0
+    return kernel, {**found, **({"pads": pads} if mode == "NOTSET" else {"auto_pad": mode})}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Operands of a convolution (NCHW, OIHW) or a matrix product ([..., K], [K, N]), all but its result."""
+
+    op_type: str
+    operands: Sequence[Array]
+    x: Quantisation
+    w: Array
+    bits: int
+    attributes: dict[str, Any]
+
+    @property
+    def channels(self) -> int:
+        """Output channels."""
+        return int(self.w.shape[0] if self.op_type == "Conv" else self.w.shape[1])
+
+    @property
+    def taps(self) -> int:
+        """Products in a sum."""
+        return int(self.w.size // self.channels)
+
+    def per_channel(self, values: Array) -> Array:
+        """Values of each output channel, to broadcast over the result."""
+        return values.reshape(-1, 1, 1) if self.op_type == "Conv" else values
+
+    def integers(self, w_zero: int) -> list[Array]:
+        """The exact sums."""
+        zero = np.array(w_zero, self.w.dtype)
+        name = f"{self.op_type}Integer"
+        return accumulators(name, self.operands, self.x.zero, self.w, zero, self.attributes)
+
+
+def convolution(draw: Draw) -> Layer:
+    """Any convolution of an image, groups and depthwise ones included."""
+    groups, share, depth = draw.one_of(1, 1, 1, 2, 4), draw.number(1, 5), draw.number(1, 5)
+    if draw.often(0.3):
+        groups, share, depth = draw.one_of(2, 3, 8), draw.one_of(1, 1, 2), 1
+    sizes = [draw.number(1, 9), draw.number(1, 9)]
+    kernel, attributes = window(draw, sizes)
+    x = quantisation(draw, draw.one_of("uint8", "int8"))
+    bits = draw.number(2, 8)
+    w = weights(draw, (groups * share, depth, *kernel), draw.one_of("uint8", "int8"), bits)
+    shape = (draw.one_of(1, 1, 2), groups * depth, *sizes)
+    return Layer("Conv", elements(draw, shape, x.dtype), x, w, bits, {**attributes, "group": groups})
+
+
+def product(draw: Draw) -> Layer:
+    """A matrix product."""
+    x = quantisation(draw, draw.one_of("uint8", "int8"))
+    depth, bits = draw.number(1, 40), draw.number(2, 8)
+    w = weights(draw, (depth, draw.number(1, 12)), draw.one_of("uint8", "int8"), bits)
+    shape = (*draw.one_of((draw.number(1, 5),), (2, 3)), depth)
+    return Layer("MatMul", elements(draw, shape, x.dtype), x, w, bits, {})
+
+
+def words(layer: Layer, others: str) -> str:
+    """A layer in words."""
+    return (
+        f"{layer.op_type}{layer.attributes} {layer.operands[0].dtype}{list(layer.operands[0].shape)} zero "
+        f"{layer.x.zero_point}, weights of {layer.bits} bits {layer.w.dtype}{list(layer.w.shape)} {others}"
+    )
+
+
+def zero_of(draw: Draw, layer: Layer) -> int:
+    """A zero point of the weights, 0 half of the time."""
+    return int(draw.one_of(0, 0, int(layer.w.min()), int(layer.w.max()))) if layer.w.size else 0
+
+
+def as_integers(name: str, draw: Draw, layer: Layer) -> Case:
+    """ConvInteger or MatMulInteger: int32 sums, exact."""
+    zero = zero_of(draw, layer)
+    constants = {"w": layer.w, "x_zero": layer.x.zero, "w_zero": np.array(zero, layer.w.dtype)}
+    node = helper.make_node(f"{layer.op_type}Integer", ["x", *constants], ["y"], **layer.attributes)
+    file = model([node], layer.operands[0], "int32", constants)
+    wanted = [[total] for total in layer.integers(zero)]
+    text = words(layer, f"zero {zero}")
+    return Case(name, file, ".onnx", text, [[operand] for operand in layer.operands], wanted)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How a layer's sums become 8 bits."""
+
+    steps: Array
+    """Scales of the weights: one, or one per channel."""
+    bias: Array | None
+    y: Quantisation
+    factor: Array
+
+
+def scaling(draw: Draw, layer: Layer, zero: int) -> Scaling:
+    """Random scales, such that the result is rarely saturated."""
+    count = layer.channels if draw.often(0.5) and zero == 0 else 1
+    steps = np.exp(draw.rng.uniform(-6, -5, count)).astype(np.float32)
+    reach = 74 * (1 << layer.bits - 1) * layer.taps**0.5 + 1
+    bias = draw.rng.integers(-int(reach), int(reach) + 1, layer.channels).astype(np.int32) if draw.often(0.7) else None
+    wide = reach * float(layer.x.scale) * float(steps.max()) / 60 * float(np.exp(draw.rng.uniform(-1, 1)))
+    y = quantisation(draw, layer.x.dtype, wide)
+    factor = layer.x.scale.astype(np.float64) * steps.astype(np.float64) / y.scale.astype(np.float64)
+    return Scaling(steps, bias, y, factor)
+
+
+def as_qlinear(name: str, draw: Draw, layer: Layer) -> Case:
+    """QLinearConv or QLinearMatMul; ONNX Runtime's own result must agree too, where it does not saturate (uint8)."""
+    if layer.x.dtype == "int8" and layer.w.dtype == np.uint8:
+        layer = Layer(layer.op_type, layer.operands, layer.x, layer.w.astype(np.int8), layer.bits, layer.attributes)
+    zero = zero_of(draw, layer) if layer.op_type == "Conv" or layer.w.dtype == np.uint8 else 0
+    how = scaling(draw, layer, zero)
+    bias = how.bias if layer.op_type == "Conv" else None
+    steps = how.steps if how.steps.size > 1 else how.steps.reshape(())
+    constants = {"x_scale": layer.x.scale, "x_zero": layer.x.zero, "w": layer.w, "w_scale": steps,
+                 "w_zero": np.full(steps.shape, zero, layer.w.dtype), "y_scale": how.y.scale, "y_zero": how.y.zero,
+                 **({"bias": bias} if bias is not None else {})}  # fmt: skip
+    node = helper.make_node(f"QLinear{layer.op_type}", ["x", *constants], ["y"], **layer.attributes)
+    file = model([node], layer.operands[0], layer.x.dtype, constants)
+    limits = None if layer.x.dtype == "uint8" else (-128, 127)
+    return scaled_case(name, draw, layer, zero, Scaling(how.steps, bias, how.y, how.factor), file, limits)
+
+
+def as_qdq(name: str, draw: Draw, layer: Layer) -> Case:
+    """Conv or MatMul between DequantizeLinear and QuantizeLinear, weights of 2 or 4 bits in types of their own."""
+    zero = zero_of(draw, layer)
+    how = scaling(draw, layer, zero)
+    kind = NARROW[layer.bits][int(layer.w.dtype == np.uint8)] if layer.bits == 4 else None
+    steps = how.steps if how.steps.size > 1 else how.steps.reshape(())
+    w_zero = np.full(steps.shape, zero, layer.w.dtype)
+    constants: dict[str, Any] = {
+        "w": layer.w if kind is None else helper.make_tensor("w", kind, layer.w.shape, layer.w.ravel().tolist()),
+        "w_scale": steps,
+        "w_zero": w_zero if kind is None else helper.make_tensor("w_zero", kind, steps.shape, w_zero.ravel().tolist()),
+        "x_scale": layer.x.scale, "x_zero": layer.x.zero, "y_scale": how.y.scale, "y_zero": how.y.zero,
+    }  # fmt: skip
+    axis = {"axis": 0 if layer.op_type == "Conv" else 1} if how.steps.size > 1 else {}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "x_scale", "x_zero"], ["x_real"]),
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_real"], **axis),
+    ]
+    bias = how.bias if layer.op_type == "Conv" else None
+    if bias is not None:
+        unit = (layer.x.scale * how.steps).astype(np.float32)
+        constants |= {"bias": bias, "b_scale": unit if unit.size > 1 else unit.reshape(())}
+        nodes.append(helper.make_node("DequantizeLinear", ["bias", "b_scale"], ["b_real"], **({"axis": 0} if axis else {})))
+    operands = ["x_real", "w_real", *(["b_real"] if bias is not None else [])]
+    nodes.append(helper.make_node(layer.op_type, operands, ["sum"], **layer.attributes))
+    active = draw.often(0.4)
+    nodes += [helper.make_node("Relu", ["sum"], ["active"])] if active else []
+    nodes.append(helper.make_node("QuantizeLinear", ["active" if active else "sum", "y_scale", "y_zero"], ["y"]))
+    file = model(nodes, layer.operands[0], layer.x.dtype, constants)
+    low, high = np.iinfo(how.y.dtype).min, np.iinfo(how.y.dtype).max
+    limits = (how.y.zero_point if active else low, high)
+    return scaled_case(name, draw, layer, zero, Scaling(how.steps, bias, how.y, how.factor), file, limits)
+
+
+def scaled_case(name: str, draw: Draw, layer: Layer, zero: int, how: Scaling, file: bytes, limits: tuple[int, int] | None) -> Case:
+    """The case of a layer with a result of 8 bits; without `limits`, ONNX Runtime computes it."""
+    rounding = draw.one_of(Rounding.SINGLE, Rounding.DOUBLE)
+    totals = layer.integers(zero)
+    if how.bias is not None:
+        totals = [total + layer.per_channel(how.bias) for total in totals]
+    factor = layer.per_channel(how.factor)
+    whole = (np.iinfo(how.y.dtype).min, np.iinfo(how.y.dtype).max)
+    wanted, doubtful = scaled(totals, factor, how.y, limits or whole, reach_of(factor, rounding))
+    if limits is None:
+        exact, wanted = wanted, run(file, layer.operands)
+        for one, other, near in zip(exact, wanted, doubtful, strict=True):
+            assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
+    text = words(layer, f"zero {zero} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}")
+    feeds = [[operand] for operand in layer.operands]
+    return Case(name, file, ".onnx", text, feeds, wanted, doubtful, Options(rounding=rounding))
+
+
+Make = Callable[[str], Case]
+"""Draws the case of a name."""
+
+
+def made(layer: Callable[[Draw], Layer], form: Callable[[str, Draw, Layer], Case]) -> Make:
+    """A layer in one of its forms."""
+
+    def make(name: str) -> Case:
+        draw = Draw(name)
+        return form(name, draw, layer(draw))
+
+    return make
