@@ -7,7 +7,7 @@ lies so near to a half that the number of bits of a fixed-point factor decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import frexp
 from typing import Any
@@ -21,11 +21,11 @@ from dovetail.graph.types import Array
 from dovetail.operators.arithmetic import Rounding
 from property_batches import Case, Draw
 
-OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-"""The last operator set both sides read."""
-
 FINE = 1e-4
 """Distance from a half within which a float32 product may be rounded the other way, values being below 256."""
+
+NAMES = ("x", "x1", "x2")
+"""Inputs of the models."""
 
 NARROW = {2: (TensorProto.INT2, TensorProto.UINT2), 4: (TensorProto.INT4, TensorProto.UINT4)}
 """Element types of fewer than 8 bits, signed and unsigned."""
@@ -66,48 +66,54 @@ def weights(draw: Draw, shape: Sequence[int], dtype: str, bits: int) -> Array:
     return draw.rng.integers(low, high + 1, shape).astype(dtype)
 
 
-def model(nodes: Sequence[Any], x: Array, result: str, constants: dict[str, Any]) -> bytes:
-    """A model of `x` to `y`, of as many axes, as a file."""
+def model(nodes: Sequence[Any], feed: Sequence[Array], result: tuple[str, int], constants: Mapping[str, Any]) -> bytes:
+    """A model of the inputs `x`, `x1`, ... to `y`, of a type and a number of axes, as a file."""
     tensors = [
         value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
         for name, value in constants.items()
     ]
-    kinds = [helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for dtype in (x.dtype, result)]
-    inputs = [helper.make_tensor_value_info("x", kinds[0], x.shape)]
-    graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_tensor_value_info("y", kinds[1], [f"d{axis}" for axis in range(x.ndim)])], tensors)
-    return bytes(helper.make_model(graph, opset_imports=OPSETS, ir_version=10).SerializeToString())
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in zip(NAMES, feed, strict=False)
+    ]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(result[0]))
+    output = helper.make_tensor_value_info("y", kind, [f"d{axis}" for axis in range(result[1])])
+    graph = helper.make_graph(list(nodes), "g", inputs, [output], tensors)
+    newest = any(tensor.data_type in NARROW[2] for tensor in tensors)
+    opsets = [helper.make_opsetid("", 25 if newest else 21), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=13 if newest else 10).SerializeToString())
 
 
-def run(file: bytes, operands: Sequence[Array]) -> list[list[Array]]:
-    """What ONNX Runtime computes, one result for each operand, without saturating 16-bit sums."""
+def run(file: bytes, feeds: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """What ONNX Runtime computes from each set of inputs, without saturating 16-bit sums."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.add_session_config_entry("session.x64quantprecision", "1")
     settings.intra_op_num_threads, settings.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-    return [[np.asarray(session.run(None, {"x": operand})[0])] for operand in operands]
+    return [[np.asarray(session.run(None, dict(zip(NAMES, feed, strict=False)))[0])] for feed in feeds]
 
 
-def accumulators(op_type: str, operands: Sequence[Array], zero: Array, w: Array, w_zero: Array, window: dict[str, Any]) -> list[Array]:
+def accumulators(
+    op_type: str, operands: Sequence[Array], zero: Array, w: Array, w_zero: Array, window: Mapping[str, Any]
+) -> list[Array]:
     """Exact sums of products by ConvInteger or MatMulInteger, whose left operand ONNX Runtime wants unsigned."""
     if zero.dtype == np.int8:
         operands = [(operand.astype(np.int16) + 128).astype(np.uint8) for operand in operands]
         zero = (zero.astype(np.int16) + 128).astype(np.uint8)
     node = helper.make_node(op_type, ["x", "w", "x_zero", "w_zero"], ["y"], **window)
-    file = model([node], operands[0], "int32", {"w": w, "x_zero": zero, "w_zero": w_zero})
-    return [outputs[0] for outputs in run(file, operands)]
+    feeds = [[operand] for operand in operands]
+    file = model([node], feeds[0], ("int32", operands[0].ndim), {"w": w, "x_zero": zero, "w_zero": w_zero})
+    return [outputs[0] for outputs in run(file, feeds)]
 
 
-def scaled(totals: Sequence[Array], factor: Array, result: Quantisation, limits: tuple[int, int], reach: Array | float) -> tuple[list[list[Array]], list[list[Array]]]:
-    """total * factor + zero point, rounded to the nearest, within limits; and where it is nearer than `reach` to a half."""
-    wanted, doubtful = [], []
-    for total in totals:
-        exact = total.astype(np.float64) * factor
-        near = np.abs(exact - np.floor(exact) - 0.5) <= reach
-        wanted.append([np.clip(np.rint(exact) + result.zero_point, *limits).astype(result.dtype)])
-        doubtful.append([near])
-    return wanted, doubtful
+def scaled(
+    exact: Sequence[Array], result: Quantisation, limits: tuple[int, int], reach: Array | float
+) -> tuple[list[list[Array]], list[list[Array]]]:
+    """Float64 values in steps, rounded to the nearest, within limits; and where they are nearer than `reach` to a half."""
+    wanted = [[np.clip(np.rint(array) + result.zero_point, *limits).astype(result.dtype)] for array in exact]
+    return wanted, [[np.abs(array - np.floor(array) - 0.5) <= reach] for array in exact]
 
 
 def reach_of(factor: Array, rounding: Rounding) -> Array:
@@ -204,7 +210,7 @@ def as_integers(name: str, draw: Draw, layer: Layer) -> Case:
     zero = zero_of(draw, layer)
     constants = {"w": layer.w, "x_zero": layer.x.zero, "w_zero": np.array(zero, layer.w.dtype)}
     node = helper.make_node(f"{layer.op_type}Integer", ["x", *constants], ["y"], **layer.attributes)
-    file = model([node], layer.operands[0], "int32", constants)
+    file = model([node], layer.operands[:1], ("int32", layer.operands[0].ndim), constants)
     wanted = [[total] for total in layer.integers(zero)]
     text = words(layer, f"zero {zero}")
     return Case(name, file, ".onnx", text, [[operand] for operand in layer.operands], wanted)
@@ -218,19 +224,26 @@ class Scaling:
     """Scales of the weights: one, or one per channel."""
     bias: Array | None
     y: Quantisation
+    totals: Sequence[Array]
+    """The exact sums with their bias, per set of inputs."""
     factor: Array
+    """What they are multiplied by, to broadcast over them."""
 
 
 def scaling(draw: Draw, layer: Layer, zero: int) -> Scaling:
-    """Random scales, such that the result is rarely saturated."""
+    """Random scales that leave most results within the type."""
+    totals = layer.integers(zero)
+    size = float(np.sqrt((totals[0].astype(np.float64) ** 2).mean())) + 1
+    bias = None
+    if layer.op_type == "Conv" and draw.often(0.7):
+        bias = draw.rng.integers(-int(size), int(size) + 1, layer.channels).astype(np.int32)
+        totals = [total + layer.per_channel(bias) for total in totals]
     count = layer.channels if draw.often(0.5) and zero == 0 else 1
     steps = np.exp(draw.rng.uniform(-6, -5, count)).astype(np.float32)
-    reach = 74 * (1 << layer.bits - 1) * layer.taps**0.5 + 1
-    bias = draw.rng.integers(-int(reach), int(reach) + 1, layer.channels).astype(np.int32) if draw.often(0.7) else None
-    wide = reach * float(layer.x.scale) * float(steps.max()) / 60 * float(np.exp(draw.rng.uniform(-1, 1)))
+    wide = size * float(layer.x.scale) * float(steps.max()) / 70 * float(np.exp(draw.rng.uniform(-0.5, 1)))
     y = quantisation(draw, layer.x.dtype, wide)
     factor = layer.x.scale.astype(np.float64) * steps.astype(np.float64) / y.scale.astype(np.float64)
-    return Scaling(steps, bias, y, factor)
+    return Scaling(steps if count > 1 else steps.reshape(()), bias, y, totals, layer.per_channel(factor))
 
 
 def as_qlinear(name: str, draw: Draw, layer: Layer) -> Case:
@@ -239,66 +252,62 @@ def as_qlinear(name: str, draw: Draw, layer: Layer) -> Case:
         layer = Layer(layer.op_type, layer.operands, layer.x, layer.w.astype(np.int8), layer.bits, layer.attributes)
     zero = zero_of(draw, layer) if layer.op_type == "Conv" or layer.w.dtype == np.uint8 else 0
     how = scaling(draw, layer, zero)
-    bias = how.bias if layer.op_type == "Conv" else None
-    steps = how.steps if how.steps.size > 1 else how.steps.reshape(())
-    constants = {"x_scale": layer.x.scale, "x_zero": layer.x.zero, "w": layer.w, "w_scale": steps,
-                 "w_zero": np.full(steps.shape, zero, layer.w.dtype), "y_scale": how.y.scale, "y_zero": how.y.zero,
-                 **({"bias": bias} if bias is not None else {})}  # fmt: skip
+    constants = {
+        "x_scale": layer.x.scale, "x_zero": layer.x.zero, "w": layer.w, "w_scale": how.steps,
+        "w_zero": np.full(how.steps.shape, zero, layer.w.dtype), "y_scale": how.y.scale, "y_zero": how.y.zero,
+        **({"bias": how.bias} if how.bias is not None else {}),
+    }  # fmt: skip
     node = helper.make_node(f"QLinear{layer.op_type}", ["x", *constants], ["y"], **layer.attributes)
-    file = model([node], layer.operands[0], layer.x.dtype, constants)
+    file = model([node], layer.operands[:1], (layer.x.dtype, layer.operands[0].ndim), constants)
     limits = None if layer.x.dtype == "uint8" else (-128, 127)
-    return scaled_case(name, draw, layer, zero, Scaling(how.steps, bias, how.y, how.factor), file, limits)
+    return scaled_case(name, draw, layer, how, file, limits, f"zero {zero}")
 
 
 def as_qdq(name: str, draw: Draw, layer: Layer) -> Case:
     """Conv or MatMul between DequantizeLinear and QuantizeLinear, weights of 2 or 4 bits in types of their own."""
     zero = zero_of(draw, layer)
     how = scaling(draw, layer, zero)
-    kind = NARROW[layer.bits][int(layer.w.dtype == np.uint8)] if layer.bits == 4 else None
-    steps = how.steps if how.steps.size > 1 else how.steps.reshape(())
-    w_zero = np.full(steps.shape, zero, layer.w.dtype)
+    kind = NARROW[layer.bits][int(layer.w.dtype == np.uint8)] if layer.bits in NARROW else None
+    w_zero = np.full(how.steps.shape, zero, layer.w.dtype)
     constants: dict[str, Any] = {
         "w": layer.w if kind is None else helper.make_tensor("w", kind, layer.w.shape, layer.w.ravel().tolist()),
-        "w_scale": steps,
-        "w_zero": w_zero if kind is None else helper.make_tensor("w_zero", kind, steps.shape, w_zero.ravel().tolist()),
+        "w_scale": how.steps,
+        "w_zero": w_zero if kind is None else helper.make_tensor("w_zero", kind, w_zero.shape, w_zero.ravel().tolist()),
         "x_scale": layer.x.scale, "x_zero": layer.x.zero, "y_scale": how.y.scale, "y_zero": how.y.zero,
     }  # fmt: skip
-    axis = {"axis": 0 if layer.op_type == "Conv" else 1} if how.steps.size > 1 else {}
+    per_channel, limits = how.steps.size > 1, np.iinfo(how.y.dtype)
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "x_scale", "x_zero"], ["x_real"]),
-        helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_real"], **axis),
-    ]
-    bias = how.bias if layer.op_type == "Conv" else None
-    if bias is not None:
-        unit = (layer.x.scale * how.steps).astype(np.float32)
-        constants |= {"bias": bias, "b_scale": unit if unit.size > 1 else unit.reshape(())}
-        nodes.append(helper.make_node("DequantizeLinear", ["bias", "b_scale"], ["b_real"], **({"axis": 0} if axis else {})))
-    operands = ["x_real", "w_real", *(["b_real"] if bias is not None else [])]
+        helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_real"],
+                         **({"axis": 0 if layer.op_type == "Conv" else 1} if per_channel else {})),
+    ]  # fmt: skip
+    operands = ["x_real", "w_real"]
+    if how.bias is not None:
+        constants |= {"bias": how.bias, "b_scale": (layer.x.scale * how.steps).astype(np.float32)}
+        axis = {"axis": 0} if per_channel else {}
+        nodes.append(helper.make_node("DequantizeLinear", ["bias", "b_scale"], ["b_real"], **axis))
+        operands.append("b_real")
     nodes.append(helper.make_node(layer.op_type, operands, ["sum"], **layer.attributes))
-    active = draw.often(0.4)
+    active = draw.often(0.3)
     nodes += [helper.make_node("Relu", ["sum"], ["active"])] if active else []
     nodes.append(helper.make_node("QuantizeLinear", ["active" if active else "sum", "y_scale", "y_zero"], ["y"]))
-    file = model(nodes, layer.operands[0], layer.x.dtype, constants)
-    low, high = np.iinfo(how.y.dtype).min, np.iinfo(how.y.dtype).max
-    limits = (how.y.zero_point if active else low, high)
-    return scaled_case(name, draw, layer, zero, Scaling(how.steps, bias, how.y, how.factor), file, limits)
+    file = model(nodes, layer.operands[:1], (layer.x.dtype, layer.operands[0].ndim), constants)
+    bounds = (how.y.zero_point if active else int(limits.min), int(limits.max))
+    return scaled_case(name, draw, layer, how, file, bounds, f"zero {zero}")
 
 
-def scaled_case(name: str, draw: Draw, layer: Layer, zero: int, how: Scaling, file: bytes, limits: tuple[int, int] | None) -> Case:
-    """The case of a layer with a result of 8 bits; without `limits`, ONNX Runtime computes it."""
+def scaled_case(
+    name: str, draw: Draw, layer: Layer, how: Scaling, file: bytes, limits: tuple[int, int] | None, text: str
+) -> Case:
+    """The case of a layer with a result of 8 bits; without `limits`, ONNX Runtime computes it too."""
     rounding = draw.one_of(Rounding.SINGLE, Rounding.DOUBLE)
-    totals = layer.integers(zero)
-    if how.bias is not None:
-        totals = [total + layer.per_channel(how.bias) for total in totals]
-    factor = layer.per_channel(how.factor)
-    whole = (np.iinfo(how.y.dtype).min, np.iinfo(how.y.dtype).max)
-    wanted, doubtful = scaled(totals, factor, how.y, limits or whole, reach_of(factor, rounding))
-    if limits is None:
-        exact, wanted = wanted, run(file, layer.operands)
-        for one, other, near in zip(exact, wanted, doubtful, strict=True):
-            assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
-    text = words(layer, f"zero {zero} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}")
     feeds = [[operand] for operand in layer.operands]
+    exact = [total.astype(np.float64) * how.factor for total in how.totals]
+    wanted, doubtful = scaled(exact, how.y, limits or (0, 255), reach_of(how.factor, rounding))
+    if limits is None:
+        for one, other, near in zip(wanted, run(file, feeds), doubtful, strict=True):
+            assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
+    text = words(layer, f"{text} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}")
     return Case(name, file, ".onnx", text, feeds, wanted, doubtful, Options(rounding=rounding))
 
 
@@ -314,3 +323,91 @@ def made(layer: Callable[[Draw], Layer], form: Callable[[str, Draw, Layer], Case
         return form(name, draw, layer(draw))
 
     return make
+
+
+def images(draw: Draw, dtype: str, count: int = 1) -> list[list[Array]]:
+    """Two sets of `count` images of one shape but for their channels."""
+    batch, sizes = draw.one_of(1, 1, 2), (draw.number(1, 9), draw.number(1, 9))
+    drawn = [elements(draw, (batch, draw.number(1, 9), *sizes), dtype) for _ in range(count)]
+    return [list(feed) for feed in zip(*drawn, strict=True)]
+
+
+def largest(name: str) -> Case:
+    """MaxPool with pads and dilations, exact."""
+    draw = Draw(name)
+    feeds = images(draw, draw.one_of("uint8", "int8"))
+    shape = feeds[0][0].shape
+    kernel, attributes = window(draw, shape[2:])
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=kernel, **attributes)
+    file = model([node], feeds[0], (str(feeds[0][0].dtype), 4), {})
+    return Case(name, file, ".onnx", f"MaxPool {kernel} {attributes} of {shape}", feeds, run(file, feeds))
+
+
+def parameters(stem: str, how: Quantisation) -> dict[str, Array]:
+    """Scale and zero point as constants."""
+    return {f"{stem}_scale": how.scale, f"{stem}_zero": how.zero}
+
+
+def reals(feeds: Sequence[Sequence[Array]], parts: Sequence[Quantisation]) -> list[list[Array]]:
+    """The inputs' exact meaning in float64."""
+    return [[(array.astype(np.float64) - part.zero_point) * np.float64(part.scale) for array, part in
+             zip(feed, parts, strict=True)] for feed in feeds]  # fmt: skip
+
+
+def qlinear(
+    name: str, draw: Draw, feeds: Sequence[Sequence[Array]], parts: Sequence[Quantisation], y: Quantisation,
+    op_type: str, real: Callable[[list[Array]], Array], **attributes: Any,
+) -> Case:  # fmt: skip
+    """The case of an operator of ONNX Runtime's own on quantised values, checked with its exact meaning."""
+    constants, inputs = parameters("y", y) if op_type == "QLinearConcat" else {}, []
+    for at, (input_name, part) in enumerate(zip(NAMES, parts, strict=False)):
+        constants |= parameters(f"p{at}", part)
+        inputs += [input_name, f"p{at}_scale", f"p{at}_zero"]
+    ends = ["y_scale", "y_zero"]
+    constants |= parameters("y", y)
+    inputs = [*ends, *inputs] if op_type == "QLinearConcat" else [*inputs, *ends]
+    node = helper.make_node(op_type, inputs, ["y"], domain="com.microsoft", **attributes)
+    file = model([node], feeds[0], (y.dtype, 4), constants)
+    exact = [real(values) / np.float64(y.scale) for values in reals(feeds, parts)]
+    low, high = np.iinfo(y.dtype).min, np.iinfo(y.dtype).max
+    wanted, doubtful = scaled(exact, y, (int(low), int(high)), LOOSE)
+    for one, other, near in zip(wanted, run(file, feeds), doubtful, strict=True):
+        assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
+    text = f"{op_type} {[array.shape for array in feeds[0]]} {parts} -> {y} {attributes}"
+    return Case(name, file, ".onnx", text, feeds, wanted, doubtful, Options(rounding=Rounding.SINGLE))
+
+
+LOOSE = 4e-3
+"""Distance from a half within which sums of rescaled operands may be rounded the other way."""
+
+
+def added(name: str) -> Case:
+    """QLinearAdd."""
+    draw = Draw(name)
+    dtype = draw.one_of("uint8", "int8")
+    first = images(draw, dtype)
+    feeds = [[feed[0], other] for feed, other in zip(first, elements(draw, first[0][0].shape, dtype), strict=True)]
+    parts = [quantisation(draw, dtype) for _ in range(2)]
+    wide = max(float(part.scale) for part in parts) * float(np.exp(draw.rng.uniform(-0.5, 1)))
+    return qlinear(name, draw, feeds, parts, quantisation(draw, dtype, wide), "QLinearAdd", lambda v: v[0] + v[1])
+
+
+def joined(name: str) -> Case:
+    """QLinearConcat of channels, each part in a quantisation of its own."""
+    draw = Draw(name)
+    dtype = draw.one_of("uint8", "int8")
+    feeds = images(draw, dtype, draw.number(1, 3))
+    parts = [quantisation(draw, dtype) for _ in feeds[0]]
+    wide = max(float(part.scale) for part in parts) * float(np.exp(draw.rng.uniform(-0.5, 1)))
+    y = draw.one_of(parts[0], quantisation(draw, dtype, wide))
+    return qlinear(name, draw, feeds, parts, y, "QLinearConcat", lambda v: np.concatenate(v, axis=1), axis=1)
+
+
+def averaged(name: str) -> Case:
+    """QLinearGlobalAveragePool."""
+    draw = Draw(name)
+    dtype = draw.one_of("uint8", "int8")
+    feeds, x = images(draw, dtype), quantisation(draw, dtype)
+    y = draw.one_of(x, quantisation(draw, dtype, float(x.scale) * float(np.exp(draw.rng.uniform(-1.5, 0.5)))))
+    return qlinear(name, draw, feeds, [x], y, "QLinearGlobalAveragePool",
+                   lambda v: v[0].mean(axis=(2, 3), keepdims=True), channels_last=0)  # fmt: skip

@@ -9,7 +9,19 @@ import pytest
 
 from dovetail.targets import load_target
 from property_batches import run_batch
-from random_onnx import Make, as_integers, as_qdq, as_qlinear, convolution, made, product
+from random_onnx import (
+    Make,
+    added,
+    as_integers,
+    as_qdq,
+    as_qlinear,
+    averaged,
+    convolution,
+    joined,
+    largest,
+    made,
+    product,
+)
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle")
 
@@ -23,6 +35,10 @@ FAMILIES: Mapping[str, tuple[Make, int]] = {
     "QLinearMatMul": (made(product, as_qlinear), 2),
     "Conv QDQ": (made(convolution, as_qdq), 6),
     "MatMul QDQ": (made(product, as_qdq), 2),
+    "MaxPool": (largest, 1),
+    "QLinearAdd": (added, 1),
+    "QLinearConcat": (joined, 1),
+    "QLinearGlobalAveragePool": (averaged, 1),
 }
 """Per kind of model how it is drawn, and how many batches are."""
 
