@@ -77,7 +77,9 @@ class Outcome:
     elements: int
     """Elements compared."""
     doubtful: int
-    """Elements that might have been off by one."""
+    """Elements that may be off by one."""
+    off: int
+    """Elements that are."""
     saturated: float
     """Share of the elements at the bounds of their type: of these a wrong one would often not show."""
     refused: Mapping[str, int]
@@ -109,15 +111,15 @@ def run_batch(cases: Sequence[Case], target: Target, simulator: str, folder: Pat
         except Exception as error:
             raise AssertionError(f"{case.name} breaks the compiler: {error!r}\n{case.text}") from error
     results = run_joined(kept, target, simulator, folder)
-    failures, elements, doubtful = [], 0, 0
-    for (case, _), found in zip(kept, results, strict=True):
-        failures += [] if (failure := difference(case, found)) is None else [failure]
-        elements += sum(array.size for outputs in case.wanted for array in outputs)
-        doubtful += sum(int(array.sum()) for outputs in case.doubtful for array in outputs)
+    failures = [text for (case, _), found in zip(kept, results, strict=True) if (text := difference(case, found))]
+    wanted = [array for case, _ in kept for outputs in case.wanted for array in outputs]
+    got = [array for found in results for outputs in found for array in outputs]
+    elements = sum(array.size for array in wanted)
+    doubtful = sum(int(array.sum()) for case, _ in kept for outputs in case.doubtful for array in outputs)
+    off = 0 if failures else sum(int((a != b).sum()) for a, b in zip(got, wanted, strict=True))
     assert not failures, f"{len(failures)} of {len(kept)} models differ:\n" + "\n".join(failures[:8])
-    wanted = [array for case, _ in kept for array in case.wanted[0] if array.dtype.kind in "iu"]
     bounds = sum(int(np.isin(array, (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)).sum()) for array in wanted)
-    return Outcome(len(kept), elements, doubtful, bounds / max(sum(array.size for array in wanted), 1), refused)
+    return Outcome(len(kept), elements, doubtful, off, bounds / max(elements, 1), refused)
 
 
 def difference(case: Case, found: Sequence[Sequence[Array]]) -> str | None:

@@ -39,12 +39,17 @@ class Maker(Draw):
 
     def entry(self, shape: Sequence[int], scale: float = 0.0, zero_point: int | None = None) -> TensorEntry:
         """An activation with this scale and zero point, else with random ones, the extremes among them."""
-        scale = scale or float(np.exp(self.rng.uniform(-5, -1))) / (256 if self.dtype == "int16" else 1)
+        scale = scale or self.near(0.05, 1.5, 1.5) / (256 if self.dtype == "int16" else 1)
         low, high = LOW[self.dtype], HIGH[self.dtype]
         drawn = self.one_of(low, high, 0 if low < 0 else 128, *(self.number(low, high) for _ in range(4)))
         if zero_point is None:
             zero_point = 0 if self.dtype == "int16" else drawn
         return TensorEntry(f"t{len(self.tensors)}", tuple(shape), self.dtype, (float(np.float32(scale)),), zero_point)
+
+    def near(self, scale: float, below: float = 1.0, above: float = 1.0) -> float:
+        """A scale about as large: within factors of exp(below) and exp(above), now and then far beyond."""
+        wide = self.one_of(1, 1, 1, 1, 1, 3)
+        return scale * float(np.exp(self.rng.uniform(-below * wide, above * wide)))
 
     def input(self, shape: Sequence[int]) -> int:
         """An input of the network."""
@@ -79,9 +84,9 @@ class Maker(Draw):
         """The scale of an activation."""
         return self.tensors[tensor].scale[0]
 
-    def network(self, output: int) -> OperatorNetwork:
+    def network(self, *outputs: int) -> OperatorNetwork:
         """What was made."""
-        return OperatorNetwork(self.tensors, self.calls, [output])
+        return OperatorNetwork(self.tensors, self.calls, outputs)
 
     def feeds(self, network: OperatorNetwork) -> list[list[Array]]:
         """Two sets of inputs: all integers, the extremes often; and nothing but extremes."""
@@ -117,7 +122,7 @@ def words(network: OperatorNetwork) -> str:
 
 def image(maker: Maker, channels: int | None = None) -> int:
     """An input image, small and rarely square."""
-    channels = channels or maker.one_of(1, 2, 3, 4, 5, 8, 12, 16)
+    channels = channels or maker.one_of(1, 2, 3, 4, 5, 8, 12, 16, 20, 33)
     return maker.input((maker.one_of(1, 1, 1, 2), maker.number(1, 10), maker.number(1, 10), channels))
 
 
@@ -133,7 +138,7 @@ def windows(size: int, span: int, stride: int, same: bool) -> int:
 
 def geometry(maker: Maker, sizes: Sequence[int], dilated: bool) -> tuple[list[int], list[int], list[int], bool]:
     """Window, stride, dilation and whether padding is SAME, such that at least one window fits."""
-    kernel = [maker.one_of(1, 1, 2, 3, 3, 4, 5) for _ in sizes]
+    kernel = [maker.one_of(1, 1, 2, 3, 3, 4, 5, 7) for _ in sizes]
     dilation = [maker.one_of(1, 1, 1, 2, 3) if dilated else 1 for _ in sizes]
     stride = [maker.one_of(1, 1, 2, 3) for _ in sizes]
     if dilated and maker.often(0.5):
@@ -174,7 +179,7 @@ def bias(maker: Maker, x: int, w: int, size: int, taps: int) -> list[int]:
     source = np.float32(maker.scale(x))
     scales = tuple(float(source * np.float32(scale)) for scale in maker.tensors[w].scale)
     dtype = "int64" if maker.dtype == "int16" else "int32"
-    reach = int(products(maker, w, taps) * maker.one_of(0.1, 1, 1, 3)) + 1
+    reach = int(products(maker, w, taps) * maker.one_of(0.1, 1, 1, 1, 3, 100)) + 1
     data = maker.rng.integers(-reach, reach, size).astype(dtype)
     return [maker.add(TensorEntry("b", (size,), dtype, scales, 0, data))]
 
@@ -188,7 +193,7 @@ def summed(maker: Maker, shape: Sequence[int], x: int, w: int, taps: int) -> int
     """A result whose range fits sums of `taps` products, more or less."""
     fine = 256 if maker.dtype == "int16" else 1
     spread = products(maker, w, taps) * maker.scale(x) * max(maker.tensors[w].scale)
-    return maker.add(maker.entry(shape, spread / (60 * fine) * float(np.exp(maker.rng.uniform(-1.5, 1)))))
+    return maker.add(maker.entry(shape, maker.near(spread / (60 * fine))))
 
 
 def convolution(maker: Maker, x: int, bits: int = 8) -> int:
@@ -196,7 +201,7 @@ def convolution(maker: Maker, x: int, bits: int = 8) -> int:
     batch, rows, columns, depth = maker.shape(x)
     kernel, stride, dilation, same = geometry(maker, (rows, columns), True)
     groups = maker.one_of(1, 1, 1, *(n for n in (2, 3, 4) if depth % n == 0)) if maker.dtype == "int8" else 1
-    outputs = groups * maker.number(1, 9)
+    outputs = groups * maker.one_of(*range(1, 10), 16, 20)
     w = weights(maker, (outputs, *kernel, depth // groups), 0, bits)
     taps = kernel[0] * kernel[1] * depth // groups
     operands = [x, w, *bias(maker, x, w, outputs, taps)]
@@ -232,7 +237,7 @@ def fully_connected(maker: Maker, x: int, bits: int = 8) -> int:
     shape = maker.shape(x)
     keep = maker.often(0.4)
     depth = shape[-1] if keep or maker.often(0.5) else int(np.prod(shape[1:]))
-    outputs = maker.number(1, 12)
+    outputs = maker.one_of(*range(1, 10), 16, 33)
     w = weights(maker, (outputs, depth), 0, bits)
     operands = [x, w, *bias(maker, x, w, outputs, depth)]
     rows = int(np.prod(shape)) // depth
@@ -276,7 +281,7 @@ def arithmetic(maker: Maker, x: int) -> int:
     a, b = (maker.scale(place) for place in (x, other))
     fine = 256 if maker.dtype == "int16" else 1
     wanted = a * b * 60.0 * fine if opcode == "MUL" else max(a, b) * 1.1
-    y = maker.add(maker.entry(shape, wanted * float(np.exp(maker.rng.uniform(-1, 1)))))
+    y = maker.add(maker.entry(shape, maker.near(wanted)))
     operands = [x, other] if maker.often(0.7) else [other, x]
     return maker.call(opcode, operands, y, f"{opcode.title()}Options", fusedActivationFunction=maker.activation())
 
@@ -294,7 +299,7 @@ def mean(maker: Maker, x: int) -> int:
     axes = maker.integers(maker.one_of([1, 2], [2, 1], [-3, -2]))
     keep = maker.often(0.5)
     shape = (batch, 1, 1, depth) if keep else (batch, depth)
-    scale = maker.scale(x) * float(np.exp(maker.rng.uniform(-2, 0.5)))
+    scale = maker.near(maker.scale(x), 2, 0.5)
     y = maker.alike(x, shape) if maker.often(0.3) else maker.add(maker.entry(shape, scale))
     return maker.call("MEAN", [x, axes], y, "ReducerOptions", keepDims=keep)
 
@@ -310,18 +315,18 @@ def function(maker: Maker, x: int) -> int:
     """A function of each element."""
     shape = maker.shape(x)
     opcode = maker.one_of("LOGISTIC", "TANH", "HARD_SWISH", "LEAKY_RELU", "RELU", "RELU6")
-    near = maker.scale(x) * float(np.exp(maker.rng.uniform(-0.5, 1.0)))
+    near = maker.near(maker.scale(x), 0.5)
     scale, zero_point = {"LOGISTIC": (2.0**-8, -128), "TANH": (2.0**-7, 0)}.get(opcode, (near, None))
     # Micro's RELU6 takes the result to be quantised as the operand, whatever the file says.
     y = maker.alike(x, shape) if opcode == "RELU6" else maker.add(maker.entry(shape, scale, zero_point))
     kind = {"HARD_SWISH": "HardSwishOptions", "LEAKY_RELU": "LeakyReluOptions"}
-    options = {"alpha": float(np.float32(maker.rng.uniform(0, 1.5)))} if opcode == "LEAKY_RELU" else {}
+    options = {"alpha": float(np.float32(maker.rng.uniform(-0.2, 1.5)))} if opcode == "LEAKY_RELU" else {}
     return maker.call(opcode, [x], y, kind.get(opcode, ""), 1, **options)
 
 
 def requantize(maker: Maker, x: int) -> int:
     """QUANTIZE, from one quantisation to another and from one type to another."""
-    near = maker.scale(x) * float(np.exp(maker.rng.uniform(-1.0, 1.5)))
+    near = maker.near(maker.scale(x), 1, 1.5)
     source = maker.dtype
     maker.dtype = maker.one_of(*{"int8": ("int8", "int8", "int16"), "int16": ("int8", "int16"), "uint8": ("int8",)}[source])
     fine = {"int16": 256.0}
@@ -332,7 +337,7 @@ def requantize(maker: Maker, x: int) -> int:
 
 def rescale(maker: Maker, x: int) -> int:
     """QUANTIZE within one type."""
-    y = maker.add(maker.entry(maker.shape(x), maker.scale(x) * float(np.exp(maker.rng.uniform(-1.0, 1.5)))))
+    y = maker.add(maker.entry(maker.shape(x), maker.near(maker.scale(x), 1, 1.5)))
     return maker.call("QUANTIZE", [x], y, "QuantizeOptions")
 
 

@@ -21,7 +21,7 @@ from dovetail.kernels import CoreKernel, generate, helper_source, is_pointwise, 
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Requantize, Rounding
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d
+from dovetail.operators.linear import Conv2d, FullyConnected
 from dovetail.operators.movement import Concat, Pad, Relayout
 from dovetail.operators.pooling import MaxPool2d
 
@@ -199,6 +199,16 @@ def flat_softmax() -> Case:
     return Case(graph, {"x": np.full(1000, 7, np.int8)})
 
 
+def wide_sums() -> Case:
+    """Sums of products beyond 32 bits, whose accumulators are two registers each."""
+    builder = GraphBuilder("wide")
+    x = builder.input("x", TensorType((2, 600), DType.INT16))
+    kind = TensorType((3, 600), DType.INT8)
+    operands = [x, builder.constant("w", random_array(3, kind)), builder.constant("b", np.array([1 << 40, 0, -9]))]
+    graph = builder.finish([builder.add(FullyConnected(), operands)])
+    return Case(graph, {"x": np.full((2, 600), -32768, np.int16)})
+
+
 @needs_compiler
 def test_edge_cases(tmp_path: Path) -> None:
     """Regions too rare to be drawn: nothing but single elements, more than one nest, one value used twice."""
@@ -218,7 +228,8 @@ def test_edge_cases(tmp_path: Path) -> None:
         graph = builder.finish([builder.add(Clip(-128, 127, DType.INT8), [value])])
         inputs = {name: random_array(1, graph.types[name]) for name in names}
         cases.append(Case(graph, inputs))
-    cases += [overflowing_add(), flat_softmax()]
+    cases += [overflowing_add(), flat_softmax(), wide_sums()]
+    assert all(supports(case.graph) is None for case in cases)
     kernels = [generate(case.graph, f"kernel_{number}") for number, case in enumerate(cases)]
     sanitised = ("-O1", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")
     program = build(tmp_path, main_text(cases, kernels), *sanitised)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dovetail.compile import Options
@@ -89,6 +90,10 @@ FAMILIES: Mapping[str, Family] = {
     "depthwise_single": Family(depthwise, 1, "int8", "xnnpack", Rounding.SINGLE),
     "fully_connected_single": Family(fully_connected, 1, "int8", "xnnpack", Rounding.SINGLE),
 }
+SHARE_OFF = 1e-4
+"""XNNPACK multiplies in float32: where the exact product is within about 1e-5 of a half it may round the other way.
+Rounding twice instead of once shows in far more elements."""
+
 BATCHES = [(name, batch) for name, family in FAMILIES.items() for batch in range(family.batches)]
 
 
@@ -107,7 +112,9 @@ def make(family: str, seed: int) -> Case:
             wanted = run_litert_often(file, feeds, reference=chosen.oracle == "reference")
     except (RuntimeError, ValueError) as error:
         raise AssertionError(f"{name}: the oracle does not run {text}") from error
-    return Case(name, file, ".tflite", text, feeds, wanted, options=Options(rounding=chosen.rounding))
+    inexact = chosen.oracle == "xnnpack"
+    doubtful = [[np.ones(array.shape, bool) for array in outputs] for outputs in wanted] if inexact else ()
+    return Case(name, file, ".tflite", text, feeds, wanted, doubtful, Options(rounding=chosen.rounding))
 
 
 @pytest.mark.parametrize(("family", "batch"), BATCHES)
@@ -117,3 +124,4 @@ def test_equal(family: str, batch: int, tmp_path: Path) -> None:
     print(outcome)
     strange = [text for text in outcome.refused if not text.startswith(FAMILIES[family].refusals)]
     assert not strange and outcome.compared + sum(outcome.refused.values()) == BATCH
+    assert outcome.off <= outcome.elements * SHARE_OFF, "more than float32's rounding explains"

@@ -104,13 +104,12 @@ def _hard_swish(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | N
     return gemmlowp.rounding_shift(towards_zero, -output_shift) + y.zero_point
 
 
-def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
-    if operator.alpha < 0:
-        return None
+def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array:
     alpha = np.float32(x.scale) * np.float32(operator.alpha) / np.float32(y.scale)
     identity = np.float32(x.scale) / np.float32(y.scale)
-    pairs = [quantize_multiplier(float(factor)) for factor in (identity, alpha)]
-    above, below = (fixed_point(centred, m, s, Rounding.DOUBLE) for m, s in pairs)
+    pairs = [quantize_multiplier(abs(float(factor))) for factor in (identity, alpha)]
+    sides = (centred, -centred if alpha < 0 else centred)
+    above, below = (fixed_point(side, m, s, Rounding.DOUBLE) for side, (m, s) in zip(sides, pairs, strict=True))
     return np.asarray(np.where(centred >= 0, above, below) + y.zero_point)
 
 
