@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,20 @@ ENTRY = "batch"
 """Prefix of the joined project's names."""
 
 
-class Draw:
-    """Random choices, the same ones for the same name."""
+Choose = Callable[[int, int], int]
+"""Chooses an integer, the bounds included."""
 
-    def __init__(self, name: str) -> None:
+
+class Draw:
+    """Random choices, the same ones for the same name; integers may be chosen by another (which then can shrink them)."""
+
+    def __init__(self, name: str, integers: Choose | None = None) -> None:
         self.rng = np.random.default_rng(list(name.encode()))
+        self._integers = integers
 
     def number(self, low: int, high: int) -> int:
         """An integer, the bounds included."""
-        return int(self.rng.integers(low, high + 1))
+        return self._integers(low, high) if self._integers else int(self.rng.integers(low, high + 1))
 
     def one_of(self, *options: Any) -> Any:
         """One of the options."""
@@ -45,7 +50,7 @@ class Draw:
 
     def often(self, chance: float) -> bool:
         """True with this chance."""
-        return bool(self.rng.random() < chance)
+        return self.number(0, 99) < 100 * chance
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Case:
     """A model file, sets of inputs, and what an oracle computes from them."""
 
     name: str
-    """Family and seed: `make(name)` gives the case again."""
+    """Family and seed, from which the case can be made again."""
     file: bytes
     suffix: str
     """Ending of the file's name."""
@@ -99,8 +104,9 @@ def run_batch(cases: Sequence[Case], target: Target, simulator: str, folder: Pat
 
     Args:
         cases: with equally many sets of inputs each.
-        folder: an empty folder to work in.
+        folder: an empty folder to work in, made where it is not there.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     kept: list[tuple[Case, Compiled]] = []
     refused: Counter[str] = Counter()
     for number, case in enumerate(cases):

@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.graph.types import Array
 from oracles import OperatorCall, OperatorNetwork, TensorEntry
-from property_batches import Draw
+from property_batches import Choose, Draw
 
 LOW = {"int8": -128, "uint8": 0, "int16": -32768}
 """Smallest element of each type of activations."""
@@ -25,8 +25,10 @@ HIGH = {"int8": 127, "uint8": 255, "int16": 32767}
 class Maker(Draw):
     """Draws a network; tensors are named by their places."""
 
-    def __init__(self, name: str, dtype: str = "int8", always_bias: bool = False) -> None:
-        super().__init__(name)
+    def __init__(
+        self, name: str, dtype: str = "int8", always_bias: bool = False, integers: Choose | None = None
+    ) -> None:
+        super().__init__(name, integers)
         self.dtype = dtype
         self.always_bias = always_bias
         self.tensors: list[TensorEntry] = []
@@ -304,9 +306,22 @@ def mean(maker: Maker, x: int) -> int:
     return maker.call("MEAN", [x, axes], y, "ReducerOptions", keepDims=keep)
 
 
+def mean_of_any_axes(maker: Maker, x: int) -> int:
+    """MEAN over some axes."""
+    shape = maker.shape(x)
+    axes = [axis for axis in range(len(shape)) if maker.often(0.5)] or [0]
+    keep = maker.often(0.5)
+    kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
+    result = kept if keep else [size for axis, size in enumerate(shape) if axis not in axes] or [1]
+    keep = keep or len(axes) == len(shape) == 1
+    y = maker.add(maker.entry(result, maker.near(maker.scale(x), 2, 0.5)))
+    return maker.call("MEAN", [x, maker.integers(axes)], y, "ReducerOptions", keepDims=keep)
+
+
 def softmax(maker: Maker, x: int) -> int:
-    """SOFTMAX over the last axis, to 8 bits or to 16."""
-    y = maker.add(maker.entry(maker.shape(x), 2.0**-8, -128))
+    """SOFTMAX over the last axis."""
+    short = maker.dtype == "int16"
+    y = maker.add(maker.entry(maker.shape(x), 2.0**-15 if short else 2.0**-8, 0 if short else -128))
     beta = float(maker.one_of(1.0, 0.25, 2.0, 0.7))
     return maker.call("SOFTMAX", [x], y, "SoftmaxOptions", beta=beta)
 
@@ -314,9 +329,11 @@ def softmax(maker: Maker, x: int) -> int:
 def function(maker: Maker, x: int) -> int:
     """A function of each element."""
     shape = maker.shape(x)
-    opcode = maker.one_of("LOGISTIC", "TANH", "HARD_SWISH", "LEAKY_RELU", "RELU", "RELU6")
+    short = maker.dtype == "int16"
+    opcode = maker.one_of("LOGISTIC", "TANH", "LEAKY_RELU", *(() if short else ("HARD_SWISH", "RELU", "RELU6")))
     near = maker.near(maker.scale(x), 0.5)
-    scale, zero_point = {"LOGISTIC": (2.0**-8, -128), "TANH": (2.0**-7, 0)}.get(opcode, (near, None))
+    fixed = {"LOGISTIC": (2.0**-15, 0), "TANH": (2.0**-15, 0)} if short else {"LOGISTIC": (2.0**-8, -128), "TANH": (2.0**-7, 0)}
+    scale, zero_point = fixed.get(opcode, (near, None))
     # Micro's RELU6 takes the result to be quantised as the operand, whatever the file says.
     y = maker.alike(x, shape) if opcode == "RELU6" else maker.add(maker.entry(shape, scale, zero_point))
     kind = {"HARD_SWISH": "HardSwishOptions", "LEAKY_RELU": "LeakyReluOptions"}
