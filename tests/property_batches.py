@@ -1,7 +1,8 @@
 """Many compiled models in one C file, so that a test of thousands pays for few compilations.
 
-Each model goes the whole way by itself, from its file to emitted C under its own prefix. Only then the texts are put one
-after another, the shared helper functions once, behind an entry point that runs them all: a project `run_build` takes.
+Each model goes the whole way by itself, from its file to emitted C under its own prefix. Only then the texts are put
+one after another, the shared helper functions once, behind an entry point that runs them all: a project `run_build`
+takes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Choose = Callable[[int, int], int]
 
 
 class Draw:
-    """Random choices, the same ones for the same name; integers may be chosen by another (which then can shrink them)."""
+    """Random choices, the same ones for the same name; integers may be chosen by another, which can shrink them."""
 
     def __init__(self, name: str, integers: Choose | None = None) -> None:
         self.rng = np.random.default_rng(list(name.encode()))
@@ -69,7 +70,7 @@ class Case:
     wanted: Sequence[Sequence[Array]]
     """For each set the outputs, in the model's order."""
     doubtful: Sequence[Sequence[Array]] = ()
-    """For each set and output the elements (bool) that may be off by one, where the oracle's arithmetic is not exact."""
+    """For each set and output the elements (bool) that may be off by one, where the oracle is not exact."""
     options: Options = field(default_factory=Options)
 
 
@@ -132,8 +133,9 @@ def difference(case: Case, found: Sequence[Sequence[Array]]) -> str | None:
     """What differs from the oracle first, in words; None where nothing does."""
     for at, (outputs, wanted) in enumerate(zip(found, case.wanted, strict=True)):
         for place, (array, expected) in enumerate(zip(outputs, wanted, strict=True)):
-            if array.shape != expected.shape or array.dtype != expected.dtype:
-                return f"{case.name}: {array.dtype}{array.shape}, expected {expected.dtype}{expected.shape}\n{case.text}"
+            kinds = [f"{one.dtype}{one.shape}" for one in (array, expected)]
+            if kinds[0] != kinds[1]:
+                return f"{case.name}: output {place} is {kinds[0]}, expected {kinds[1]}\n    {case.text}"
             wrong = array != expected
             if case.doubtful:
                 near = np.abs(array.astype(np.int64) - expected) <= 1
@@ -194,7 +196,11 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
     kept = {name: text for made in projects for name, text in made.project.files.items() if name.startswith("runtime/")}
     sources = {kind: _sources(manifests, kind) for kind in ("host", "target")}
     ports = {
-        kind: [{**port, "name": _port(n, port["name"])} for n, manifest in enumerate(manifests) for port in manifest[kind]]
+        kind: [
+            {**port, "name": _port(number, port["name"])}
+            for number, manifest in enumerate(manifests)
+            for port in manifest[kind]
+        ]
         for kind in ("inputs", "outputs")
     }
     uses_float = any(manifest["uses_float"] for manifest in manifests)

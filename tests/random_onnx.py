@@ -1,8 +1,8 @@
 """Random ONNX models of one quantised operator, and what ONNX Runtime's exact integer operators give for them.
 
-ConvInteger and MatMulInteger are exact in both. Where a result is scaled, ONNX defines a float product that no two runtimes
-round alike: the sums are ONNX Runtime's, the scaling is done in float64, and an element is doubtful where the exact value
-lies so near to a half that the number of bits of a fixed-point factor decides.
+ConvInteger and MatMulInteger are exact in both. Where a result is scaled, ONNX defines a float product that no two
+runtimes round alike: the sums are ONNX Runtime's, the scaling is done in float64, and an element is doubtful where the
+exact value lies so near to a half that the number of bits of a factor decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from math import frexp
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options
@@ -111,7 +110,7 @@ def accumulators(
 def scaled(
     exact: Sequence[Array], result: Quantisation, limits: tuple[int, int], reach: Array | float
 ) -> tuple[list[list[Array]], list[list[Array]]]:
-    """Float64 values in steps, rounded to the nearest, within limits; and where they are nearer than `reach` to a half."""
+    """Float64 values in steps, rounded to the nearest, within limits; and where a half is nearer than `reach`."""
     wanted = [[np.clip(np.rint(array) + result.zero_point, *limits).astype(result.dtype)] for array in exact]
     return wanted, [[np.abs(array - np.floor(array) - 0.5) <= reach] for array in exact]
 
@@ -120,7 +119,8 @@ def reach_of(factor: Array, rounding: Rounding) -> Array:
     """How far from a half a product is still rounded the other way: gemmlowp rounds first to 2**exponent, then to 1."""
     if rounding is Rounding.SINGLE:
         return np.full(np.shape(factor), FINE)
-    return np.array([2.0 ** (min(frexp(value)[1], 0) - 1) for value in np.ravel(factor)]).reshape(np.shape(factor)) + FINE
+    steps = [2.0 ** (min(frexp(value)[1], 0) - 1) for value in np.ravel(factor)]
+    return np.reshape(steps, np.shape(factor)) + FINE
 
 
 def window(draw: Draw, sizes: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
@@ -307,7 +307,8 @@ def scaled_case(
     if limits is None:
         for one, other, near in zip(wanted, run(file, feeds), doubtful, strict=True):
             assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
-    text = words(layer, f"{text} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}")
+    text = f"{text} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}"
+    text = words(layer, text)
     return Case(name, file, ".onnx", text, feeds, wanted, doubtful, Options(rounding=rounding))
 
 

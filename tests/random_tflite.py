@@ -1,125 +1,19 @@
 """Random TFLite models of one operator, and chains of several, with every parameter the schema has for them.
 
-A seeded generator, not hypothesis: some hundred models share one compilation, so nothing could be shrunk while it runs. A
-case is small from the start and drawn again by its name alone (`drawn`).
+Seeded generators, not hypothesis: many models share one compilation, so nothing could be shrunk while it runs. A case
+is small from the start and drawn again by its name alone. (The same generators draw with hypothesis where no C is
+compiled.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from dovetail.graph.types import Array
-from oracles import OperatorCall, OperatorNetwork, TensorEntry
-from property_batches import Choose, Draw
-
-LOW = {"int8": -128, "uint8": 0, "int16": -32768}
-"""Smallest element of each type of activations."""
-
-HIGH = {"int8": 127, "uint8": 255, "int16": 32767}
-"""Largest one."""
-
-
-class Maker(Draw):
-    """Draws a network; tensors are named by their places."""
-
-    def __init__(
-        self, name: str, dtype: str = "int8", always_bias: bool = False, integers: Choose | None = None
-    ) -> None:
-        super().__init__(name, integers)
-        self.dtype = dtype
-        self.always_bias = always_bias
-        self.tensors: list[TensorEntry] = []
-        self.calls: list[OperatorCall] = []
-
-    def add(self, entry: TensorEntry) -> int:
-        """A tensor of the network."""
-        self.tensors.append(entry)
-        return len(self.tensors) - 1
-
-    def entry(self, shape: Sequence[int], scale: float = 0.0, zero_point: int | None = None) -> TensorEntry:
-        """An activation with this scale and zero point, else with random ones, the extremes among them."""
-        scale = scale or self.near(0.05, 1.5, 1.5) / (256 if self.dtype == "int16" else 1)
-        low, high = LOW[self.dtype], HIGH[self.dtype]
-        drawn = self.one_of(low, high, 0 if low < 0 else 128, *(self.number(low, high) for _ in range(4)))
-        if zero_point is None:
-            zero_point = 0 if self.dtype == "int16" else drawn
-        return TensorEntry(f"t{len(self.tensors)}", tuple(shape), self.dtype, (float(np.float32(scale)),), zero_point)
-
-    def near(self, scale: float, below: float = 1.0, above: float = 1.0) -> float:
-        """A scale about as large: within factors of exp(below) and exp(above), now and then far beyond."""
-        wide = self.one_of(1, 1, 1, 1, 1, 3)
-        return scale * float(np.exp(self.rng.uniform(-below * wide, above * wide)))
-
-    def input(self, shape: Sequence[int]) -> int:
-        """An input of the network."""
-        return self.add(self.entry(shape))
-
-    def alike(self, source: int, shape: Sequence[int]) -> int:
-        """A tensor quantised as another."""
-        of = self.tensors[source]
-        return self.add(TensorEntry(f"t{len(self.tensors)}", tuple(shape), of.dtype, of.scale, of.zero_point))
-
-    def integers(self, values: Any) -> int:
-        """A constant of int32: axes, sizes and the like."""
-        array = np.array(values, np.int32)
-        return self.add(TensorEntry(f"t{len(self.tensors)}", array.shape, "int32", data=array))
-
-    def call(
-        self, opcode: str, inputs: Sequence[int], output: int, kind: str = "", version: int = 2, **options: Any
-    ) -> int:
-        """An operator; returns its result."""
-        self.calls.append(OperatorCall(opcode, tuple(inputs), (output,), options, kind, version))
-        return output
-
-    def activation(self) -> int:
-        """A fused activation function: none, ReLU, ReLU-1-to-1, ReLU6."""
-        return int(self.one_of(0, 0, 1, 2, 3))
-
-    def shape(self, tensor: int) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return tuple(self.tensors[tensor].shape)
-
-    def scale(self, tensor: int) -> float:
-        """The scale of an activation."""
-        return self.tensors[tensor].scale[0]
-
-    def network(self, *outputs: int) -> OperatorNetwork:
-        """What was made."""
-        return OperatorNetwork(self.tensors, self.calls, outputs)
-
-    def feeds(self, network: OperatorNetwork) -> list[list[Array]]:
-        """Two sets of inputs: all integers, the extremes often; and nothing but extremes."""
-        sets: list[list[Array]] = [[], []]
-        for place in network.inputs:
-            entry = self.tensors[place]
-            limits = np.iinfo(entry.dtype)
-            values = self.rng.integers(limits.min, limits.max + 1, entry.shape)
-            chosen = self.rng.random(entry.shape)
-            values = np.where(chosen < 0.05, limits.min, np.where(chosen > 0.95, limits.max, values))
-            sets[0].append(values.astype(entry.dtype))
-            sets[1].append(np.where(self.rng.random(entry.shape) < 0.5, limits.min, limits.max).astype(entry.dtype))
-        return sets
-
-
-def words(network: OperatorNetwork) -> str:
-    """The network in words."""
-    def tensor(place: int) -> str:
-        if place < 0:
-            return "-"
-        entry = network.tensors[place]
-        scales = f" x{len(entry.scale)}" if len(entry.scale) > 1 else ""
-        steps = f" {entry.scale[0]!r}{scales} zero {entry.zero_point}" if entry.scale else ""
-        values = f" {entry.data.tolist()}" if entry.data is not None and entry.data.size <= 8 else ""
-        return f"{entry.dtype}{list(entry.shape)}{steps}{values}"
-
-    return "; ".join(
-        f"{call.opcode}({', '.join(map(tensor, call.inputs))}) -> {', '.join(map(tensor, call.outputs))} "
-        f"{dict(call.options)}"
-        for call in network.operators
-    )
+from oracles import TensorEntry
+from tflite_maker import HIGH, LOW, Maker
 
 
 def image(maker: Maker, channels: int | None = None) -> int:
@@ -164,8 +58,9 @@ def weights(maker: Maker, shape: tuple[int, ...], axis: int, bits: int = 8) -> i
     """Constant weights, one scale for all or one for each index along `axis`."""
     count = shape[axis] if maker.often(0.6) else 1
     if maker.dtype == "uint8":
-        scales, data = (float(np.exp(maker.rng.uniform(-7, -5))),), maker.rng.integers(0, 256, shape).astype(np.uint8)
-        return maker.add(TensorEntry("w", shape, "uint8", scales, maker.one_of(0, 128, 255, maker.number(1, 254)), data))
+        data = maker.rng.integers(0, 256, shape).astype(np.uint8)
+        zero_point, scale = maker.one_of(0, 128, 255, maker.number(1, 254)), float(np.exp(maker.rng.uniform(-7, -5)))
+        return maker.add(TensorEntry("w", shape, "uint8", (scale,), zero_point, data))
     scales = tuple(float(scale) for scale in np.exp(maker.rng.uniform(-7, -5, count)))
     limit = 7 if bits == 4 else 127
     data = maker.rng.integers(-limit - maker.one_of(0, 1), limit + 1, shape).astype(np.int8)
@@ -188,7 +83,8 @@ def bias(maker: Maker, x: int, w: int, size: int, taps: int) -> list[int]:
 
 def products(maker: Maker, w: int, taps: int) -> float:
     """About how large sums of so many products of random elements are."""
-    return 74 * (256 if maker.dtype == "int16" else 1) * (4 if maker.tensors[w].dtype == "int4" else 74) * taps**0.5
+    reach = 74.0 * (256 if maker.dtype == "int16" else 1) * (4 if maker.tensors[w].dtype == "int4" else 74)
+    return reach * float(np.sqrt(taps))
 
 
 def summed(maker: Maker, shape: Sequence[int], x: int, w: int, taps: int) -> int:
@@ -332,8 +228,8 @@ def function(maker: Maker, x: int) -> int:
     short = maker.dtype == "int16"
     opcode = maker.one_of("LOGISTIC", "TANH", "LEAKY_RELU", *(() if short else ("HARD_SWISH", "RELU", "RELU6")))
     near = maker.near(maker.scale(x), 0.5)
-    fixed = {"LOGISTIC": (2.0**-15, 0), "TANH": (2.0**-15, 0)} if short else {"LOGISTIC": (2.0**-8, -128), "TANH": (2.0**-7, 0)}
-    scale, zero_point = fixed.get(opcode, (near, None))
+    fixed = {"LOGISTIC": (2.0**-8, -128), "TANH": (2.0**-7, 0)}
+    scale, zero_point = fixed.get(opcode, (near, None)) if not short or opcode not in fixed else (2.0**-15, 0)
     # Micro's RELU6 takes the result to be quantised as the operand, whatever the file says.
     y = maker.alike(x, shape) if opcode == "RELU6" else maker.add(maker.entry(shape, scale, zero_point))
     kind = {"HARD_SWISH": "HardSwishOptions", "LEAKY_RELU": "LeakyReluOptions"}
@@ -344,9 +240,9 @@ def function(maker: Maker, x: int) -> int:
 def requantize(maker: Maker, x: int) -> int:
     """QUANTIZE, from one quantisation to another and from one type to another."""
     near = maker.near(maker.scale(x), 1, 1.5)
-    source = maker.dtype
-    maker.dtype = maker.one_of(*{"int8": ("int8", "int8", "int16"), "int16": ("int8", "int16"), "uint8": ("int8",)}[source])
-    fine = {"int16": 256.0}
+    source, fine = maker.dtype, {"int16": 256.0}
+    results = {"int8": ("int8", "int8", "int16"), "int16": ("int8", "int16"), "uint8": ("int8",)}
+    maker.dtype = maker.one_of(*results[source])
     y = maker.add(maker.entry(maker.shape(x), near * fine.get(source, 1.0) / fine.get(maker.dtype, 1.0)))
     maker.dtype = source
     return maker.call("QUANTIZE", [x], y, "QuantizeOptions")
@@ -412,8 +308,10 @@ def strided_slice(maker: Maker, x: int) -> int:
         start[axis] = 0 if masks[0] >> axis & 1 else start[axis]
         stop[axis] = size if masks[1] >> axis & 1 else stop[axis]
     result = [-(-(high - low) // s) for low, high, s in zip(start, stop, step, strict=True)]
-    given = [[place - (size if maker.often(0.3) and place < size else 0) for place, size in zip(row, shape, strict=True)]
-             for row in (start, stop)]  # fmt: skip
+    given = [
+        [at - (size if maker.often(0.3) and at < size else 0) for at, size in zip(row, shape, strict=True)]
+        for row in (start, stop)
+    ]
     operands = [x, *(maker.integers(row) for row in (*given, step))]
     return maker.call("STRIDED_SLICE", operands, maker.alike(x, result), "StridedSliceOptions", beginMask=masks[0],
                       endMask=masks[1])  # fmt: skip
