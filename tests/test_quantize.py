@@ -144,6 +144,7 @@ def unary(opcode: str, seed: int, options: dict[str, Any], kind: str, result: tu
         ("LOGISTIC", {}, "", (1 / 256, -128)),
         ("TANH", {}, "", (1 / 128, 0)),
         ("LEAKY_RELU", {"alpha": 0.1}, "LeakyReluOptions", None),
+        ("LEAKY_RELU", {"alpha": -0.3}, "LeakyReluOptions", None),
         ("RELU", {}, "", None),
         ("QUANTIZE", {}, "QuantizeOptions", None),
     ],
