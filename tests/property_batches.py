@@ -8,6 +8,7 @@ takes.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dovetail.compile import Compiled, Options, compile_graph, prepare
 from dovetail.emit.project import MANIFEST
@@ -25,6 +27,8 @@ from dovetail.graph.types import Array
 from dovetail.kernels import helper_source
 from dovetail.run import open_build, run_build
 from dovetail.target.description import Target
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no host C compiler `cc`")
 
 ENTRY = "batch"
 """Prefix of the joined project's names."""

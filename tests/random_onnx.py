@@ -339,7 +339,7 @@ def largest(name: str) -> Case:
     feeds = images(draw, draw.one_of("uint8", "int8"))
     shape = feeds[0][0].shape
     kernel, attributes = window(draw, shape[2:])
-    if max(attributes["strides"]) > 1:  # where a stride is longer than the window, ONNX Runtime pads by less than nothing
+    if max(attributes["strides"]) > 1:  # where a stride is longer than the window, ONNX Runtime pads by less than 0
         attributes.pop("auto_pad", None)
     node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=kernel, **attributes)
     file = model([node], feeds[0], (str(feeds[0][0].dtype), 4), {})

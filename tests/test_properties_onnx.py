@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dovetail.targets import load_target
-from property_batches import run_batch
+from property_batches import needs_compiler, run_batch
 from random_onnx import (
     Make,
     added,
@@ -50,6 +50,7 @@ FAMILIES: Mapping[str, tuple[Make, int]] = {
 BATCHES = [(name, batch) for name, (_, count) in FAMILIES.items() for batch in range(count)]
 
 
+@needs_compiler
 @pytest.mark.parametrize(("family", "batch"), BATCHES)
 def test_equal(family: str, batch: int, tmp_path: Path) -> None:
     make, _ = FAMILIES[family]

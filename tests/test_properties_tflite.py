@@ -19,7 +19,7 @@ from dovetail.graph.graph import evaluate
 from dovetail.operators.arithmetic import Rounding
 from dovetail.targets import load_target
 from oracles import network_file, run_litert_often, run_micro_often
-from property_batches import Case, run_batch
+from property_batches import Case, needs_compiler, run_batch
 from random_tflite import (
     STEPS,
     Step,
@@ -128,6 +128,7 @@ def make(family: str, seed: int) -> Case:
     return Case(name, file, ".tflite", text, feeds, wanted, doubtful, Options(rounding=chosen.rounding))
 
 
+@needs_compiler
 @pytest.mark.parametrize(("family", "batch"), BATCHES)
 def test_equal(family: str, batch: int, tmp_path: Path) -> None:
     cases = [make(family, seed) for seed in range(BATCH * batch, BATCH * (batch + 1))]
@@ -155,6 +156,7 @@ def test_one_operator_at_a_time(data: st.DataObject) -> None:
         assert np.array_equal(found, wanted[0]), words(network)
 
 
+@needs_compiler
 def test_differences_and_refusals_are_found(tmp_path: Path) -> None:
     """One element off by one is a failure that names its case; what is refused is counted by its sentence."""
     first, second = make("convolution", 0), make("convolution", 1)
