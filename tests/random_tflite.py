@@ -59,9 +59,10 @@ def weights(maker: Maker, shape: tuple[int, ...], axis: int, bits: int = 8) -> i
     count = shape[axis] if maker.often(0.6) else 1
     if maker.dtype == "uint8":
         data = maker.rng.integers(0, 256, shape).astype(np.uint8)
-        zero_point, scale = maker.one_of(0, 128, 255, maker.number(1, 254)), float(np.exp(maker.rng.uniform(-7, -5)))
+        zero_point = maker.one_of(0, 128, 255, maker.number(1, 254))
+        scale = maker.even(float(np.exp(maker.rng.uniform(-7, -5))))
         return maker.add(TensorEntry("w", shape, "uint8", (scale,), zero_point, data))
-    scales = tuple(float(scale) for scale in np.exp(maker.rng.uniform(-7, -5, count)))
+    scales = tuple(maker.even(float(scale)) for scale in np.exp(maker.rng.uniform(-7, -5, count)))
     limit = 7 if bits == 4 else 127
     data = maker.rng.integers(-limit - maker.one_of(0, 1), limit + 1, shape).astype(np.int8)
     if bits == 4:

@@ -26,6 +26,7 @@ class Maker(Draw):
     ) -> None:
         super().__init__(name, integers)
         self.dtype = dtype
+        self.ties = self.often(0.3)
         self.always_bias = always_bias
         self.tensors: list[TensorEntry] = []
         self.calls: list[OperatorCall] = []
@@ -47,7 +48,11 @@ class Maker(Draw):
     def near(self, scale: float, below: float = 1.0, above: float = 1.0) -> float:
         """A scale about as large: within factors of exp(below) and exp(above), now and then far beyond."""
         wide = self.one_of(1, 1, 1, 1, 1, 3)
-        return scale * float(np.exp(self.rng.uniform(-below * wide, above * wide)))
+        return self.even(scale * float(np.exp(self.rng.uniform(-below * wide, above * wide))))
+
+    def even(self, scale: float) -> float:
+        """The scale, or the nearest power of two in a network with ties: sums that lie on a half are common there."""
+        return float(2.0 ** np.rint(np.log2(scale))) if self.ties else scale
 
     def input(self, shape: Sequence[int]) -> int:
         """An input of the network."""
