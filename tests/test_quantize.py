@@ -155,6 +155,15 @@ def test_functions_of_one_value(
     unary(opcode, seed, options, kind, result)
 
 
+@pytest.mark.parametrize(("opcode", "result"), [("LOGISTIC", (1 / 256, -128)), ("TANH", (1 / 128, 0))])
+def test_steps_so_large_that_every_element_saturates(opcode: str, result: tuple[float, int]) -> None:
+    x, y = TensorEntry("x", (256,), "int8", (9.25,), -94), TensorEntry("y", (256,), "int8", result[:1], result[1])
+    model = tflite_bytes(SingleOperator(opcode, [x, y], {}))
+    graph, values = quantize(load_tflite("single", model, "single")), np.arange(-128, 128).astype(np.int8)
+    found = evaluate(graph, {graph.inputs[0]: values})[graph.outputs[0]]
+    np.testing.assert_array_equal(found, run_micro(model, [values]))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_requantisation_of_16_bits(seed: int) -> None:
     """Every int16 value, so that the last bits of the factor show."""

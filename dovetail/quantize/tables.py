@@ -50,7 +50,8 @@ def unary_table(operator: Unary, x: Step, y: Step) -> Array:
 def _in_q4(centred: Array, scale: float) -> tuple[Array, int]:
     """The operand in Q4.27, and the largest step that does not saturate."""
     multiplier, shift = quantize_multiplier(scale * (1 << 27))
-    radius = math.floor(15 * (1 << 27) / 2**shift)
+    exponent = max(shift, math.frexp(scale * (1 << 27))[1])  # beyond 30 no step but 0 is in reach, and that saturates
+    radius = math.floor(15 * (1 << 27) / 2**exponent)
     kept = np.clip(centred, -radius, radius)
     return fixed_point(kept, multiplier, shift, Rounding.DOUBLE), radius
 
