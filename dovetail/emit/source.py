@@ -6,19 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail import kernels
-from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
-from dovetail.graph.graph import Graph
-from dovetail.graph.layout import physical_shape
-from dovetail.graph.types import Array, TensorType
-from dovetail.kernels import CoreKernel
+from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
+from dovetail.graph.types import Array
+from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Operand, Target
-
-KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
-"""Statement index -> the kernel it calls and the C name of each of the kernel's constants."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +29,8 @@ class Unit:
     kernels: tuple[CoreKernel, ...]
     constants: Mapping[str, tuple[str, Array]]
     """C name -> C type and elements."""
+    blocks: Blocks
+    """C name -> C type and initialisers of each block of a compact kernel."""
     commands: Mapping[int, tuple[tuple[str, Command], ...]]
     """Statement index of a launch -> C name and content of each command."""
     tickets: Mapping[int, str]
@@ -53,56 +50,20 @@ class Unit:
         return tuple(found)
 
 
-def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Unit:
+def make_unit(
+    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED
+) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
-    calls, functions = _kernel_calls(program, target, model, constants)
+    calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    return Unit(program, regions, target, model, calls, functions, constants, commands, _tickets(program))
-
-
-def _kernel_calls(
-    program: Program, target: Target, model: str, constants: dict[str, tuple[str, Array]]
-) -> tuple[dict[int, tuple[CoreKernel, Mapping[str, str]]], tuple[CoreKernel, ...]]:
-    accumulators = instruction_set(target.core.isa).accumulators
-    calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
-    shared: dict[str, CoreKernel] = {}
-    known: dict[tuple[str, bytes], str] = {}
-    for index, statement in enumerate(program.statements):
-        if not isinstance(statement, Call):
-            continue
-        layer = program.layers[statement.layer]
-        name, instructions = f"{model}_{layer}_kernel", target.core.instructions
-        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions)
-        kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
-        names: dict[str, str] = {}
-        for parameter in kernel.parameters:
-            if parameter.is_constant:
-                array = kernel.constants[parameter.value]
-                key = (parameter.c_type, array.tobytes())
-                names[parameter.value] = known.setdefault(key, f"{model}_{layer}_{identifier(parameter.name)}")
-                constants.setdefault(names[parameter.value], (parameter.c_type, array))
-        calls[index] = (kernel, names)
-    return calls, tuple(shared.values())
-
-
-def as_it_lies(call: Call) -> Graph:
-    """The computation of a call over the physical dimensions of its values, in which they are row-major."""
-    layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
-    if layout is None:
-        return graph
-    physical = physical_shape(layout, shape)
-    types = {
-        name: TensorType(physical, kind.dtype) if kind.shape == shape and name not in graph.constants else kind
-        for name, kind in graph.types.items()
-    }
-    return replace(graph, types=types)
+    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, _tickets(program))
 
 
 def _commands(
@@ -163,13 +124,21 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         declarations.append(f"extern {declaration};")
         alignment = IN_PLACE_ALIGNMENT if name in blobs else 16
         definitions.append(array_definition(f"{declaration} __attribute__((aligned({alignment})))", elements(array)))
+    for name, (c_type, members) in unit.blocks.items():
+        declarations.append(f"extern const {c_type} {name};")
+        definitions.append(array_definition(f"const {c_type} {name}", members))
     for commands in unit.commands.values():
         for name, command in commands:
             declaration = f"const uint32_t {name}[{len(command.words)}]"
             declarations.append(f"extern {declaration};")
             definitions.append(array_definition(declaration, words(command.words)))
-    header = guard(f"{unit.model.upper()}_CONSTANTS_H", "#include <stdint.h>\n\n" + "\n".join(declarations) + "\n")
+    header = guard(f"{unit.model.upper()}_CONSTANTS_H", _included(unit) + "\n".join(declarations) + "\n")
     return header, "\n".join(definitions)
+
+
+def _included(unit: Unit) -> str:
+    """What the constants' header begins with: the types of blocks come from the kernels' header."""
+    return f'#include "{unit.model}_kernels.h"\n\n' if unit.blocks else "#include <stdint.h>\n\n"
 
 
 def kernels_source(unit: Unit) -> tuple[str, str]:
@@ -182,16 +151,10 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
         kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
         for kernel in unit.kernels
     ]
-    prototypes = [_prototype(kernel) for kernel in unit.kernels]
+    prototypes = [kernels.block_type(kernel) for kernel in unit.kernels if kernel.block]
+    prototypes += [prototype(kernel) for kernel in unit.kernels]
     header = guard(f"{unit.model.upper()}_KERNELS_H", "#include <stdint.h>\n\n" + "\n".join(prototypes) + "\n")
     return header, "\n".join(parts)
-
-
-def _prototype(kernel: CoreKernel) -> str:
-    first, *others = kernel.parameters
-    arguments = [f"{first.c_type} *restrict {first.name}"]
-    arguments += [f"const {parameter.c_type} *restrict {parameter.name}" for parameter in others]
-    return f"void {kernel.name}({', '.join(arguments)});"
 
 
 def arenas(unit: Unit) -> dict[str, int]:
@@ -317,7 +280,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
     arguments = []
     for parameter in kernel.parameters:
         if parameter.is_constant:
-            arguments.append(names[parameter.value])
+            arguments += [] if kernel.block else [names[parameter.value]]
             continue
         is_result = parameter.value == call.graph.outputs[0]
         view = call.result if is_result else call.operands[parameter.value]
@@ -325,6 +288,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         void = f"({const}void *)" if parameter.c_type != "uint8_t" else ""
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
+    arguments += [f"&{names[kernels.BLOCK]}"] if kernel.block else []
     return [f"{kernel.name}({', '.join(arguments)});"]
 
 

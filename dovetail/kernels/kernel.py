@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.graph.types import Array, DType
+
+
+class Optimize(enum.StrEnum):
+    """What core kernels are made for."""
+
+    SPEED = "speed"
+    """Few instructions: the layers with most of the work get loops of their own."""
+    SIZE = "size"
+    """Little code: one function for all layers of a kind."""
 
 
 class Unsupported(ValueError):
@@ -54,6 +64,10 @@ class CoreKernel:
     """Names of the core's own instructions in it."""
     notes: tuple[str, ...] = ()
     """Why instructions of the core are not used in it, one sentence each."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """Numbers in the block of a compact kernel."""
+    block: str = ""
+    """The C type of a compact kernel's block; empty for kernels that take their constants one by one."""
 
 
 @dataclass
