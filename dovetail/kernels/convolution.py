@@ -251,7 +251,7 @@ class _Convolution:
         first, end = window.inside(COLUMN)
         top, bottom = window.inside(ROW)
         several = self.body(pixels, clamped=False) if pixels > 1 and end - first >= pixels and bottom > top else []
-        parts = {"pixel": Part(ONE_PIXEL, one)}
+        parts = {"pixel": Part(ONE_PIXEL, one, small=bool(several))}
         if several:
             parts["pixels"] = Part(f"{pixels} neighbouring output columns, all taps inside the image.", several)
         return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, pixels))

@@ -11,6 +11,18 @@ from collections.abc import Iterable
 
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
 
+SMALL = """\
+/* Functions the compiler shall make small. */
+#if defined(__clang__)
+#define SMALL __attribute__((minsize, noinline))
+#elif defined(__GNUC__)
+#define SMALL __attribute__((optimize("Os"), noinline))
+#else
+#define SMALL
+#endif
+"""
+"""C text that must stand before functions marked SMALL."""
+
 HELPERS: dict[str, str] = {
     "in_order": """\
 /* Loads after this stay after it: without it compilers load far ahead and run out of registers. */

@@ -16,7 +16,7 @@ from dovetail.kernels.compact import (
     write_compact_pool,
 )
 from dovetail.kernels.core import Writer, generate
-from dovetail.kernels.helpers import needed_helpers
+from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scope import Scope
@@ -34,18 +34,6 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     SumPool2d: write_compact_pool,
 }
 """What writes the compact kernel of an anchor; all others are written as ever and left to the compiler to make small."""
-
-SMALL = """\
-/* Functions the compiler shall make small. */
-#if defined(__clang__)
-#define SMALL __attribute__((minsize, noinline))
-#elif defined(__GNUC__)
-#define SMALL __attribute__((optimize("Os"), noinline))
-#else
-#define SMALL
-#endif
-"""
-
 
 def generate_compact(graphs: Sequence[Graph], names: Sequence[str], accumulators: int = 16) -> list[CoreKernel]:
     """The kernels of several layers in little code. Those that differ only in numbers and constants get one function:
@@ -115,7 +103,7 @@ def _members(kernel: CoreKernel) -> dict[str, int]:
 
 
 def _small(source: str) -> str:
-    return source.replace("static void ", "SMALL static void ")
+    return re.sub(r"^static void ", "SMALL static void ", source, flags=re.MULTILINE)
 
 
 def block_type(kernel: CoreKernel) -> str:
