@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -12,7 +12,7 @@ from dovetail.emit.c_text import identifier
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import physical_shape
 from dovetail.graph.types import Array, TensorType
-from dovetail.kernels import CoreKernel, Optimize
+from dovetail.kernels import CoreKernel, Optimize, Parameter
 from dovetail.kernels.kernel import declarations
 from dovetail.program.ir import Call, Program
 from dovetail.target.description import Target
@@ -44,19 +44,21 @@ class _Names:
 
     def of_kernel(self, kernel: CoreKernel, stem: str) -> dict[str, str]:
         """The names of a kernel's constants and block; new ones begin with `stem`."""
-        names = {
-            parameter.value: self.constant(
-                parameter.c_type, kernel.constants[parameter.value], f"{stem}_{identifier(parameter.name)}"
-            )
-            for parameter in kernel.parameters
-            if parameter.is_constant
-        }
-        if kernel.block:
-            content = (kernel.block, tuple(kernels.block_members(kernel, names)))
+        names = self._of(kernel.parameters, kernel.constants, stem)
+        if kernel.block is not None:
+            block = kernel.block
+            content = (block.c_type, block.initialisers(self._of(block.members, block.constants, stem)))
             equal = [name for name, other in self.blocks.items() if other == content]
             names[kernels.BLOCK] = equal[0] if equal else f"{stem}_{kernels.BLOCK}"
             self.blocks[names[kernels.BLOCK]] = content
         return names
+
+    def _of(self, parameters: Sequence[Parameter], constants: Mapping[str, Array], stem: str) -> dict[str, str]:
+        return {
+            p.value: self.constant(p.c_type, constants[p.value], f"{stem}_{identifier(p.name)}")
+            for p in parameters
+            if p.is_constant and p.value != kernels.BLOCK
+        }
 
 
 def kernel_calls(
@@ -73,36 +75,36 @@ def kernel_calls(
     """
     accumulators = instruction_set(target.core.isa).accumulators
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
-    graphs = {index: as_it_lies(call) for index, call in calls.items()}
-    stems = {index: f"{model}_{program.layers[call.layer]}" for index, call in calls.items()}
-    little = list(graphs) if optimize is Optimize.SIZE else _with_little_work(graphs)
-    compact = kernels.generate_compact(
-        [graphs[index] for index in little], [f"{stems[index]}_kernel" for index in little], accumulators
-    )
-    made = dict(zip(little, compact, strict=True))
+    graphs = [as_it_lies(call) for call in calls.values()]
+    stems = [f"{model}_{program.layers[call.layer]}" for call in calls.values()]
+    little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
+    functions = [f"{stem}_kernel" for stem in stems]
+    made = kernels.generate_all(graphs, functions, little, accumulators, target.core.instructions)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
-    for index in calls:
-        kernel = made.get(index) or kernels.generate(
-            graphs[index], f"{stems[index]}_kernel", accumulators, target.core.instructions
-        )
-        kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
-        found[index] = (kernel, names.of_kernel(kernel, stems[index]))
+    for index, stem, kernel in zip(calls, stems, made, strict=True):
+        known = replace(kernel, name=shared.setdefault(_text(kernel), kernel).name)
+        found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
 
 
-def _with_little_work(graphs: Mapping[int, Graph]) -> list[int]:
-    """The calls whose work is next to nothing of the network's, in order."""
-    work = {index: _work(graph) for index, graph in graphs.items()}
-    room = sum(work.values()) * _LITTLE
+def _text(kernel: CoreKernel) -> str:
+    """What two kernels have in common if they are one function."""
+    return f"{kernel.block.c_type if kernel.block else ''}\n{kernel.key}"
+
+
+def _with_little_work(graphs: Sequence[Graph]) -> list[int]:
+    """Indices of the layers whose work is next to nothing of the network's."""
+    work = [_work(graph) for graph in graphs]
+    room = sum(work) * _LITTLE
     found = []
-    for index in sorted(work, key=lambda index: (work[index], index)):
+    for index in sorted(range(len(work)), key=lambda index: (work[index], index)):
         room -= work[index]
         if room < 0:
             break
         found.append(index)
-    return sorted(found)
+    return found
 
 
 def _work(graph: Graph) -> int:
@@ -117,10 +119,7 @@ def _work(graph: Graph) -> int:
 
 def prototype(kernel: CoreKernel) -> str:
     """The C declaration of a kernel's function."""
-    arguments = declarations([parameter for parameter in kernel.parameters if not (kernel.block and parameter.is_constant)])
-    if kernel.block:
-        arguments.append(f"const {kernel.block} *restrict {kernels.BLOCK}")
-    return f"void {kernel.name}({', '.join(arguments)});"
+    return f"void {kernel.name}({', '.join(declarations(kernel.parameters))});"
 
 
 def as_it_lies(call: Call) -> Graph:

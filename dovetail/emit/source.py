@@ -147,11 +147,12 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     parts = [f'#include "{unit.model}_kernels.h"\n']
     parts.append(kernels.helper_source(needed))
     parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
+    parts += dict.fromkeys(kernel.shared for kernel in unit.kernels if kernel.shared)
     parts += [
         kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
         for kernel in unit.kernels
     ]
-    prototypes = [kernels.block_type(kernel) for kernel in unit.kernels if kernel.block]
+    prototypes = list(dict.fromkeys(kernel.block.definition() for kernel in unit.kernels if kernel.block))
     prototypes += [prototype(kernel) for kernel in unit.kernels]
     header = guard(f"{unit.model.upper()}_KERNELS_H", "#include <stdint.h>\n\n" + "\n".join(prototypes) + "\n")
     return header, "\n".join(parts)
@@ -280,7 +281,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
     arguments = []
     for parameter in kernel.parameters:
         if parameter.is_constant:
-            arguments += [] if kernel.block else [names[parameter.value]]
+            arguments.append(("&" if parameter.value == kernels.BLOCK else "") + names[parameter.value])
             continue
         is_result = parameter.value == call.graph.outputs[0]
         view = call.result if is_result else call.operands[parameter.value]
@@ -288,7 +289,6 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         void = f"({const}void *)" if parameter.c_type != "uint8_t" else ""
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
-    arguments += [f"&{names[kernels.BLOCK]}"] if kernel.block else []
     return [f"{kernel.name}({', '.join(arguments)});"]
 
 

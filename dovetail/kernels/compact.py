@@ -9,10 +9,11 @@ from math import prod
 import numpy as np
 
 from dovetail.graph.types import Array, DType
-from dovetail.kernels.convolution import Products, Sums, anchor_expression, convolution_products, sums_of
+from dovetail.kernels.convolution import Products, Sums, anchor_expression, choose_sums, convolution_products, sums_of
+from dovetail.kernels.depthwise import border_share
 from dovetail.kernels.epilogue import Expression, finish
 from dovetail.kernels.fully_connected import fully_connected_products
-from dovetail.kernels.kernel import Unsupported, c_type, declarations
+from dovetail.kernels.kernel import BLOCK, Unsupported, c_type, declarations
 from dovetail.kernels.pooling import checked_pool
 from dovetail.kernels.region import Region, require_dtype
 from dovetail.kernels.scope import Scope
@@ -25,10 +26,10 @@ Writer = Callable[[str], list[str]]
 Number = int | str
 _LANES = 8
 """Output channels of a convolution computed together, on a core with registers for them and as many sums again."""
+_MOST_BORDER = 1 / 3
+"""The part of a depthwise image's pixels up to which those at its border take the slower way."""
 _CHANNELS = 4
 """Channels of a window that stays in its channel computed together, where they divide all channels."""
-BLOCK = "layer"
-"""The last parameter of a compact kernel: where its block is."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class _Place:
 
     scope: Scope
     window: Window
+    one: bool = False
+    """Whether the function computes the one pixel it is told."""
 
     def number(self, stem: str, value: int) -> Number:
         """A number of the window."""
@@ -46,7 +49,14 @@ class _Place:
         """The loop variable over images, rows or columns, or 0 where the loop has one turn."""
         rows, columns = self.pair("outputs")
         turns = {"image": self.number("batch", self.window.batch), "row": rows, "column": columns}[name]
+        if self.one:
+            return "0" if name == "image" and self.window.batch == 1 else name
         return "0" if turns == 1 else name
+
+    def arguments(self) -> list[str]:
+        """Which pixel, where the function is told."""
+        images = ["image"] if self.variable("image") != "0" else []
+        return [*images, "row", "column"] if self.one else []
 
     def pair(self, stem: str) -> tuple[Number, Number]:
         """The numbers for rows and columns of one of the window's pairs."""
@@ -77,11 +87,13 @@ class _Place:
         return total(times(total(times(row, size[1]), column), self.number("channels", self.window.channels)), channel)
 
     def loops(self, lines: Sequence[str], outputs: Number) -> list[str]:
-        """The loops over all output pixels around the statements of one."""
+        """The statements of one output pixel, in loops over all of them unless there is but one."""
         rows, columns = self.pair("outputs")
         image, row, column = map(self.variable, ("image", "row", "column"))
         pixel = total(times(total(times(image, rows), row), columns), column)
         lines = [*self.clamps(), f"const int32_t place = {times(pixel, outputs)};", *lines]
+        if self.one:
+            return without_unused(lines)
         lines = loop("row", rows, loop("column", columns, without_unused(lines)))
         return loop("image", self.number("batch", self.window.batch), lines)
 
@@ -98,12 +110,13 @@ def _finish(region: Region, scope: Scope, outputs: Number, value: Expression, la
     return finish(scope, region.tree, index, (anchor.output, value))
 
 
-def _function(scope: Scope, name: str, lines: Sequence[str]) -> list[str]:
-    """The kernel's function; its constants come through the block."""
+def _function(scope: Scope, name: str, lines: Sequence[str], place: Sequence[str]) -> list[str]:
+    """The kernel's function; its constants come through the block, the pixel it computes in arguments."""
     scope.keep(words(lines))
+    place = [f"int32_t {name}" for name in place]
     plain = [parameter for parameter in scope.parameters() if not parameter.is_constant]
     block = [f"const struct {name}_{BLOCK} *restrict {BLOCK}"] if any(f"{BLOCK}->" in line for line in lines) else []
-    return function(f"static void {name}", [*declarations(plain), *block], lines)
+    return function(f"static void {name}", [*declarations(plain), *block, *place], lines)
 
 
 def _in_blocks(weights: Array, lanes: int) -> Array:
@@ -113,14 +126,14 @@ def _in_blocks(weights: Array, lanes: int) -> Array:
     return whole.reshape(-1, lanes, *weights.shape[1:]).transpose(0, 2, 3, 4, 1).reshape(-1)
 
 
-def _write_sums(region: Region, scope: Scope, products: Products) -> Writer:
-    """The writer of sums over all channels: a block of outputs at a time, one pixel after the other."""
+def _write_sums(region: Region, scope: Scope, products: Products, lanes: int, one: bool = False) -> Writer:
+    """The writer of sums over all channels: `lanes` outputs at a time, one pixel after the other, or the one told."""
     window, weights = products.window, products.weights
     for name in region.anchor.inputs[2:] if region.anchor else ():
         scope.known(name)
     if weights.shape[3] != window.channels:
         raise Unsupported("a convolution of groups has no compact form.")
-    sums, lanes = sums_of(region, weights, products.zero_points), _LANES if scope.accumulators >= 2 * _LANES else 4
+    sums, place = sums_of(region, weights, products.zero_points), _Place(scope, window, one)
 
     def write(name: str) -> list[str]:
         """The function."""
@@ -129,7 +142,7 @@ def _write_sums(region: Region, scope: Scope, products: Products) -> Writer:
         start = np.pad(sums.border, (0, -len(weights) % lanes))
         bias = scope.constant("sums", "bias", start)
         lines = [f"{sums.kind} sum_{lane} = {bias}[{total('channel', lane)}];" for lane in range(lanes)]
-        lines += _sum_loops(region, scope, window, sums, lanes)
+        lines += _sum_loops(region, place, sums, lanes)
         stop: int | str = lanes
         if ragged != 0:
             rest = f"{outputs} - channel"
@@ -139,14 +152,16 @@ def _write_sums(region: Region, scope: Scope, products: Products) -> Writer:
             sums.kind, [f"sum_{lane}" for lane in range(lanes)], 1, stop,
             lambda text, _, lane: _finish(region, scope, outputs, anchor_expression(region, sums, text), lane),
         )  # fmt: skip
-        return _function(scope, name, _Place(scope, window).loops(loop("channel", outputs, lines, step=lanes), outputs))
+        lines = place.loops(loop("channel", outputs, lines, step=lanes), outputs)
+        return _function(scope, name, lines, place.arguments())
 
     return write
 
 
-def _sum_loops(region: Region, scope: Scope, window: Window, sums: Sums, lanes: int) -> list[str]:
+def _sum_loops(region: Region, place: _Place, sums: Sums, lanes: int) -> list[str]:
     """The loops over the taps inside the image."""
-    place, weights = _Place(scope, window), scope.constant("sums", "weights", _in_blocks(sums.weights, lanes))
+    scope, window = place.scope, place.window
+    weights = scope.constant("sums", "weights", _in_blocks(sums.weights, lanes))
     depth = place.number("channels", window.channels)
     products = place.number("products", prod(window.kernel) * window.channels)
     columns, dilation = place.pair("kernel")[1], place.pair("dilation")[1]
@@ -177,12 +192,29 @@ def _less(scope: Scope, element: str, pad_value: int) -> str:
 
 def write_compact_convolution(region: Region, scope: Scope) -> Writer:
     """The writer of a compact Conv2d."""
-    return _write_sums(region, scope, convolution_products(region, scope))
+    return _write_sums(region, scope, convolution_products(region, scope), _lanes(scope))
+
+
+def write_border_of_convolution(region: Region, scope: Scope) -> Writer:
+    """The writer of one pixel of a Conv2d whose other pixels are computed in blocks of their own.
+
+    Raises:
+        Unsupported: all are, or none.
+    """
+    products = convolution_products(region, scope)
+    kernel, pixels = choose_sums(region, scope, products)
+    if not kernel.has_border(pixels):
+        raise Unsupported("no pixels are computed one by one, or all.")
+    return _write_sums(region, scope, products, kernel.lanes, one=True)
+
+
+def _lanes(scope: Scope) -> int:
+    return _LANES if scope.accumulators >= 2 * _LANES else _LANES // 2
 
 
 def write_compact_dense(region: Region, scope: Scope) -> Writer:
     """The writer of a compact FullyConnected, the same function as a Conv2d's."""
-    return _write_sums(region, scope, fully_connected_products(region, scope))
+    return _write_sums(region, scope, fully_connected_products(region, scope), _lanes(scope))
 
 
 def _write_channels(
@@ -193,6 +225,7 @@ def _write_channels(
     start: Callable[[str], str],
     taps: Callable[[int], tuple[list[str], list[str], list[str]]],
     result: Callable[[str], Expression],
+    one: bool = False,
 ) -> Writer:
     """The writer of a window that stays in its channel.
 
@@ -204,12 +237,12 @@ def _write_channels(
         start: what is collected at first, for a channel.
         taps: for a number of lanes: statements at the start of a kernel row, those of a tap, those that go to the next.
         result: the anchor's value of what was collected.
+        one: whether the function computes the one pixel it is told.
     """
-    lanes = channel_lanes(window.channels, _CHANNELS)
+    lanes, place = channel_lanes(window.channels, _CHANNELS), _Place(scope, window, one)
 
     def write(name: str) -> list[str]:
         """The function."""
-        place = _Place(scope, window)
         channels, dilation = place.number("channels", window.channels), place.pair("dilation")[1]
         element = c_type(region.graph.types[region.source()].dtype)
         image = scope.input(region.source(), "input")
@@ -223,13 +256,14 @@ def _write_channels(
         lines = [*head, *lines, *store_lanes(kind, names, 1, lanes, lambda text, _, lane: _finish(
             region, scope, channels, result(text), lane))]  # fmt: skip
         count = "const int32_t count = (end_row - first_row) * (end_column - first_column);"
-        return _function(scope, name, place.loops([count, *loop("channel", channels, lines, step=lanes)], channels))
+        lines = place.loops([count, *loop("channel", channels, lines, step=lanes)], channels)
+        return _function(scope, name, lines, place.arguments())
 
     return write
 
 
-def write_compact_depthwise(region: Region, scope: Scope) -> Writer:
-    """The writer of a compact DepthwiseConv2d."""
+def write_compact_depthwise(region: Region, scope: Scope, one: bool = False) -> Writer:
+    """The writer of a compact DepthwiseConv2d, of all pixels or the one told."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, DepthwiseConv2d)
     operator = anchor.operator
@@ -256,8 +290,23 @@ def write_compact_depthwise(region: Region, scope: Scope) -> Writer:
 
     return _write_channels(
         region, scope, window, sums.kind, lambda channel: f"{scope.constant('sums', 'bias', sums.border)}[{channel}]",
-        taps, lambda text: anchor_expression(region, sums, text),
+        taps, lambda text: anchor_expression(region, sums, text), one,
     )  # fmt: skip
+
+
+def write_border_of_depthwise(region: Region, scope: Scope) -> Writer:
+    """The writer of one pixel of a DepthwiseConv2d whose other pixels are computed in groups of columns.
+
+    Raises:
+        Unsupported: there are few of those, or no border.
+    """
+    anchor = region.anchor
+    assert anchor is not None and isinstance(anchor.operator, DepthwiseConv2d)
+    shape = region.graph.types[anchor.inputs[1]].shape
+    window = window_of(region, (shape[1], shape[2]), anchor.operator.stride, anchor.operator.dilation)
+    if not 0 < border_share(window, scope.accumulators) <= _MOST_BORDER:
+        raise Unsupported("the border is none, or much of the image.")
+    return write_compact_depthwise(region, scope, one=True)
 
 
 def write_compact_pool(region: Region, scope: Scope) -> Writer:

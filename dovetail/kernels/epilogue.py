@@ -91,7 +91,7 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     operator = node.operator
     assert isinstance(operator, Requantize)
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
-    function, constants = _fixed_point_call(operator, multiplier, shift, any_shift=scope.compact)
+    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
     x = _integer_operand(node, operands[0])
     raised = _raised_by_members(scope, node, x) or _raised(operator, x)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array, DType, Shape
-from dovetail.kernels.kernel import Constants, Parameter, Unsupported, c_type
+from dovetail.kernels.kernel import BLOCK, Block, Constants, Parameter, Unsupported, c_type
 from dovetail.kernels.text import times
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
@@ -43,6 +43,18 @@ def expression_of(text: str, dtype: DType) -> Expression:
     return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
 
 
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A function shared by layers that computes one output pixel."""
+
+    name: str
+    block: Block | None
+
+    def call(self, arguments: Sequence[str], place: Sequence[str]) -> str:
+        """The statement for the pixel at `place`; `arguments` are the result and the inputs."""
+        return f"{self.name}({', '.join([*arguments, *([BLOCK] if self.block else []), *place])});"
+
+
 @dataclass
 class Scope:
     """The parameters of one kernel while its text is written, and the statements of the present place."""
@@ -61,6 +73,10 @@ class Scope:
     """Members of the block that are the same in every layer, and so are written as numbers."""
     numbers: dict[str, int] = field(default_factory=dict)
     """The numbers of this layer's block."""
+    any_shift: bool = False
+    """Whether requantisation takes the one form that does for all shifts."""
+    border: Border | None = None
+    """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
     channel: str = "0"
     """In a compact kernel: C text of the present place along the result's last axis."""
 
@@ -80,7 +96,7 @@ class Scope:
         return self._member(self._kept[place])
 
     def _member(self, name: str) -> str:
-        return f"layer->{name}" if self.compact else name
+        return f"{BLOCK}->{name}" if self.compact else name
 
     def number(self, owner: str, stem: str, value: int) -> int | str:
         """A number of the value `owner`: itself, or in a compact kernel the member of the block that holds it."""
@@ -133,6 +149,8 @@ class Scope:
                 found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False))
         for name, array in self.constants.arrays.items():
             found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
+        if self.border is not None and self.border.block is not None:
+            found.append(self.border.block.parameter)
         return tuple(found)
 
 

@@ -1,15 +1,16 @@
-"""Kernels for little code: which layers of a network share a function, and the blocks that tell the layers apart."""
+"""Which layers of a network share functions, and the blocks that tell those which layer they compute."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import DType
 from dovetail.kernels.compact import (
-    BLOCK,
+    write_border_of_convolution,
+    write_border_of_depthwise,
     write_compact_convolution,
     write_compact_dense,
     write_compact_depthwise,
@@ -17,15 +18,17 @@ from dovetail.kernels.compact import (
 )
 from dovetail.kernels.core import Writer, generate
 from dovetail.kernels.helpers import SMALL, needed_helpers
-from dovetail.kernels.kernel import CoreKernel, Unsupported
+from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Parameter, Unsupported
 from dovetail.kernels.region import Region, split
-from dovetail.kernels.scope import Scope
-from dovetail.kernels.text import block
+from dovetail.kernels.scope import Border, Scope
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.target.description import CoreInstruction
 
-FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
+Families = Mapping[type[Operator], Callable[[Region, Scope], Writer]]
+
+COMPACT: Families = {
     Conv2d: write_compact_convolution,
     DepthwiseConv2d: write_compact_depthwise,
     FullyConnected: write_compact_dense,
@@ -33,91 +36,125 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     AveragePool2d: write_compact_pool,
     SumPool2d: write_compact_pool,
 }
-"""What writes the compact kernel of an anchor; all others are written as ever and left to the compiler to make small."""
+"""What writes an anchor's kernel in little code; others are written as ever and left to the compiler to make small."""
+BORDERS: Families = {Conv2d: write_border_of_convolution, DepthwiseConv2d: write_border_of_depthwise}
+"""What writes the function of single pixels for an anchor whose other pixels are computed together."""
 
-def generate_compact(graphs: Sequence[Graph], names: Sequence[str], accumulators: int = 16) -> list[CoreKernel]:
-    """The kernels of several layers in little code. Those that differ only in numbers and constants get one function:
-    what is the same in all of them stands in its text, the rest in a block for each layer (`CoreKernel.block`).
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A function of compact text, as one layer sees it."""
+
+    name: str
+    source: str
+    key: str
+    parameters: tuple[Parameter, ...]
+    block: Block | None
+
+
+def generate_all(
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    little: Collection[int],
+    accumulators: int = 16,
+    instructions: Sequence[CoreInstruction] = (),
+) -> list[CoreKernel]:
+    """The kernels of all layers of a network.
+
+    Layers whose compact functions differ only in numbers and constants share them: what is the same in all these
+    layers stands in the text, the rest in a block for each (`CoreKernel.block`).
 
     Args:
         graphs: a region each, as `generate` takes them.
         names: of the C functions; layers that share one take the first's.
+        little: indices of the layers that are to take little code, however long they run. The others share the
+            functions of their borders.
         accumulators: as `generate`.
+        instructions: as `generate`, for those that are not `little`.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    drafts = [_compact(graph, name, accumulators, None) for graph, name in zip(graphs, names, strict=True)]
-    shared: dict[str, list[int]] = {}
-    for index, draft in enumerate(drafts):
-        shared.setdefault(draft.key, []).append(index)
-    found = list(drafts)
-    for members in shared.values():
-        first = drafts[members[0]]
-        fixed = {
-            stem: value
-            for stem, value in first.numbers.items()
-            if all(drafts[index].numbers.get(stem) == value for index in members)
-        }
-        for index in members:
-            found[index] = _compact(graphs[index], names[members[0]], accumulators, fixed)
+    compact = _shared(graphs, names, little, COMPACT, accumulators, "")
+    borders = _shared(graphs, names, set(range(len(graphs))) - set(little), BORDERS, accumulators, "_pixel")
+    found = []
+    for index, (graph, name) in enumerate(zip(graphs, names, strict=True)):
+        if index in compact:
+            found.append(_kernel(compact[index]))
+        elif index in little:
+            kernel = generate(graph, name, accumulators)
+            source, key = (_small(text) for text in (kernel.source, kernel.key))
+            found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
+        else:
+            found.append(_with_border(graph, name, accumulators, instructions, borders.get(index)))
     return found
 
 
-def _compact(graph: Graph, name: str, accumulators: int, fixed: Mapping[str, int] | None) -> CoreKernel:
-    """A region's compact kernel; `fixed` are the numbers that stand in its text, None for a draft without any."""
-    anchor = split(graph).anchor if not _refused(graph) else None
-    if anchor is not None and type(anchor.operator) in FAMILIES:
-        scope = Scope(graph, accumulators, compact=True, fixed=fixed or {})
-        try:
-            kernel = _written(name, scope, FAMILIES[type(anchor.operator)](split(graph), scope))
-            return kernel if fixed is None else replace(kernel, numbers=_members(kernel))
-        except Unsupported:
-            pass
-    kernel = generate(graph, name, accumulators)
-    return replace(kernel, source=_small(kernel.source), key=_small(kernel.key), declarations=(SMALL,))
-
-
-def _refused(graph: Graph) -> bool:
-    """True for what has no compact form: regions that are not of a core kernel's shape, and floats."""
-    try:
-        anchor = split(graph).anchor
-    except Unsupported:
-        return True
-    return anchor is None or graph.types[anchor.inputs[0]].dtype is DType.FLOAT32
-
-
-def _written(name: str, scope: Scope, writer: Writer) -> CoreKernel:
-    source, key = (_small("\n".join(writer(text)) + "\n") for text in (name, "kernel"))
-    kind = f"struct {name}_{BLOCK}" if f"{BLOCK}->" in source else ""
+def _kernel(function: _Shared) -> CoreKernel:
+    block = function.block
+    parameters = (*function.parameters, *((block.parameter,) if block else ()))
+    helpers = needed_helpers(function.source)
     return CoreKernel(
-        name, source, scope.parameters(), scope.constants.arrays, needed_helpers(source), key=key,
-        declarations=(SMALL,), numbers=scope.numbers, block=kind,
-    )  # fmt: skip
+        function.name, function.source, parameters, {}, helpers, key=function.key, declarations=(SMALL,), block=block
+    )
 
 
-def _members(kernel: CoreKernel) -> dict[str, int]:
-    """The numbers the text reads from the block."""
-    read = set(re.findall(rf"\b{BLOCK}->(\w+)", kernel.source))
-    return {stem: value for stem, value in kernel.numbers.items() if stem in read}
+def _with_border(
+    graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction], function: _Shared | None
+) -> CoreKernel:
+    """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
+    if function is not None:
+        kernel = generate(graph, name, accumulators, instructions, Border(function.name, function.block))
+        if f"{function.name}(" in kernel.source:
+            helpers = needed_helpers(function.source + kernel.source)
+            declared = tuple(dict.fromkeys((*kernel.declarations, SMALL)))
+            return replace(kernel, shared=function.source, helpers=helpers, declarations=declared)
+    return generate(graph, name, accumulators, instructions)
+
+
+def _shared(
+    graphs: Sequence[Graph], names: Sequence[str], wanted: Collection[int], families: Families, accumulators: int, end: str
+) -> dict[int, _Shared]:
+    """The compact functions of the wanted layers that have one; layers with the same texts have the same function."""
+    groups: dict[str, list[int]] = {}
+    numbers: dict[int, Mapping[str, int]] = {}
+    for index in sorted(wanted):
+        scope = Scope(graphs[index], accumulators, compact=True, any_shift=families is COMPACT)
+        draft = _written("function", scope, families)
+        if draft is not None:
+            numbers[index] = dict(scope.numbers)
+            groups.setdefault(draft.key, []).append(index)
+    found = {}
+    for members in groups.values():
+        first = numbers[members[0]]
+        fixed = {stem: value for stem, value in first.items() if all(numbers[at].get(stem) == value for at in members)}
+        for index in members:
+            scope = Scope(graphs[index], accumulators, compact=True, fixed=fixed, any_shift=families is COMPACT)
+            function = _written(names[members[0]] + end, scope, families)
+            assert function is not None
+            found[index] = function
+    return found
+
+
+def _written(name: str, scope: Scope, families: Families) -> _Shared | None:
+    """The function of the scope's region, None where there is no compact form."""
+    try:
+        region = split(scope.graph)
+        if region.anchor is None or scope.graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32:
+            return None
+        if type(region.anchor.operator) not in families:
+            return None
+        writer = families[type(region.anchor.operator)](region, scope)
+        source, key = (_small("\n".join(writer(text)) + "\n") for text in (name, "function"))
+    except Unsupported:
+        return None
+    read = set(re.findall(rf"\b{BLOCK}->(\w+)", source))
+    numbers = {stem: value for stem, value in scope.numbers.items() if stem in read}
+    plain = tuple(parameter for parameter in scope.parameters() if not parameter.is_constant)
+    members = tuple(parameter for parameter in scope.parameters() if parameter.is_constant)
+    block = Block(f"struct {name}_{BLOCK}", members, scope.constants.arrays, numbers) if read else None
+    return _Shared(name, source, key, plain, block)
 
 
 def _small(source: str) -> str:
     return re.sub(r"^static void ", "SMALL static void ", source, flags=re.MULTILINE)
-
-
-def block_type(kernel: CoreKernel) -> str:
-    """The C definition of a compact kernel's block."""
-    constants = [f"const {parameter.c_type} *{parameter.name};" for parameter in kernel.parameters if parameter.is_constant]
-    return "\n".join(block(kernel.block, [*constants, *(f"int32_t {name};" for name in kernel.numbers)])) + ";\n"
-
-
-def block_members(kernel: CoreKernel, constants: Mapping[str, str]) -> list[str]:
-    """The initialisers of a layer's block.
-
-    Args:
-        kernel: the layer's kernel.
-        constants: C text of each constant's first element.
-    """
-    pointers = [f".{p.name} = {constants[p.value]}" for p in kernel.parameters if p.is_constant]
-    return [*pointers, *(f".{name} = {value}" for name, value in kernel.numbers.items())]
