@@ -231,7 +231,6 @@ def _manifest(
         "target": target.name,
         "policy": target.policy(options.policy).name,
         "rounding": options.rounding.value,
-        "optimize": options.optimize.value,
         "layers": layers,
         "memory": memory,
     }

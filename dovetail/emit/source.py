@@ -35,12 +35,17 @@ class Unit:
     """Statement index of a launch -> C name and content of each command."""
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
+    optimize: Optimize = Optimize.SPEED
+    """What the code is made for."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
         found = []
         for instruction in self.target.core.instructions:
+            if self.optimize is Optimize.SIZE:
+                found.append(f"{instruction.name} is not used in code made for size")
+                continue
             if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
@@ -63,7 +68,8 @@ def make_unit(
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, _tickets(program))
+    tickets = _tickets(program)
+    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, tickets, optimize)
 
 
 def _commands(
