@@ -245,8 +245,9 @@ class _Depthwise:
         count = f"{groups[0].pixels} columns" if groups[0].pixels > 1 else "One column"
         if self.scope.border is not None:
             group = inner_group(window, self.scope.accumulators)
-            parts["pixels"] = Part(f"{group.pixels} columns, all taps inside the image.", self.several(group, False))
-            return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, group.pixels))
+            several = group.pixels
+            parts["pixels"] = Part(f"{several} columns, all taps inside the image.", self.several(group, False))
+            return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, several))
         for group in groups:
             if group.inside:
                 parts["middle"] = Part(f"{count}, all taps inside the image.", self.several(group, False))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from dovetail.graph.types import Array, DType
 
-
 BLOCK = "layer"
 """Name of the parameter that points to a layer's block, and key for the block's C name."""
 

@@ -113,7 +113,12 @@ def _with_border(
 
 
 def _shared(
-    graphs: Sequence[Graph], names: Sequence[str], wanted: Collection[int], families: Families, accumulators: int, end: str
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    wanted: Collection[int],
+    families: Families,
+    accumulators: int,
+    end: str,
 ) -> dict[int, _Shared]:
     """The compact functions of the wanted layers that have one; layers with the same texts have the same function."""
     groups: dict[str, list[int]] = {}
