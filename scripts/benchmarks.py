@@ -171,7 +171,7 @@ def size_table() -> list[str]:
         rows.append(row)
     head = ["network", *(f"{target}, {optimize.value}: {what}" for target in ("riscv", "cortex_m4")
                          for optimize in Optimize for what in ("text", "per MAC"))]  # fmt: skip
-    return ["### `--optimize speed` and `--optimize size`: bytes of .text, instructions per MAC", "", *table(head, rows)]
+    return ["### `--optimize speed` and `size`: bytes of .text, instructions per MAC", "", *table(head, rows)]
 
 
 def busy(measured: Measured, device: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,9 @@ def kernel_text(kernels: list[CoreKernel]) -> str:
     return "\n".join(parts)
 
 
-def operand(number: int, case: Case, parameter: Parameter, constants: dict[str, Array], end: str = "") -> tuple[str, str]:
+def operand(
+    number: int, case: Case, parameter: Parameter, constants: Mapping[str, Array], end: str = ""
+) -> tuple[str, str]:
     """C name and definition of an array of exactly its size."""
     array = constants[parameter.value] if parameter.is_constant else case.inputs[parameter.value]
     name = f"{parameter.name}_{number}{end}"
@@ -56,13 +59,13 @@ def call(number: int, case: Case, kernel: CoreKernel) -> tuple[list[str], str]:
             assert kernel.block is not None
             given = {}
             for member in kernel.block.members:
-                given[member.value], text = operand(number, case, member, dict(kernel.block.constants), "_member")
+                given[member.value], text = operand(number, case, member, kernel.block.constants, "_member")
                 definitions.append(text)
             members = ", ".join(kernel.block.initialisers(given))
             definitions.append(f"static const {kernel.block.c_type} block_{number} = {{{members}}};")
             arguments.append(f"&block_{number}")
             continue
-        name, text = operand(number, case, parameter, dict(kernel.constants))
+        name, text = operand(number, case, parameter, kernel.constants)
         definitions.append(text)
         arguments.append(name)
     return definitions, f"{kernel.name}({', '.join(arguments)});"
@@ -142,6 +145,6 @@ def test_borders_are_shared() -> None:
     graphs = [convolution_region(outputs, seed) for seed, outputs in ((1, 8), (2, 16))]
     first, second = generate_all(graphs, ["first", "second"], [])
     assert first.shared == second.shared and first.source != second.source
-    assert "first_pixel(output, input, layer, " in first.source and "first_pixel(output, input, layer, " in second.source
+    assert all("first_pixel(output, input, layer, " in kernel.source for kernel in (first, second))
     assert first.block and second.block
     assert (first.block.numbers["outputs"], second.block.numbers["outputs"]) == (8, 16)

@@ -321,7 +321,7 @@ def write_compact_pool(region: Region, scope: Scope) -> Writer:
         if isinstance(operator, AveragePool2d):
             return Expression(f"divide_rounded({text}, count)", "int32_t", kind.low, kind.high)
         bounds = [taps * (bound - operator.input_zero_point) for bound in (kind.low, kind.high)]
-        off = times("count", scope.number("window", "zero_point", operator.input_zero_point))
+        off = times("count", scope.number("window", "input_zero_point", operator.input_zero_point))
         return Expression(f"{text} - {off}", "int32_t", min(*bounds, 0), max(*bounds, 0))
 
     def collected(lanes: int) -> tuple[list[str], list[str], list[str]]:

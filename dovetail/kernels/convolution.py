@@ -261,7 +261,7 @@ class _Convolution:
         window, several = self.window, self.has_several(pixels)
         parts = {}
         if self.scope.border is None:
-            parts["pixel"] = Part(ONE_PIXEL, self.body(1, clamped=True), small=several)
+            parts["pixel"] = Part(ONE_PIXEL, self.body(1, clamped=True))
         if several:
             comment = f"{pixels} neighbouring output columns, all taps inside the image."
             parts["pixels"] = Part(comment, self.body(pixels, clamped=False))

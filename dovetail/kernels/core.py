@@ -13,7 +13,7 @@ from dovetail.kernels.epilogue import Scope
 from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
 from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
-from dovetail.kernels.helpers import SMALL, needed_helpers
+from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
@@ -116,10 +116,9 @@ def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKe
     key = "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
-    declarations = (*loops.declarations, *([SMALL] if "SMALL " in source else []))
     block = scope.border.block if scope.border else None
     return CoreKernel(
-        name, source, scope.parameters(), constants, helpers, 0, key, declarations, loops.used, loops.notes, block
+        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes, block
     )
 
 

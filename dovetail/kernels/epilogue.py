@@ -100,7 +100,7 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + zero_point, reach + zero_point
     if INT32[0] <= low and high <= INT32[1]:
-        text = total(text, scope.number(node.output, "zero_point", zero_point))
+        text = total(text, scope.number(node.output, "output_zero_point", zero_point))
         return Expression(scope.define("scaled", "int32_t", text), "int32_t", low, high)
     text = f"wrap_add({text}, {integer(zero_point)})" if zero_point else text
     return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)

@@ -220,8 +220,6 @@ class Part:
     """One sentence that says which pixels."""
     lines: list[str]
     """The statements; they read image, row and column where there are several."""
-    small: bool = False
-    """True where the compiler shall make it small: few pixels are computed this way."""
 
 
 ONE_PIXEL = "One output pixel, from the taps inside the image."
@@ -266,8 +264,7 @@ def pixel_functions(
         used = words(lines) - _defined(lines)
         inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used])
         inner += [f"int32_t {variable}" for variable in place if variable in used]
-        small = "SMALL " if parts[suffix].small else ""
-        text += [f"/* {parts[suffix].comment} */", *function(f"{small}static void {name}_{suffix}", inner, lines), ""]
+        text += [f"/* {parts[suffix].comment} */", *function(f"static void {name}_{suffix}", inner, lines), ""]
     return [*text, *function(f"static void {name}", declarations(scope.parameters()), loops)]
 
 
