@@ -337,7 +337,8 @@ def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry point, inputs and outputs with their sizes and types."""
     program = unit.program
     lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}. */",
+        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
+        f"{unit.optimize.value}. */",
         "#include <stdint.h>",
         "",
         f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',

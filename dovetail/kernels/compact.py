@@ -18,7 +18,7 @@ from dovetail.kernels.pooling import checked_pool
 from dovetail.kernels.region import Region, require_dtype
 from dovetail.kernels.scope import Scope
 from dovetail.kernels.text import atom, channel_lanes, function, integer, loop, times, total, without_unused, words
-from dovetail.kernels.window import Window, anchored, store_lanes, window_of
+from dovetail.kernels.window import ONE_PIXEL, Window, anchored, store_lanes, window_of
 from dovetail.operators.linear import DepthwiseConv2d
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 
@@ -110,13 +110,14 @@ def _finish(region: Region, scope: Scope, outputs: Number, value: Expression, la
     return finish(scope, region.tree, index, (anchor.output, value))
 
 
-def _function(scope: Scope, name: str, lines: Sequence[str], place: Sequence[str]) -> list[str]:
+def _function(scope: Scope, name: str, lines: Sequence[str], pixel: Sequence[str]) -> list[str]:
     """The kernel's function; its constants come through the block, the pixel it computes in arguments."""
+    comment = ONE_PIXEL if pixel else "Every output pixel, from the taps inside the image."
     scope.keep(words(lines))
-    place = [f"int32_t {name}" for name in place]
+    place = [f"int32_t {coordinate}" for coordinate in pixel]
     plain = [parameter for parameter in scope.parameters() if not parameter.is_constant]
     block = [f"const struct {name}_{BLOCK} *restrict {BLOCK}"] if any(f"{BLOCK}->" in line for line in lines) else []
-    return function(f"static void {name}", [*declarations(plain), *block, *place], lines)
+    return [f"/* {comment} */", *function(f"static void {name}", [*declarations(plain), *block, *place], lines)]
 
 
 def _in_blocks(weights: Array, lanes: int) -> Array:

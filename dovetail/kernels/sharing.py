@@ -109,6 +109,7 @@ def _with_border(
             helpers = needed_helpers(function.source + kernel.source)
             declared = tuple(dict.fromkeys((*kernel.declarations, SMALL)))
             return replace(kernel, shared=function.source, helpers=helpers, declarations=declared)
+        return kernel
     return generate(graph, name, accumulators, instructions)
 
 
