@@ -346,7 +346,9 @@ def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
 
 
 @needs_iss
-def test_optimize_size(digits: Path, builds: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimize_size(
+    digits: Path, builds: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The build says what it was made for, and its code is compiled so."""
     small = tmp_path / "small"
     assert dovetail("compile", digits, "--target", "riscv", "--optimize", "size", "-o", small) == 0

@@ -121,25 +121,37 @@ def _shared(
     accumulators: int,
     end: str,
 ) -> dict[int, _Shared]:
-    """The compact functions of the wanted layers that have one; layers with the same texts have the same function."""
-    groups: dict[str, list[int]] = {}
-    numbers: dict[int, Mapping[str, int]] = {}
-    for index in sorted(wanted):
-        scope = Scope(graphs[index], accumulators, compact=True, any_shift=families is COMPACT)
-        draft = _written("function", scope, families)
-        if draft is not None:
-            numbers[index] = dict(scope.numbers)
-            groups.setdefault(draft.key, []).append(index)
+    """The compact functions of the wanted layers that have one; layers with the same texts have the same function.
+
+    Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
+    at a border always the first, whose constants are those of the other pixels.
+    """
+    own, common = (_drafts(graphs, wanted, families, accumulators, any_shift) for any_shift in (False, True))
+    any_shift = families is COMPACT and len(common) < len(own)
     found = {}
-    for members in groups.values():
-        first = numbers[members[0]]
-        fixed = {stem: value for stem, value in first.items() if all(numbers[at].get(stem) == value for at in members)}
+    for members in common if any_shift else own:
+        first, *others = members.values()
+        fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
+        name = names[next(iter(members))] + end
         for index in members:
-            scope = Scope(graphs[index], accumulators, compact=True, fixed=fixed, any_shift=families is COMPACT)
-            function = _written(names[members[0]] + end, scope, families)
+            scope = Scope(graphs[index], accumulators, compact=True, fixed=fixed, any_shift=any_shift)
+            function = _written(name, scope, families)
             assert function is not None
             found[index] = function
     return found
+
+
+def _drafts(
+    graphs: Sequence[Graph], wanted: Collection[int], families: Families, accumulators: int, any_shift: bool
+) -> list[dict[int, Mapping[str, int]]]:
+    """For each function, the numbers of the layers that share it, by the layer's index."""
+    groups: dict[str, dict[int, Mapping[str, int]]] = {}
+    for index in sorted(wanted):
+        scope = Scope(graphs[index], accumulators, compact=True, any_shift=any_shift)
+        draft = _written("function", scope, families)
+        if draft is not None:
+            groups.setdefault(draft.key, {})[index] = dict(scope.numbers)
+    return list(groups.values())
 
 
 def _written(name: str, scope: Scope, families: Families) -> _Shared | None:
