@@ -48,6 +48,7 @@ class _Shared:
     name: str
     source: str
     key: str
+    """The text without the name, and the types of the constants: layers of equal keys can share the function."""
     parameters: tuple[Parameter, ...]
     block: Block | None
 
@@ -93,10 +94,8 @@ def generate_all(
 def _kernel(function: _Shared) -> CoreKernel:
     block = function.block
     parameters = (*function.parameters, *((block.parameter,) if block else ()))
-    helpers = needed_helpers(function.source)
-    return CoreKernel(
-        function.name, function.source, parameters, {}, helpers, key=function.key, declarations=(SMALL,), block=block
-    )
+    source, key, helpers = _small(function.source), _small(function.key), needed_helpers(function.source)
+    return CoreKernel(function.name, source, parameters, {}, helpers, key=key, declarations=(SMALL,), block=block)
 
 
 def _with_border(
@@ -107,8 +106,7 @@ def _with_border(
         kernel = generate(graph, name, accumulators, instructions, Border(function.name, function.block))
         if f"{function.name}(" in kernel.source:
             helpers = needed_helpers(function.source + kernel.source)
-            declared = tuple(dict.fromkeys((*kernel.declarations, SMALL)))
-            return replace(kernel, shared=function.source, helpers=helpers, declarations=declared)
+            return replace(kernel, shared=function.source, helpers=helpers)
         return kernel
     return generate(graph, name, accumulators, instructions)
 
@@ -163,7 +161,7 @@ def _written(name: str, scope: Scope, families: Families) -> _Shared | None:
         if type(region.anchor.operator) not in families:
             return None
         writer = families[type(region.anchor.operator)](region, scope)
-        source, key = (_small("\n".join(writer(text)) + "\n") for text in (name, "function"))
+        source, key = ("\n".join(writer(text)) + "\n" for text in (name, "function"))
     except Unsupported:
         return None
     read = set(re.findall(rf"\b{BLOCK}->(\w+)", source))
@@ -171,7 +169,8 @@ def _written(name: str, scope: Scope, families: Families) -> _Shared | None:
     plain = tuple(parameter for parameter in scope.parameters() if not parameter.is_constant)
     members = tuple(parameter for parameter in scope.parameters() if parameter.is_constant)
     block = Block(f"struct {name}_{BLOCK}", members, scope.constants.arrays, numbers) if read else None
-    return _Shared(name, source, key, plain, block)
+    types = " ".join(member.c_type for member in members)
+    return _Shared(name, source, f"{key}{types}", plain, block)
 
 
 def _small(source: str) -> str:
