@@ -76,7 +76,7 @@ def kernel_calls(
     accumulators = instruction_set(target.core.isa).accumulators
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
-    stems = [f"{model}_{program.layers[call.layer]}" for call in calls.values()]
+    stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
     little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
     functions = [f"{stem}_kernel" for stem in stems]
     made = kernels.generate_all(graphs, functions, little, accumulators, target.core.instructions)
@@ -87,6 +87,12 @@ def kernel_calls(
         known = replace(kernel, name=shared.setdefault(_text(kernel), kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
+
+
+def _numbered(stems: Sequence[str]) -> list[str]:
+    """The stems, a number behind those that came before."""
+    counts = [stems[:index].count(stem) for index, stem in enumerate(stems)]
+    return [f"{stem}_{count + 1}" if count else stem for stem, count in zip(stems, counts, strict=True)]
 
 
 def _text(kernel: CoreKernel) -> str:

@@ -167,7 +167,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     return {
         "dovetail": __version__,
         "entry": f"{unit.model}_run",
-        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.parameters),
+        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
         "model_prefix": unit.model,
         "optimize": unit.optimize.value,
         "inputs": ports("input"),

@@ -102,6 +102,11 @@ class CoreKernel:
     shared: str = ""
     """C text of the function shared by layers that this one calls; it stands before both."""
 
+    @property
+    def told(self) -> tuple[Parameter, ...]:
+        """The parameters and the members of the block."""
+        return (*self.parameters, *(self.block.members if self.block else ()))
+
 
 @dataclass
 class Constants:
