@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import FAMILIES, Case, Maker
-from dovetail.graph.graph import evaluate
-from dovetail.graph.types import Array
+from dovetail.graph.graph import GraphBuilder, evaluate
+from dovetail.graph.types import Array, DType, TensorType
 from dovetail.kernels import BLOCK, CoreKernel, Parameter, generate, generate_all, helper_source
+from dovetail.operators.linear import Conv2d
+from dovetail.operators.quantization import Dequantize, Quantize
 from test_core_kernels import WARNINGS, build, c_array, convolution_region, describe, needs_compiler
 
 COMPACT = ("conv2d", "depthwise", "fully_connected", "pooling")
@@ -150,3 +152,16 @@ def test_borders_are_shared() -> None:
     assert all("first_pixel(output, input, layer, " in kernel.source for kernel in (first, second))
     assert first.block and second.block
     assert (first.block.numbers["outputs"], second.block.numbers["outputs"]) == (8, 16)
+
+
+def test_floats_in_a_block_are_seen() -> None:
+    """The build asks `told` whether the compiler's floating point is needed."""
+    builder = GraphBuilder("scaled")
+    x = builder.input("x", TensorType((1, 4, 4, 2), DType.INT8))
+    value = builder.add(Conv2d(), [x, builder.constant("w", np.ones((3, 1, 1, 2), np.int8))])
+    for operator in (Dequantize(), Quantize(DType.INT8)):
+        scale, zero_point = builder.constant("s", np.ones(1, np.float32)), builder.constant("z", np.zeros(1, np.int32))
+        value = builder.add(operator, [value, scale, zero_point])
+    (kernel,) = generate_all([builder.finish([value])], ["kernel"], [0])
+    assert "float" not in [parameter.c_type for parameter in kernel.parameters]
+    assert "float" in [parameter.c_type for parameter in kernel.told]
