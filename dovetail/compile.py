@@ -17,6 +17,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
+from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
@@ -51,6 +52,8 @@ class Options:
     """A tuning file made for this model and target, used for the layers it names."""
     allow_float: bool = False
     """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
+    optimize: Optimize = Optimize.SPEED
+    """What the code of the core is made for."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, placed.regions, target)
+    unit = make_unit(planned.program, placed.regions, target, options.optimize)
     project = emit_project(unit, _manifest(model, target, options, placed, planned))
     return Compiled(placed.graph, placed.regions, planned, unit, project)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.emit.project import MANIFEST, defines
+from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BuildError, DovetailError
 from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
+from dovetail.kernels import Optimize
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
 from dovetail.target.description import Target
 from dovetail.targets import BUILT_IN, load_target
@@ -32,6 +33,8 @@ class Build:
     folder: Path
     manifest: Mapping[str, Any]
     target: Target
+    optimize: Optimize = Optimize.SPEED
+    """What the code was made for."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         raise BuildError(f"{path} is larger than {_MOST_MANIFEST} bytes")
     try:
         manifest = json.loads(path.read_text())
-        name = manifest["target"]
+        name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         if manifest["schema"] != 1:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
@@ -76,7 +79,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     found = target or load_target(name)
     if found.name != name:
         raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
-    return Build(folder, manifest, found)
+    return Build(folder, manifest, found, optimize)
 
 
 def run_build(
@@ -124,7 +127,7 @@ def _run_iss(
         isa=target.core.isa,
         defines=defines(build.manifest["model_prefix"], target),
         include=[Path("src"), Path("runtime"), Path("driver")],
-        flags=_FLAGS,
+        flags=(*_FLAGS, OPTIMISATION[build.optimize]),
         cache=cache,
         compiler_runtime=bool(build.manifest["uses_float"]),
     )

@@ -28,6 +28,7 @@ from dovetail.emit import write_project  # noqa: E402
 from dovetail.frontend import load_model  # noqa: E402
 from dovetail.graph.graph import Graph, evaluate  # noqa: E402
 from dovetail.graph.simplify import simplify  # noqa: E402
+from dovetail.kernels import Optimize  # noqa: E402
 from dovetail.operators.activation import FixedSoftmax  # noqa: E402
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected  # noqa: E402
 from dovetail.quantize import quantize  # noqa: E402
@@ -66,9 +67,9 @@ def model_file(network: str) -> Path:
     return SHARED / "models" / "mlperf_tiny" / f"{network}_int8.tflite"
 
 
-def measure(network: str, target: str, policy: str | None) -> Measured:
+def measure(network: str, target: str, policy: str | None, optimize: Optimize = Optimize.SPEED) -> Measured:
     """Compile, build and run one inference; raises RuntimeError when the firmware differs from the integer graph."""
-    compiled = compile_model(model_file(network), load_target(target), Options(policy))
+    compiled = compile_model(model_file(network), load_target(target), Options(policy, optimize=optimize))
     given = sample_inputs(compiled.graph)
     with tempfile.TemporaryDirectory() as folder:
         write_project(compiled.project, Path(folder) / "build")
@@ -156,6 +157,23 @@ def core_table(target: str) -> list[str]:
     return [f"### Core alone: `--target {target}`", "", *table(header, rows)]
 
 
+def size_table() -> list[str]:
+    """Code made for speed and for size."""
+    rows = []
+    for network, (name, _) in NETWORKS.items():
+        row: list[object] = [name]
+        for target in ("riscv", "cortex_m4"):
+            for optimize in Optimize:
+                measured = measure(network, target, None, optimize)
+                macs = sum(macs_by_origin(measured.compiled.graph).values())
+                instructions = measured.result.simulation.inferences[0].instructions or 0
+                row += [measured.result.sizes["text"], f"{instructions / macs:.2f}"]
+        rows.append(row)
+    head = ["network", *(f"{target}, {optimize.value}: {what}" for target in ("riscv", "cortex_m4")
+                         for optimize in Optimize for what in ("text", "per MAC"))]  # fmt: skip
+    return ["### `--optimize speed` and `size`: bytes of .text, instructions per MAC", "", *table(head, rows)]
+
+
 def busy(measured: Measured, device: str) -> int:
     """Cycles in which a device worked."""
     activities = measured.result.simulation.inferences[0].activities.get(device, ())
@@ -232,7 +250,7 @@ def device_table() -> list[str]:
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "riscv": partial(core_table, "riscv"), "dot4": partial(core_table, "riscv_dot4"),
-    "cortex_m4": partial(core_table, "cortex_m4"),
+    "cortex_m4": partial(core_table, "cortex_m4"), "size": size_table,
     "engine": engine_tables, "exact": exact_table, "vta": vta_table, "device": device_table,
 }  # fmt: skip
 

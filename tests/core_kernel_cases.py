@@ -53,13 +53,15 @@ def random_array(seed: int, kind: TensorType, reach: int = 1 << 40) -> Array:
 class Maker:
     """Draws the parts of a region."""
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, sizes: str = "") -> None:
+        """Makers of one seed and other `sizes` draw regions of one structure with other numbers, as far as they can."""
         self.random = random.Random(seed)
+        self.sizes = random.Random(seed + sizes) if sizes else self.random
         self.builder = GraphBuilder("region")
         self.seed = self.number(0, 1 << 31)
 
     def number(self, low: int, high: int) -> int:
-        return self.random.randint(low, high)
+        return self.sizes.randint(low, high)
 
     def one_of(self, *options: Any) -> Any:
         return self.random.choice(options)

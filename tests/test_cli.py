@@ -346,6 +346,26 @@ def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
 
 
 @needs_iss
+def test_optimize_size(
+    digits: Path, builds: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The build says what it was made for, and its code is compiled so."""
+    small = tmp_path / "small"
+    assert dovetail("compile", digits, "--target", "riscv", "--optimize", "size", "-o", small) == 0
+    modes, texts = [], []
+    for build in map(open_build, (builds["riscv"], small)):
+        modes.append(build.manifest["optimize"])
+        texts.append(run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]).sizes["text"])
+    assert modes == ["speed", "size"] and texts[1] < texts[0]
+    assert "-Os" in (small / "Makefile").read_text() and "-O2" in (builds["riscv"] / "Makefile").read_text()
+    assert dovetail("compile", digits, "--target", "riscv_dot4", "--optimize", "size", "-o", tmp_path / "dot4") == 0
+    assert "is not used in code made for size" in capsys.readouterr().err
+    text = (small / "dovetail.json").read_text()
+    (small / "dovetail.json").write_text(text.replace('"optimize": "size"', '"optimize": "beauty"'))
+    assert "beauty" in refused(capsys, "run", small)
+
+
+@needs_iss
 def test_the_targets_core_costs_are_charged(builds: dict[str, Path]) -> None:
     build = open_build(builds["riscv"])
     inputs = seeded_inputs(build.manifest["inputs"])

@@ -27,6 +27,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, evaluate
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
+from dovetail.kernels import Optimize
 from dovetail.layout import choose_layouts
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -76,7 +77,9 @@ def integer_graph(model: Path) -> Graph:
     return replace(graph, outputs=(*graph.outputs, *logits))
 
 
-def compile_with_logits(model: Path, target_name: str, policy: str | None) -> Compiled:
+def compile_with_logits(
+    model: Path, target_name: str, policy: str | None, optimize: Optimize = Optimize.SPEED
+) -> Compiled:
     """What `compile_model` does, for a graph that also gives the logits."""
     target, options = load_target(target_name), Options(policy)
     graph = integer_graph(model)
@@ -88,7 +91,7 @@ def compile_with_logits(model: Path, target_name: str, policy: str | None) -> Co
     planned = plan(placed, target, {target.code: constants + CODE_RESERVE})
     verify(planned.program, target)
     check_program(planned.program, target, graph, sample_inputs(graph))
-    unit = make_unit(planned.program, regions, target)
+    unit = make_unit(planned.program, regions, target, optimize)
     project = emit_project(unit, _manifest(model, target, options, placed, planned))
     return Compiled(graph, regions, planned, unit, project)
 
@@ -118,10 +121,11 @@ def assert_equals_micro(name: str, result: RunResult, compiled: Compiled, refere
     assert compared == (0 if name == "ad_autoencoder" else 12), "the autoencoder ends without a softmax"
 
 
+@pytest.mark.parametrize("optimize", list(Optimize))
 @pytest.mark.parametrize("name", NETWORKS)
-def test_riscv_firmware_equals_micro(name: str, tmp_path: Path) -> None:
+def test_riscv_firmware_equals_micro(name: str, optimize: Optimize, tmp_path: Path) -> None:
     require_chip()
-    compiled = compile_with_logits(network_file(name), "riscv", None)
+    compiled = compile_with_logits(network_file(name), "riscv", None, optimize)
     inputs, reference = stored(name, compiled)
     assert_equals_micro(name, run(compiled, tmp_path / "build", inputs), compiled, reference)
 
@@ -141,10 +145,11 @@ def test_cortex_m4_firmware_equals_micro(
     print(f"{name}: {instructions} instructions, {(instructions or 0) / macs:.2f} per MAC")
 
 
+@pytest.mark.parametrize("optimize", list(Optimize))
 @pytest.mark.parametrize("target_name", ["cortex_m7", "cortex_m33"])
-def test_other_cortex_m_cores_equal_micro(target_name: str, tmp_path: Path) -> None:
+def test_other_cortex_m_cores_equal_micro(target_name: str, optimize: Optimize, tmp_path: Path) -> None:
     require_chip()
-    compiled = compile_with_logits(network_file("kws_dscnn"), target_name, None)
+    compiled = compile_with_logits(network_file("kws_dscnn"), target_name, None, optimize)
     inputs, reference = stored("kws_dscnn", compiled)
     assert_equals_micro("kws_dscnn", run(compiled, tmp_path / "build", inputs), compiled, reference)
 

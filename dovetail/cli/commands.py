@@ -45,6 +45,7 @@ def compile_to(
     tuning: Path | None = None,
     dump_folder: Path | None = None,
     allow_float: bool = False,
+    optimize: str = "speed",
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -56,10 +57,11 @@ def compile_to(
     with progress("starting") as report:
         from dovetail.compile import Options, compile_model
         from dovetail.emit.project import write_project
+        from dovetail.kernels import Optimize
         from dovetail.operators.arithmetic import Rounding
         from dovetail.targets import load_target
 
-        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float)
+        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize))
         compiled = compile_model(model, load_target(target_name), options, report)
         dumped = 0
         if dump_folder is not None:

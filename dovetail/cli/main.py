@@ -28,6 +28,13 @@ class RoundingChoice(enum.StrEnum):
     SINGLE = "single"
 
 
+class OptimizeChoice(enum.StrEnum):
+    """What the core's code is made for."""
+
+    SPEED = "speed"
+    SIZE = "size"
+
+
 class Simulator(enum.StrEnum):
     """What a build runs on."""
 
@@ -75,6 +82,10 @@ def compile_command(
     allow_float: Annotated[
         bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
     ] = False,
+    optimize: Annotated[
+        OptimizeChoice,
+        typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
+    ] = OptimizeChoice.SPEED,
     force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
     print_program: Annotated[
         bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
@@ -93,7 +104,7 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    stages = (save_stages, check, force, print_program, tuning, dump, allow_float)
+    stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value)
     commands.compile_to(model, target, build, requant, rounding.value, *stages)
 
 

@@ -26,12 +26,16 @@ from dovetail.emit.source import (
 )
 from dovetail.emit.write import write_files
 from dovetail.errors import BuildError
+from dovetail.kernels import Optimize
 from dovetail.program.ir import Copy, Launch
 from dovetail.program.transfers import strips, transfers
 from dovetail.target.description import Target
 
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""
+
+OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
+"""The compiler's option for what the code is made for."""
 
 _RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
@@ -124,7 +128,7 @@ def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
     core = instruction_set(unit.target.core.isa)
     return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {core.name}.
 CC = {core.gcc_command}
-CFLAGS = {" ".join(core.gcc)} -std=c99 -O2 -ffreestanding -fno-strict-aliasing \\
+CFLAGS = {" ".join(core.gcc)} -std=c99 {OPTIMISATION[unit.optimize]} -ffreestanding -fno-strict-aliasing \\
 \t-fomit-frame-pointer -ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
 DEFINES = {given}
 SOURCES = {" ".join(sources)}
@@ -163,8 +167,9 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     return {
         "dovetail": __version__,
         "entry": f"{unit.model}_run",
-        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.parameters),
+        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
         "model_prefix": unit.model,
+        "optimize": unit.optimize.value,
         "inputs": ports("input"),
         "outputs": ports("output"),
         "work": _work(unit),

@@ -6,19 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail import kernels
-from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
-from dovetail.graph.graph import Graph
-from dovetail.graph.layout import physical_shape
-from dovetail.graph.types import Array, TensorType
-from dovetail.kernels import CoreKernel
+from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
+from dovetail.graph.types import Array
+from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Operand, Target
-
-KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
-"""Statement index -> the kernel it calls and the C name of each of the kernel's constants."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +29,23 @@ class Unit:
     kernels: tuple[CoreKernel, ...]
     constants: Mapping[str, tuple[str, Array]]
     """C name -> C type and elements."""
+    blocks: Blocks
+    """C name -> C type and initialisers of each block of a compact kernel."""
     commands: Mapping[int, tuple[tuple[str, Command], ...]]
     """Statement index of a launch -> C name and content of each command."""
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
+    optimize: Optimize = Optimize.SPEED
+    """What the code is made for."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
         found = []
         for instruction in self.target.core.instructions:
+            if self.optimize is Optimize.SIZE:
+                found.append(f"{instruction.name} is not used in code made for size")
+                continue
             if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
@@ -53,56 +55,21 @@ class Unit:
         return tuple(found)
 
 
-def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Unit:
+def make_unit(
+    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED
+) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
-    calls, functions = _kernel_calls(program, target, model, constants)
+    calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    return Unit(program, regions, target, model, calls, functions, constants, commands, _tickets(program))
-
-
-def _kernel_calls(
-    program: Program, target: Target, model: str, constants: dict[str, tuple[str, Array]]
-) -> tuple[dict[int, tuple[CoreKernel, Mapping[str, str]]], tuple[CoreKernel, ...]]:
-    accumulators = instruction_set(target.core.isa).accumulators
-    calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
-    shared: dict[str, CoreKernel] = {}
-    known: dict[tuple[str, bytes], str] = {}
-    for index, statement in enumerate(program.statements):
-        if not isinstance(statement, Call):
-            continue
-        layer = program.layers[statement.layer]
-        name, instructions = f"{model}_{layer}_kernel", target.core.instructions
-        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions)
-        kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
-        names: dict[str, str] = {}
-        for parameter in kernel.parameters:
-            if parameter.is_constant:
-                array = kernel.constants[parameter.value]
-                key = (parameter.c_type, array.tobytes())
-                names[parameter.value] = known.setdefault(key, f"{model}_{layer}_{identifier(parameter.name)}")
-                constants.setdefault(names[parameter.value], (parameter.c_type, array))
-        calls[index] = (kernel, names)
-    return calls, tuple(shared.values())
-
-
-def as_it_lies(call: Call) -> Graph:
-    """The computation of a call over the physical dimensions of its values, in which they are row-major."""
-    layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
-    if layout is None:
-        return graph
-    physical = physical_shape(layout, shape)
-    types = {
-        name: TensorType(physical, kind.dtype) if kind.shape == shape and name not in graph.constants else kind
-        for name, kind in graph.types.items()
-    }
-    return replace(graph, types=types)
+    tickets = _tickets(program)
+    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, tickets, optimize)
 
 
 def _commands(
@@ -163,13 +130,21 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         declarations.append(f"extern {declaration};")
         alignment = IN_PLACE_ALIGNMENT if name in blobs else 16
         definitions.append(array_definition(f"{declaration} __attribute__((aligned({alignment})))", elements(array)))
+    for name, (c_type, members) in unit.blocks.items():
+        declarations.append(f"extern const {c_type} {name};")
+        definitions.append(array_definition(f"const {c_type} {name}", members))
     for commands in unit.commands.values():
         for name, command in commands:
             declaration = f"const uint32_t {name}[{len(command.words)}]"
             declarations.append(f"extern {declaration};")
             definitions.append(array_definition(declaration, words(command.words)))
-    header = guard(f"{unit.model.upper()}_CONSTANTS_H", "#include <stdint.h>\n\n" + "\n".join(declarations) + "\n")
+    header = guard(f"{unit.model.upper()}_CONSTANTS_H", _included(unit) + "\n".join(declarations) + "\n")
     return header, "\n".join(definitions)
+
+
+def _included(unit: Unit) -> str:
+    """What the constants' header begins with: the types of blocks come from the kernels' header."""
+    return f'#include "{unit.model}_kernels.h"\n\n' if unit.blocks else "#include <stdint.h>\n\n"
 
 
 def kernels_source(unit: Unit) -> tuple[str, str]:
@@ -178,20 +153,15 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     parts = [f'#include "{unit.model}_kernels.h"\n']
     parts.append(kernels.helper_source(needed))
     parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
+    parts += dict.fromkeys(kernel.shared for kernel in unit.kernels if kernel.shared)
     parts += [
         kernel.source.replace("static void " + kernel.name + "(", "void " + kernel.name + "(")
         for kernel in unit.kernels
     ]
-    prototypes = [_prototype(kernel) for kernel in unit.kernels]
+    prototypes = list(dict.fromkeys(kernel.block.definition() for kernel in unit.kernels if kernel.block))
+    prototypes += [prototype(kernel) for kernel in unit.kernels]
     header = guard(f"{unit.model.upper()}_KERNELS_H", "#include <stdint.h>\n\n" + "\n".join(prototypes) + "\n")
     return header, "\n".join(parts)
-
-
-def _prototype(kernel: CoreKernel) -> str:
-    first, *others = kernel.parameters
-    arguments = [f"{first.c_type} *restrict {first.name}"]
-    arguments += [f"const {parameter.c_type} *restrict {parameter.name}" for parameter in others]
-    return f"void {kernel.name}({', '.join(arguments)});"
 
 
 def arenas(unit: Unit) -> dict[str, int]:
@@ -317,7 +287,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
     arguments = []
     for parameter in kernel.parameters:
         if parameter.is_constant:
-            arguments.append(names[parameter.value])
+            arguments.append(("&" if parameter.value == kernels.BLOCK else "") + names[parameter.value])
             continue
         is_result = parameter.value == call.graph.outputs[0]
         view = call.result if is_result else call.operands[parameter.value]
@@ -367,7 +337,8 @@ def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry point, inputs and outputs with their sizes and types."""
     program = unit.program
     lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}. */",
+        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
+        f"{unit.optimize.value}. */",
         "#include <stdint.h>",
         "",
         f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',

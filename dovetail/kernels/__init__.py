@@ -3,13 +3,18 @@
 from dovetail.kernels.core import generate, supports, unused_instructions
 from dovetail.kernels.epilogue import is_pointwise
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
-from dovetail.kernels.kernel import CoreKernel, Parameter
+from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Optimize, Parameter
+from dovetail.kernels.sharing import generate_all
 
 __all__ = [
+    "BLOCK",
     "HELPERS",
+    "Block",
     "CoreKernel",
+    "Optimize",
     "Parameter",
     "generate",
+    "generate_all",
     "helper_source",
     "is_pointwise",
     "needed_helpers",

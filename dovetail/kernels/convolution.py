@@ -244,16 +244,27 @@ class _Convolution:
         expression = anchor_expression(region, self.sums, text)
         return finish(self.scope, region.tree, anchored(shape, position, channel), (region.anchor.output, expression))
 
+    def has_several(self, pixels: int) -> bool:
+        """True when some rows have as many neighbouring columns whose taps are all inside."""
+        (first, end), (top, bottom) = self.window.inside(COLUMN), self.window.inside(ROW)
+        return pixels > 1 and end - first >= pixels and bottom > top
+
+    def has_border(self, pixels: int) -> bool:
+        """True when some pixels are computed together and others one by one."""
+        (first, end), rows = self.window.inside(COLUMN), self.window.inside(ROW)
+        columns = self.window.outputs[COLUMN]
+        whole = (end - first) // pixels * pixels == columns and rows == (0, self.window.outputs[ROW])
+        return self.has_several(pixels) and not whole
+
     def write(self, name: str, pixels: int) -> list[str]:
         """The kernel's functions."""
-        window = self.window
-        one = self.body(1, clamped=True)
-        first, end = window.inside(COLUMN)
-        top, bottom = window.inside(ROW)
-        several = self.body(pixels, clamped=False) if pixels > 1 and end - first >= pixels and bottom > top else []
-        parts = {"pixel": Part(ONE_PIXEL, one)}
+        window, several = self.window, self.has_several(pixels)
+        parts = {}
+        if self.scope.border is None:
+            parts["pixel"] = Part(ONE_PIXEL, self.body(1, clamped=True))
         if several:
-            parts["pixels"] = Part(f"{pixels} neighbouring output columns, all taps inside the image.", several)
+            comment = f"{pixels} neighbouring output columns, all taps inside the image."
+            parts["pixels"] = Part(comment, self.body(pixels, clamped=False))
         return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, pixels))
 
 
@@ -297,6 +308,12 @@ def write_sums(region: Region, scope: Scope, products: Products) -> Callable[[st
         scope: the kernel's parameters.
         products: what is multiplied.
     """
+    kernel, pixels = choose_sums(region, scope, products)
+    return lambda name: kernel.write(name, pixels)
+
+
+def choose_sums(region: Region, scope: Scope, products: Products) -> tuple[_Convolution, int]:
+    """The kernel, its block of output channels chosen, and how many pixels it computes together."""
     window, weights = products.window, products.weights
     for name in region.anchor.inputs[2:] if region.anchor else ():
         scope.known(name)
@@ -307,5 +324,4 @@ def write_sums(region: Region, scope: Scope, products: Products) -> Callable[[st
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1)
-    kernel = _Convolution(region, scope, window, sums, groups, block.lanes)
-    return lambda name: kernel.write(name, block.pixels)
+    return _Convolution(region, scope, window, sums, groups, block.lanes), block.pixels

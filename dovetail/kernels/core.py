@@ -21,6 +21,7 @@ from dovetail.kernels.pooling import write_pooling
 from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
+from dovetail.kernels.scope import Border
 from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
@@ -78,7 +79,13 @@ PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
 """Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
 
 
-def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = ()) -> CoreKernel:
+def _write(
+    graph: Graph,
+    name: str,
+    accumulators: int,
+    instructions: Sequence[CoreInstruction] = (),
+    border: Border | None = None,
+) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
@@ -100,7 +107,7 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
-    scope = Scope(graph, accumulators)
+    scope = Scope(graph, accumulators, border=border)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
@@ -109,8 +116,9 @@ def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKe
     key = "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
+    block = scope.border.block if scope.border else None
     return CoreKernel(
-        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes
+        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes, block
     )
 
 
@@ -133,7 +141,11 @@ def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -
 
 
 def generate(
-    graph: Graph, name: str, accumulators: int = 16, instructions: Sequence[CoreInstruction] = ()
+    graph: Graph,
+    name: str,
+    accumulators: int = 16,
+    instructions: Sequence[CoreInstruction] = (),
+    border: Border | None = None,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -143,12 +155,13 @@ def generate(
         name: the C function's name.
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
+        border: the function that computes single pixels where others are computed together; None: one of its own.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions)
+        return _write(graph, name, accumulators, instructions, border)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

@@ -29,6 +29,8 @@ from dovetail.operators.linear import DepthwiseConv2d
 
 _PIXELS = 5
 """Most output columns computed together."""
+_ALONE = 4
+"""Instructions per product of a pixel computed by itself."""
 _MOST_PRODUCTS = 40
 """Products written out per kernel row; wider kernels compute fewer columns together."""
 
@@ -76,6 +78,29 @@ def column_groups(window: Window, accumulators: int) -> list[_Group]:
         )
         groups.append(_Group(start, pixels, inside, all(len(some) == taps for some in inside)))
     return groups if all(any(group.taps) for group in groups) else []
+
+
+def inner_group(window: Window, accumulators: int) -> _Group:
+    """Columns computed together where all their taps are inside and every other pixel is computed by itself."""
+    (first, end), taps = window.inside(COLUMN), window.kernel[COLUMN]
+    columns = end - first
+    most = max(min(_PIXELS, accumulators, columns, _MOST_PRODUCTS // taps), 1)
+
+    def cost(pixels: int) -> int:
+        """Instructions of a row, about."""
+        groups, rest = divmod(columns, pixels)
+        return groups * (pixels * (taps + 2) + taps) + rest * _ALONE * taps
+
+    pixels = min(range(1, most + 1), key=lambda size: (cost(size), size))
+    return _Group(first, pixels, (tuple(range(taps)),) * pixels, True)
+
+
+def border_share(window: Window, accumulators: int) -> float:
+    """The part of the pixels that are computed by themselves beside those of `inner_group`."""
+    (first, end), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
+    pixels = inner_group(window, accumulators).pixels
+    inner = (end - first) // pixels * pixels * (bottom - top)
+    return 1 - inner / (window.outputs[ROW] * window.outputs[COLUMN])
 
 
 def _column(window: Window, output: int, tap: int) -> int:
@@ -218,6 +243,11 @@ class _Depthwise:
             return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, 1))
         clamped, parts = window.padded(ROW), {}
         count = f"{groups[0].pixels} columns" if groups[0].pixels > 1 else "One column"
+        if self.scope.border is not None:
+            group = inner_group(window, self.scope.accumulators)
+            several = group.pixels
+            parts["pixels"] = Part(f"{several} columns, all taps inside the image.", self.several(group, False))
+            return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, several))
         for group in groups:
             if group.inside:
                 parts["middle"] = Part(f"{count}, all taps inside the image.", self.several(group, False))

@@ -15,7 +15,7 @@ from dovetail.kernels.scope import Expression as Expression
 from dovetail.kernels.scope import Index as Index
 from dovetail.kernels.scope import Scope as Scope
 from dovetail.kernels.scope import expression_of as expression_of
-from dovetail.kernels.text import atom, integer, product, total
+from dovetail.kernels.text import atom, integer, product, times, total
 from dovetail.operators.activation import Clamp, Unary
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.operators.base import Operator
@@ -27,6 +27,20 @@ def _integer_operand(node: Node, operand: Expression) -> Expression:
     if operand.c_type == "float":
         raise Unsupported(f"{type(node.operator).__name__} of float32 is not computed on the core.")
     return operand
+
+
+def _raised_by_members(scope: Scope, node: Node, x: Expression) -> Expression | None:
+    """As `_raised`, with both numbers members of a compact kernel's block; None where that has no such form."""
+    operator = node.operator
+    assert isinstance(operator, Requantize)
+    low, high = ((bound - operator.input_zero_point) << operator.left_shift for bound in (x.low, x.high))
+    if not scope.compact or operator.rounding is Rounding.WIDE or low < INT32[0] or high > INT32[1]:
+        return None
+    if x.c_type != "int32_t" or (x.reach > 1 << 16 and operator.input_zero_point == operator.left_shift == 0):
+        return None
+    centred = total(x.text, scope.number(node.output, "centre", -operator.input_zero_point))
+    text = times(centred, scope.number(node.output, "factor", 1 << operator.left_shift))
+    return Expression(text, "int32_t", low, high)
 
 
 def _raised(operator: Requantize, x: Expression) -> Expression:
@@ -50,8 +64,10 @@ def _raised(operator: Requantize, x: Expression) -> Expression:
     return Expression(text, "int32_t", *INT32)
 
 
-def _fixed_point_call(operator: Requantize, multiplier: Array, shift: Array) -> tuple[str, list[tuple[str, Array]]]:
-    """The cheapest helper that is exact for these shifts, and its constant arguments as (stem, values)."""
+def _fixed_point_call(
+    operator: Requantize, multiplier: Array, shift: Array, any_shift: bool
+) -> tuple[str, list[tuple[str, Array]]]:
+    """The cheapest helper that is exact for these shifts, or for all; its constant arguments as (stem, values)."""
     wide = operator.rounding is Rounding.WIDE
     low, high = (-47, 14) if wide else (-31, 30)
     if shift.min() < low or shift.max() > high:
@@ -63,10 +79,10 @@ def _fixed_point_call(operator: Requantize, multiplier: Array, shift: Array) -> 
         reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
         narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
         return "requantize_wide", [("multiplier", narrow), ("shift", right)]
-    if not shift.any():
+    if not shift.any() and not any_shift:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
-    if shift.max() < 0:
+    if shift.max() < 0 and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
 
@@ -75,17 +91,17 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     operator = node.operator
     assert isinstance(operator, Requantize)
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
-    function, constants = _fixed_point_call(operator, multiplier, shift)
-    raised = _raised(operator, _integer_operand(node, operands[0]))
-    places = [
-        scope.element(scope.constant(node.output, stem, array), array.shape) for stem, array in constants
-    ]
+    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
+    x = _integer_operand(node, operands[0])
+    raised = _raised_by_members(scope, node, x) or _raised(operator, x)
+    places = [scope.parameter(node.output, stem, array) for stem, array in constants]
     text = f"{function}({', '.join([raised.text, *places])})"
     most, zero_point = int(shift.max()), operator.output_zero_point
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + zero_point, reach + zero_point
     if INT32[0] <= low and high <= INT32[1]:
-        return Expression(scope.define("scaled", "int32_t", total(text, zero_point)), "int32_t", low, high)
+        text = total(text, scope.number(node.output, "output_zero_point", zero_point))
+        return Expression(scope.define("scaled", "int32_t", text), "int32_t", low, high)
     text = f"wrap_add({text}, {integer(zero_point)})" if zero_point else text
     return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)
 
@@ -97,10 +113,7 @@ def _scale_shift(scope: Scope, node: Node, operands: Sequence[Expression]) -> Ex
         raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
     names = ("scale", "offset", "shift")
     arrays = (scale, offset, shift.astype(np.int8))
-    places = [
-        scope.element(scope.constant(node.output, name, array), array.shape)
-        for name, array in zip(names, arrays, strict=True)
-    ]
+    places = [scope.parameter(node.output, name, array) for name, array in zip(names, arrays, strict=True)]
     reach = x.reach * int(np.abs(scale.astype(np.int64)).max()) + int(np.abs(offset.astype(np.int64)).max())
     if reach > INT32[1]:
         sum_text = f"(int64_t){atom(x.text)} * {places[0]} + {places[1]}"
@@ -117,10 +130,12 @@ def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expressio
     x = _integer_operand(node, operands[0])
     if operator.dtype in (DType.INT64, DType.UINT32):
         raise Unsupported(f"Clip to {operator.dtype.text} is not computed on the core.")
-    if operator.low <= x.low and x.high <= operator.high:
+    if operator.low <= x.low and x.high <= operator.high and not scope.compact:
         return x
     function = "clip_wide" if x.c_type == "int64_t" else "clip"
-    text = f"{function}({x.text}, {integer(operator.low)}, {integer(operator.high)})"
+    bounds = [scope.number(node.output, *bound) for bound in (("lowest", operator.low), ("highest", operator.high))]
+    low, high = (bound if isinstance(bound, str) else integer(bound) for bound in bounds)
+    text = f"{function}({x.text}, {low}, {high})"
     return Expression(text, "int32_t", operator.low, operator.high)
 
 

@@ -11,6 +11,18 @@ from collections.abc import Iterable
 
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
 
+SMALL = """\
+/* Functions the compiler shall make small. */
+#if defined(__clang__)
+#define SMALL __attribute__((minsize, noinline))
+#elif defined(__GNUC__)
+#define SMALL __attribute__((optimize("Os"), noinline))
+#else
+#define SMALL
+#endif
+"""
+"""C text that must stand before functions marked SMALL."""
+
 HELPERS: dict[str, str] = {
     "in_order": """\
 /* Loads after this stay after it: without it compilers load far ahead and run out of registers. */
@@ -96,8 +108,8 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 /* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
 static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
 {
-    const int32_t raised = wrap_shift(value, shift > 0 ? shift : 0);
-    return round_shift(multiply_high(raised, multiplier), shift < 0 ? -shift : 0);
+    const int32_t high = multiply_upper(shift > 0 ? wrap_shift(value, shift) : value, (uint32_t)multiplier << 1);
+    return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
 }
 """,
     "requantize_single": """\

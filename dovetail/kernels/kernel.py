@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.graph.types import Array, DType
+
+BLOCK = "layer"
+"""Name of the parameter that points to a layer's block, and key for the block's C name."""
+
+
+class Optimize(enum.StrEnum):
+    """What core kernels are made for."""
+
+    SPEED = "speed"
+    """Few instructions: the layers with most of the work get loops of their own."""
+    SIZE = "size"
+    """Little code: one function for all layers of a kind."""
 
 
 class Unsupported(ValueError):
@@ -24,6 +37,36 @@ class Parameter:
     """C type of one element."""
     is_constant: bool
     """True when the kernel's own compile-time constants hold the elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What tells a function shared by layers which layer it computes: a const struct for each of them."""
+
+    c_type: str
+    """`struct name`."""
+    members: tuple[Parameter, ...]
+    """Pointers to constants."""
+    constants: Mapping[str, Array]
+    """What they point to, by `Parameter.value`."""
+    numbers: Mapping[str, int]
+    """The members that are int32_t."""
+
+    @property
+    def parameter(self) -> Parameter:
+        """The parameter through which a function gets it."""
+        return Parameter(BLOCK, BLOCK, self.c_type, True)
+
+    def definition(self) -> str:
+        """C text of the struct."""
+        lines = [f"    const {member.c_type} *{member.name};" for member in self.members]
+        lines += [f"    int32_t {name};" for name in self.numbers]
+        return "\n".join([f"{self.c_type} {{", *lines, "};"]) + "\n"
+
+    def initialisers(self, constants: Mapping[str, str]) -> tuple[str, ...]:
+        """C text of each member, from that of each constant's first element."""
+        pointers = [f".{member.name} = {constants[member.value]}" for member in self.members]
+        return (*pointers, *(f".{name} = {value}" for name, value in self.numbers.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +97,15 @@ class CoreKernel:
     """Names of the core's own instructions in it."""
     notes: tuple[str, ...] = ()
     """Why instructions of the core are not used in it, one sentence each."""
+    block: Block | None = None
+    """What the parameter `layer` points to, where the function, or one it calls, is shared by layers."""
+    shared: str = ""
+    """C text of the function shared by layers that this one calls; it stands before both."""
+
+    @property
+    def told(self) -> tuple[Parameter, ...]:
+        """The parameters and the members of the block."""
+        return (*self.parameters, *(self.block.members if self.block else ()))
 
 
 @dataclass

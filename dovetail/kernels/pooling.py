@@ -115,8 +115,8 @@ class _Pooling:
         return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
 
 
-def write_pooling(region: Region, scope: Scope) -> Callable[[str], list[str]]:
-    """The writer of a pool kernel."""
+def checked_pool(region: Region) -> tuple[Pool, DType, Window]:
+    """The region's pool, what it reads and its window; raises Unsupported where its sums may be too large."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, Pool)
     operator = anchor.operator
@@ -127,5 +127,10 @@ def write_pooling(region: Region, scope: Scope) -> Callable[[str], list[str]]:
     taps = operator.kernel[0] * operator.kernel[1]
     if taps * max(-kind.low, kind.high) >= 1 << 31 and not isinstance(operator, MaxPool2d):
         raise Unsupported(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
-    window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
+    return operator, kind, window_of(region, operator.kernel, operator.stride, own=operator.padding)
+
+
+def write_pooling(region: Region, scope: Scope) -> Callable[[str], list[str]]:
+    """The writer of a pool kernel."""
+    operator, _, window = checked_pool(region)
     return _Pooling(region, scope, window, operator).write

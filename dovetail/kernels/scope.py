@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array, DType, Shape
-from dovetail.kernels.kernel import Constants, Parameter, Unsupported, c_type
+from dovetail.kernels.kernel import BLOCK, Block, Constants, Parameter, Unsupported, c_type
+from dovetail.kernels.text import times
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
@@ -42,6 +43,18 @@ def expression_of(text: str, dtype: DType) -> Expression:
     return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
 
 
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A function shared by layers that computes one output pixel."""
+
+    name: str
+    block: Block | None
+
+    def call(self, arguments: Sequence[str], place: Sequence[str]) -> str:
+        """The statement for the pixel at `place`; `arguments` are the result and the inputs."""
+        return f"{self.name}({', '.join([*arguments, *([BLOCK] if self.block else []), *place])});"
+
+
 @dataclass
 class Scope:
     """The parameters of one kernel while its text is written, and the statements of the present place."""
@@ -54,6 +67,18 @@ class Scope:
     _kept: dict[tuple[str, str], str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     index: Index = field(default=lambda shape: "0")
+    compact: bool = False
+    """Whether sizes and constants are members of a block, so that layers can share the function."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Members of the block that are the same in every layer, and so are written as numbers."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """The numbers of this layer's block."""
+    any_shift: bool = False
+    """Whether requantisation takes the one form that does for all shifts."""
+    border: Border | None = None
+    """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
+    channel: str = "0"
+    """In a compact kernel: C text of the present place along the result's last axis."""
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""
@@ -68,7 +93,30 @@ class Scope:
         place = (owner, stem)
         if place not in self._kept:
             self._kept[place] = self.constants.add(stem, np.ascontiguousarray(array))
-        return self._kept[place]
+        return self._member(self._kept[place])
+
+    def _member(self, name: str) -> str:
+        return f"{BLOCK}->{name}" if self.compact else name
+
+    def number(self, owner: str, stem: str, value: int) -> int | str:
+        """A number of the value `owner`: itself, or in a compact kernel the member of the block that holds it."""
+        if not self.compact:
+            return value
+        place = (owner, stem)
+        if place not in self._kept:
+            count = sum(name == stem or name.startswith(f"{stem}_of_") for name in self.numbers)
+            self._kept[place] = f"{stem}_of_{count + 1}" if count else stem
+            self.numbers[self._kept[place]] = value
+        name = self._kept[place]
+        return value if name in self.fixed else self._member(name)
+
+    def parameter(self, owner: str, stem: str, array: Array) -> str:
+        """The element, at the present place, of a constant of one element or one per channel."""
+        name = self.constant(owner, stem, array)
+        if not self.compact:
+            return self.element(name, array.shape)
+        step = self.number(owner, f"{stem}_step", int(array.size > 1))
+        return f"{name}[{times(self.channel, step)}]"
 
     def element(self, name: str, shape: Shape) -> str:
         """The element of an array at the present place."""
@@ -101,6 +149,8 @@ class Scope:
                 found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False))
         for name, array in self.constants.arrays.items():
             found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
+        if self.border is not None and self.border.block is not None:
+            found.append(self.border.block.parameter)
         return tuple(found)
 
 

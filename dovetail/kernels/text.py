@@ -70,6 +70,21 @@ def product(factor: str, by: int) -> str:
     return factor if by == 1 else f"{factor} * {by}"
 
 
+def times(*factors: str | int) -> str:
+    """The product of C expressions and numbers, numbers gathered at the end."""
+    number, texts = 1, []
+    for factor in factors:
+        if isinstance(factor, int) or factor.isdigit():
+            number *= int(factor)
+        else:
+            texts.append(factor)
+    if not texts or number == 0:
+        return str(number)
+    if len(texts) > 1 or number != 1:
+        texts = [f"({text})" if " + " in text or " - " in text else text for text in texts]
+    return product(" * ".join(texts), number)
+
+
 def total(*terms: str | int) -> str:
     """The sum of C expressions and numbers, zeros dropped and numbers gathered at the end."""
     number = sum(term for term in terms if isinstance(term, int))

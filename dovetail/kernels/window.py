@@ -248,6 +248,10 @@ def pixel_functions(
         scope.keep(words(lines))
         return function(f"static void {name}", declarations(scope.parameters()), lines)
     calls: dict[str, str] = {}
+    if scope.border is not None:
+        plain = [parameter.name for parameter in scope.parameters() if not parameter.is_constant]
+        images = ["image"] if window.batch > 1 else []
+        calls["pixel"] = scope.border.call(plain, [*images, *map(variable, ("row", "column"), window.outputs)])
     for suffix, lines in bodies.items():
         arguments = [parameter.name for parameter in scope.parameters()] + place
         used = words(lines) - _defined(lines)

@@ -1,0 +1,167 @@
+"""Functions that layers share, compiled and run, against the graphs' own meaning in numpy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core_kernel_cases import FAMILIES, Case, Maker
+from dovetail.graph.graph import GraphBuilder, evaluate
+from dovetail.graph.types import Array, DType, TensorType
+from dovetail.kernels import BLOCK, CoreKernel, Parameter, generate, generate_all, helper_source
+from dovetail.operators.linear import Conv2d
+from dovetail.operators.quantization import Dequantize, Quantize
+from test_core_kernels import WARNINGS, build, c_array, convolution_region, describe, needs_compiler
+
+COMPACT = ("conv2d", "depthwise", "fully_connected", "pooling")
+"""Families with a compact form."""
+
+
+def pairs(name: str, count: int) -> list[Case]:
+    """`count` structures of a family, each with two sets of numbers: what shares a function as far as it can."""
+    return [FAMILIES[name](Maker(f"{name} {seed}", sizes)) for seed in range(count) for sizes in ("first", "second")]
+
+
+def kernels_of(cases: list[Case], little: bool, accumulators: int = 16) -> list[CoreKernel]:
+    """The kernels of the cases as layers of one network."""
+    names = [f"kernel_{number}" for number in range(len(cases))]
+    return generate_all([case.graph for case in cases], names, range(len(cases) if little else 0), accumulators)
+
+
+def kernel_text(kernels: list[CoreKernel]) -> str:
+    """Everything the kernels are made of, each part once."""
+    needed = [helper for kernel in kernels for helper in kernel.helpers]
+    parts = ["#include <stdint.h>", helper_source(dict.fromkeys(needed))]
+    parts += dict.fromkeys(text for kernel in kernels for text in kernel.declarations)
+    parts += dict.fromkeys(kernel.block.definition() for kernel in kernels if kernel.block)
+    parts += dict.fromkeys(kernel.shared for kernel in kernels)
+    parts += dict.fromkeys(kernel.source for kernel in kernels)
+    return "\n".join(parts)
+
+
+def operand(
+    number: int, case: Case, parameter: Parameter, constants: Mapping[str, Array], end: str = ""
+) -> tuple[str, str]:
+    """C name and definition of an array of exactly its size."""
+    array = constants[parameter.value] if parameter.is_constant else case.inputs[parameter.value]
+    name = f"{parameter.name}_{number}{end}"
+    return name, c_array(name, parameter.c_type, np.asarray(array))
+
+
+def call(number: int, case: Case, kernel: CoreKernel) -> tuple[list[str], str]:
+    """Definitions of everything a kernel is given, and the statement that calls it."""
+    definitions, arguments = [], [f"result_{number}"]
+    for parameter in kernel.parameters[1:]:
+        if parameter.value == BLOCK:
+            assert kernel.block is not None
+            given = {}
+            for member in kernel.block.members:
+                given[member.value], text = operand(number, case, member, kernel.block.constants, "_member")
+                definitions.append(text)
+            members = ", ".join(kernel.block.initialisers(given))
+            definitions.append(f"static const {kernel.block.c_type} block_{number} = {{{members}}};")
+            arguments.append(f"&block_{number}")
+            continue
+        name, text = operand(number, case, parameter, kernel.constants)
+        definitions.append(text)
+        arguments.append(name)
+    return definitions, f"{kernel.name}({', '.join(arguments)});"
+
+
+def program(cases: list[Case], kernels: list[CoreKernel]) -> str:
+    """A program that ends with 1 + the number of the first case whose result is wrong."""
+    parts, statements = ["#include <string.h>", "#include <stdio.h>", kernel_text(kernels)], []
+    for number, (case, kernel) in enumerate(zip(cases, kernels, strict=True)):
+        wanted = evaluate(case.graph, case.inputs)[case.graph.outputs[0]]
+        kind = kernel.parameters[0].c_type
+        definitions, statement = call(number, case, kernel)
+        parts += [*definitions, c_array(f"wanted_{number}", kind, wanted)]
+        parts.append(f"static {kind} result_{number}[{wanted.size}] __attribute__((aligned(8)));")
+        wrong = f"memcmp(wanted_{number}, result_{number}, sizeof wanted_{number}) != 0"
+        statements += [f"    {statement}", f"    if ({wrong}) {{ printf(\"{number}\\n\"); return 1; }}"]
+    return "\n".join([*parts, "int main(void)", "{", *statements, "    return 0;", "}", ""])
+
+
+def check(cases: list[Case], kernels: list[CoreKernel], folder: Path) -> None:
+    """Run all under the sanitisers, every operand an array of exactly its size; some functions must be shared."""
+    blocks = [kernel.block for kernel in kernels if kernel.block and kernel.block.numbers]
+    functions = {block.c_type for block in blocks}
+    print(f"{len(cases)} layers; {len(blocks)} are told numbers by blocks, for {len(functions)} shared functions")
+    assert len(blocks) >= 2 * len(functions) > 0
+    sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    path = build(folder, program(cases, kernels), *sanitised)
+    done = subprocess.run([str(path)], capture_output=True, text=True, check=False)
+    assert not done.stderr, done.stderr[:3000]
+    assert done.returncode == 0, f"wrong: {describe(cases[int(done.stdout)])}\n{kernels[int(done.stdout)].source}"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("accumulators", "count"), [(16, 6), (6, 2)])
+def test_compact_kernels_equal_the_graph(accumulators: int, count: int, tmp_path: Path) -> None:
+    cases = [case for name in FAMILIES for case in pairs(name, count if name in COMPACT else 1)]
+    check(cases, kernels_of(cases, True, accumulators), tmp_path)
+
+
+@needs_compiler
+def test_kernels_with_shared_borders_equal_the_graph(tmp_path: Path) -> None:
+    cases = [case for name in ("conv2d", "depthwise") for case in pairs(name, 60)]
+    kernels = kernels_of(cases, little=False)
+    told = [number for number, kernel in enumerate(kernels) if kernel.block and kernel.block.numbers]
+    alone = [number for number, kernel in enumerate(kernels) if kernel.block and number not in told]
+    chosen = [*told, *alone[:8]]
+    check([cases[number] for number in chosen], [kernels[number] for number in chosen], tmp_path)
+
+
+def test_shared_functions_compile_for_riscv(tmp_path: Path) -> None:
+    """Clang's warnings, and no call outside the text but memcpy, memset and float arithmetic."""
+    pytest.importorskip("ziglang", reason="the cross compiler is not installed")
+    cases = [case for name in COMPACT for case in pairs(name, 3)]
+    source = tmp_path / "kernels.c"
+    texts = [kernel_text(kernels_of(cases, little)) for little in (True, False)]
+    for text in texts:
+        source.write_text(text)
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding-none", "-O2",
+                   "-mcpu=generic_rv32+m+c", "-ffreestanding", *WARNINGS, "-Wno-unused-function", "-c",
+                   "-o", str(tmp_path / "kernels.o"), str(source)]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:3000]
+
+
+def test_what_is_the_same_in_all_layers_is_no_member() -> None:
+    graphs = [convolution_region(outputs, seed, -seed) for seed, outputs in ((1, 8), (2, 8), (3, 16))]
+    first, second, third = generate_all(graphs, ["first", "second", "third"], range(3))
+    assert first.name == second.name == third.name == "first"
+    assert first.source == second.source == third.source and first.block and third.block
+    assert first.block.numbers == {"outputs": 8, "pad_value": -1}
+    assert third.block.numbers == {"outputs": 16, "pad_value": -3}
+    alone = generate_all(graphs[:1], ["alone"], [0])[0]
+    assert alone.block and not alone.block.numbers, "one layer alone has its numbers in the text"
+    assert len(first.source) < sum(len(generate(graph, "own").source) for graph in graphs) / 3
+
+
+def test_borders_are_shared() -> None:
+    """Layers with loops of their own call one function for the pixels at their borders."""
+    graphs = [convolution_region(outputs, seed) for seed, outputs in ((1, 8), (2, 16))]
+    first, second = generate_all(graphs, ["first", "second"], [])
+    assert first.shared == second.shared and first.source != second.source
+    assert all("first_pixel(output, input, layer, " in kernel.source for kernel in (first, second))
+    assert first.block and second.block
+    assert (first.block.numbers["outputs"], second.block.numbers["outputs"]) == (8, 16)
+
+
+def test_floats_in_a_block_are_seen() -> None:
+    """The build asks `told` whether the compiler's floating point is needed."""
+    builder = GraphBuilder("scaled")
+    x = builder.input("x", TensorType((1, 4, 4, 2), DType.INT8))
+    value = builder.add(Conv2d(), [x, builder.constant("w", np.ones((3, 1, 1, 2), np.int8))])
+    for operator in (Dequantize(), Quantize(DType.INT8)):
+        scale, zero_point = builder.constant("s", np.ones(1, np.float32)), builder.constant("z", np.zeros(1, np.int32))
+        value = builder.add(operator, [value, scale, zero_point])
+    (kernel,) = generate_all([builder.finish([value])], ["kernel"], [0])
+    assert "float" not in [parameter.c_type for parameter in kernel.parameters]
+    assert "float" in [parameter.c_type for parameter in kernel.told]
