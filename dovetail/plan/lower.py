@@ -77,8 +77,10 @@ def lower(
     """
     graph, regions = placed.graph, placed.regions
     context = _Context(placed, target, homes)
-    for index, name in enumerate(graph.inputs):
-        buffer = context.buffer(f"input_{index}", homes[name], placed.nbytes(name), Role.INPUT)
+    names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
+    names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
+    for name, (stem, role) in names.items():
+        buffer = context.buffer(stem, homes[name], placed.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     ordered: list[Statement] = []
@@ -86,6 +88,8 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    last = len(parts) - 1
+    ordered += [Copy(last, context.values[written], context.values[read]) for read, written, _ in graph.kept]
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
 
 
@@ -136,8 +140,8 @@ def _result(context: _Context, region: Region) -> View:
     if any(other.outer == region.output for other in placed.inside.values()):
         return _outer(context, region.output)
     kind = graph.types[region.output]
-    role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
-    name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    role = Role.OUTPUT if region.output in graph.results else Role.VALUE
+    name = f"output_{graph.results.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
     context.buffer(name, context.homes[region.output], placed.nbytes(region.output), role)
     return dense_view(name, kind, 0, placed.layouts.get(region.output))
 
