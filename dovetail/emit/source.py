@@ -411,7 +411,7 @@ def header_source(unit: Unit, version: str) -> str:
     if program.states:
         nbytes = sum(kept.first.nbytes for kept in program.states)
         lines += [
-            f"/* Forgets what is kept from one inference to the next ({nbytes} bytes): call it where a new sequence begins.",
+            f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.",
             "   Before the first inference it happens by itself. */",
             f"void {unit.model}_reset(void);",
             "",

@@ -42,7 +42,7 @@ DTYPES: Mapping[str, DType] = {
     "BOOL": DType.BOOL,
     "RESOURCE": DType.INT32,
 }
-"""Element types by their names in the TFLite schema. A resource is the number of a variable; nothing computes with it."""
+"""Element types by their names in the TFLite schema. A resource is the number of a variable."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -69,20 +69,14 @@ def write_fixed_lstm(region: Region, scope: Scope) -> Writer:
 
     def write(name: str) -> list[str]:
         x, memory = scope.input(anchor.inputs[0], "input"), scope.input(anchor.inputs[4], "memory")
-        row = f"{names['weights']}[row * {depth} + depth]"
-        again = f"{names['recurrent']}[row * {hidden} + depth]"
-        lines = [
-            f"const int32_t row = gate * {hidden} + unit;",
-            f"uint32_t given = (uint32_t){names['offsets']}[row];",
-            f"uint32_t again = (uint32_t){names['recurrent_offsets']}[row];",
-            *block(turns("depth", depth), [f"given += (uint32_t)(from[depth] * {row});"]),
-            *block(turns("depth", hidden), [f"again += (uint32_t)(before[depth] * {again});"]),
-        ]
+        lines = [*_sums("given", "from", depth, names), *_sums("again", "before", hidden, names)]
+        turn = []
         for stem in ("given", "again"):
             factors = f"{names[f'{stem}_multiplier']}[gate], {names[f'{stem}_shift']}[gate]"
-            lines.append(f"const int32_t {stem}_16 = {_limited(f'requantize_double_any((int32_t){stem}, {factors})')};")
-        lines.append(f"gates[gate] = {_limited('given_16 + again_16')};")
-        lines = ["int32_t gates[4];", *block(turns("gate", 4), lines), *_fixed_update(operator, names["sigmoids"])]
+            scaled = f"requantize_double_any((int32_t){stem}[gate], {factors})"
+            turn.append(f"const int32_t {stem}_16 = {_limited(scaled)};")
+        turn.append(f"gates[gate] = {_limited('given_16 + again_16')};")
+        lines += ["int32_t gates[4];", *block(turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
         lines = [
             f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
@@ -91,10 +85,26 @@ def write_fixed_lstm(region: Region, scope: Scope) -> Writer:
             *block(turns("unit", hidden), lines),
         ]
         lines = block(turns("step", steps), block(turns("sequence", batch), lines))
-        return function(f"static void {name}", declarations(scope.parameters()),
-                        [*cells(memory, steps, batch * hidden), *lines])  # fmt: skip
+        lines = [*cells(memory, steps, batch * hidden), *lines]
+        return function(f"static void {name}", declarations(scope.parameters()), lines)
 
     return write
+
+
+def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[str]:
+    """Define the four sums of products of a unit, whose weights of all gates stand side by side."""
+    gates = range(4)
+    offsets, weights = names[f"{stem}_offsets"], names[f"{stem}_weights"]
+    return [
+        *(f"uint32_t {stem}_{gate} = (uint32_t){offsets}[unit * 4 + {gate}];" for gate in gates),
+        f"const int8_t *{stem}_with = {weights} + unit * {4 * depth};",
+        *block(turns("depth", depth), [
+            f"const int32_t value = {source}[depth];",
+            *(f"{stem}_{gate} += (uint32_t)(value * {stem}_with[{gate}]);" for gate in gates),
+            f"{stem}_with += 4;",
+        ]),
+        f"const uint32_t {stem}[4] = {{{', '.join(f'{stem}_{gate}' for gate in gates)}}};",
+    ]  # fmt: skip
 
 
 def turns(variable: str, stop: int) -> str:
@@ -130,17 +140,17 @@ def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[
     assert anchor is not None
     weights, recurrent, bias = (scope.known(name) for name in anchor.inputs[1:4])
 
-    def folded(array: Array, zero_point: int, start: Array | int) -> Array:
-        """The sum where all operands are their zero point, modulo 2**32."""
-        return np.asarray(start - zero_point * array.astype(np.int64).sum(axis=1)).astype(np.int32)
+    def by_unit(array: Array) -> Array:
+        """Rows by unit and then gate, which are by gate and then unit."""
+        return array.reshape(4, -1, *array.shape[1:]).swapaxes(0, 1)
 
-    arrays = {
-        "weights": weights,
-        "recurrent": recurrent,
-        "offsets": folded(weights, operator.input_zero_point, bias.astype(np.int64)),
-        "recurrent_offsets": folded(recurrent, operator.hidden_zero_point, 0),
-        "sigmoids": sigmoid_table().astype(np.uint16),
-    }
+    arrays = {"sigmoids": sigmoid_table().astype(np.uint16)}
+    given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
+    for stem, array, zero_point, first in (given, ("again", recurrent, operator.hidden_zero_point, np.int64(0))):
+        # The sum where all operands are their zero point, modulo 2**32.
+        offsets = np.asarray(first - zero_point * array.astype(np.int64).sum(axis=1)).astype(np.int32)
+        arrays[f"{stem}_offsets"] = by_unit(offsets)
+        arrays[f"{stem}_weights"] = by_unit(array).swapaxes(1, 2)
     for stem, four in (("given", operator.input_scaling), ("again", operator.hidden_scaling)):
         arrays[f"{stem}_multiplier"] = np.array([multiplier for multiplier, _ in four], np.int32)
         arrays[f"{stem}_shift"] = np.array([shift for _, shift in four], np.int8)

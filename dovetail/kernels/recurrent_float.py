@@ -34,7 +34,7 @@ class _Layer:
         return _CURVES[self.operator.functions[place]].format(x=x)
 
     def sums(self, stem: str, gate: int, source: str = "before") -> list[str]:
-        """Define `stem` and `stem`_again: bias and products with x, and the same with hidden values, of a unit's gate."""
+        """Define `stem` and `stem`_again: the bias and products with x, and with hidden values, of a unit's gate."""
         row = total("unit", gate * self.hidden)
         biases = [row, total("unit", (gate + self.operator.kind.gates) * self.hidden)]
         first, again = (f"{self.names['bias']}[{place}]" for place in biases)

@@ -109,8 +109,9 @@ class FixedLstm(Operator):
         of_input, of_hidden = (np.repeat(four, count, axis=0).T for four in (self.input_scaling, self.hidden_scaling))
         found = []
         for step in x:
-            given = fixed_point((step - self.input_zero_point) @ w.T + bias, *of_input, Rounding.DOUBLE)
-            again = fixed_point((hidden - self.hidden_zero_point) @ r.T, *of_hidden, Rounding.DOUBLE)
+            given = fixed_point((step - self.input_zero_point) @ w.T + bias, of_input[0], of_input[1], Rounding.DOUBLE)
+            sums = (hidden - self.hidden_zero_point) @ r.T
+            again = fixed_point(sums, of_hidden[0], of_hidden[1], Rounding.DOUBLE)
             gates = np.split(_saturated(_saturated(given) + _saturated(again)), 4, axis=-1)
             kept = _saturated(fixed_point(sigmoid16(gates[1]) * cell, *self.forget_scaling, Rounding.DOUBLE))
             added = fixed_point(sigmoid16(gates[0]) * tanh16(gates[2]), *self.update_scaling, Rounding.DOUBLE)

@@ -38,8 +38,8 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
         program: the program.
         target: the machine.
         graph: the network.
-        inputs: an array per input of the graph. Where it has states, given contents of those hold for a first inference,
-            behind which a second is compared with the same inputs.
+        inputs: an array per input of the graph, states included. Where there are states, a second inference with the
+            same other inputs is compared too.
 
     Raises:
         ProgramError: names the first layer whose value differs.
