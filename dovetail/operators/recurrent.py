@@ -122,9 +122,6 @@ class FixedLstm(Operator):
             found.append(hidden)
         return np.stack([*found, cell]).astype(np.int16)
 
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
-        raise ValueError("a recurrent layer is not tiled")
-
     def macs(self, inputs: Sequence[TensorType]) -> int:
         x, w, r = inputs[:3]
         return x.shape[0] * x.shape[1] * (w.elements + r.elements)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.graph.types import Array, Box, DType, TensorType
+from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.base import Operator, require
 
 if TYPE_CHECKING:
@@ -126,9 +126,6 @@ class Recurrent(Operator):
 
     def _rnn(self, given: Array, memory: Array, r: Array, bias: Array, _peephole: Array) -> Array:
         return np.stack([CURVES[self.functions[0]](given + memory[0] @ r.T + bias)])
-
-    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
-        raise ValueError("a recurrent layer is not tiled")
 
     def macs(self, inputs: Sequence[TensorType]) -> int:
         x, w, r = inputs[:3]
