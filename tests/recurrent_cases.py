@@ -25,7 +25,7 @@ def fixed_lstm(maker: Maker) -> Case:
     operator = FixedLstm(
         maker.number(-128, 127), maker.number(-128, 127), tuple(scaling(-6, 3) for _ in range(4)),
         tuple(scaling(-6, 3) for _ in range(4)), scaling(-16, -13), scaling(-18, -13), scaling(-25, -20), bits,
-        maker.one_of(32767, maker.number(0, 20000)),
+        maker.one_of(1 << 15, 32767, maker.number(0, 20000)),
     )  # fmt: skip
     operands = (
         maker.input((steps, batch, depth), DType.INT8),

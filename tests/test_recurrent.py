@@ -1,4 +1,4 @@
-"""Recurrent layers: integers equal to TensorFlow Lite Micro call after call, floats near ONNX Runtime, and what is refused."""
+"""Recurrent layers: integers equal to TensorFlow Lite Micro at every call, floats near ONNX Runtime, what is refused."""
 
 from __future__ import annotations
 

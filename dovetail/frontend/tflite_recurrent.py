@@ -117,7 +117,7 @@ def _operator(
     for tensor, four in ((x, weights[0]), (shown, weights[1])):
         factors = (_step(ctx, op, tensor) * _step(ctx, op, w) / _GATE_STEP for w in four)
         scalings.append(tuple(quantize_multiplier(factor) for factor in factors))
-    clip = int(min(cell_clip / step, 32767.0)) if cell_clip > 0 else DType.INT16.high
+    clip = int(min(cell_clip / step, 32767.0)) if cell_clip > 0 else 1 << 15
     return FixedLstm(
         _zero_point(ctx, op, x), _zero_point(ctx, op, shown), scalings[0], scalings[1],
         quantize_multiplier(_UNIT), quantize_multiplier(_UNIT * _UNIT / step),

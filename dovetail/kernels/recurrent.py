@@ -128,7 +128,7 @@ def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
     return [
         f"const int32_t kept = {_limited(kept)};",
         f"const int32_t added = {_limited(added)};",
-        f"const int32_t next = clip(kept + added, {max(-limit, -32768) if limit < 32767 else -32768}, {limit});",
+        f"const int32_t next = clip(kept + added, {max(-limit, -32768)}, {min(limit, 32767)});",
         "cell[unit] = (int16_t)next;",
         f"after[unit] = (int16_t)clip({total(shown, operator.hidden_zero_point)}, -128, 127);",
     ]

@@ -88,8 +88,8 @@ class FixedLstm(Operator):
     """Of output gate times tanh(cell): to the hidden values' step."""
     cell_bits: int
     """Fraction bits of the cell: its step is 2**-cell_bits."""
-    cell_clip: int = DType.INT16.high
-    """Largest magnitude of a cell."""
+    cell_clip: int = 1 << 15
+    """Largest magnitude of a cell; beyond 32767 there is no limit but the type's."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, r, bias, memory = inputs
