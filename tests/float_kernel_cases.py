@@ -189,6 +189,7 @@ FLOAT: Mapping[str, Callable[[Maker], Case]] = {
     "reduction": reduction,
     "resample": resample,
     "recurrent": recurrent_cases.recurrent,
+    "rows of products": recurrent_cases.float_rows,
 }
 """Results agree up to the order of rounding."""
 

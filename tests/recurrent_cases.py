@@ -50,6 +50,14 @@ def row_products(maker: Maker) -> Case:
     return maker.case(maker.clip(maker.requantize(total)) if maker.one_of(True, False) else total)
 
 
+def float_rows(maker: Maker) -> Case:
+    rows, depth = maker.number(1, 6), maker.number(1, 40)
+    x = maker.input((maker.number(1, 3), rows, depth), DType.FLOAT32)
+    operands = [x, maker.constant((rows, depth), DType.FLOAT32)]
+    operands += [maker.constant((rows,), DType.FLOAT32)] if maker.one_of(True, False) else []
+    return maker.case(maker.add(RowProducts(), *operands))
+
+
 def recurrent(maker: Maker) -> Case:
     kind = maker.one_of(*RecurrentKind)
     steps, batch, depth, hidden = (maker.number(1, most) for most in (4, 3, 5, 6))
@@ -208,3 +216,39 @@ def streaming_model(seed: int = 0) -> Streamed:
     writer.operator("SVDF", operands, [y], "SVDFOptions", rank=2, fusedActivationFunction=0)
     writer.ends([x], [y])
     return Streamed(writer.finish(), _calls(random, (1, 1, 8, 1), 9))
+
+
+def float_model(seed: int, opcode: str) -> Streamed:
+    """One float SVDF or UNIDIRECTIONAL_SEQUENCE_LSTM."""
+    random = np.random.default_rng(seed)
+    writer = ModelWriter()
+    batch, depth, hidden, steps = (int(random.integers(1, most)) for most in (3, 9, 8, 6))
+
+    def real(*shape: int) -> Array:
+        return np.asarray(random.normal(0, 0.5, shape).astype(np.float32))
+
+    def constant(*shape: int) -> int:
+        return writer.tensor("constant", shape, "FLOAT32", real(*shape))
+
+    if opcode == "SVDF":
+        rank, shape = int(random.integers(1, 4)), (batch, depth)
+        filters, result = hidden * rank, (batch, hidden)
+        state = writer.tensor("state", (batch, filters * steps), "FLOAT32", variable=True)
+        inputs = [-1, constant(filters, depth), constant(filters, steps), constant(hidden), state]
+        options = {"rank": rank, "fusedActivationFunction": int(random.choice([0, 1, 3]))}
+        kind = "SVDFOptions"
+    else:
+        time_major = bool(random.integers(2))
+        lead = (steps, batch) if time_major else (batch, steps)
+        shape, result = (*lead, depth), (*lead, hidden)
+        weights = [constant(hidden, depth) for _ in range(4)] + [constant(hidden, hidden) for _ in range(4)]
+        kept = [writer.tensor(name, (batch, hidden), "FLOAT32", variable=True) for name in ("hidden", "cell")]
+        biases = [constant(hidden) for _ in range(4)]
+        inputs = [-1, *weights, -1, -1, -1, *biases, -1, -1, *kept, -1, -1, -1, -1]
+        options = {"fusedActivationFunction": 4, "timeMajor": time_major}
+        kind = "UnidirectionalSequenceLSTMOptions"
+    inputs[0] = writer.tensor("x", shape, "FLOAT32")
+    y = writer.tensor("y", result, "FLOAT32")
+    writer.operator(opcode, inputs, [y], kind, **options)
+    writer.ends([inputs[0]], [y])
+    return Streamed(writer.finish(), tuple(real(*shape) * 3 for _ in range(steps + 2)))

@@ -214,6 +214,7 @@ RECURRENT = [
     ),
     Case(RowProducts(-9), (of(I8, 2, 3, 7), of(I8, 3, 7), of(I32, 3)), (None, None, (-99999, 99999))),
     Case(RowProducts(), (of(I16, 2, 3, 7), of(I16, 3, 7))),
+    Case(RowProducts(), (of(F32, 2, 3, 7), of(F32, 3, 7), of(F32, 3))),
 ]
 CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT, *RECURRENT]
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: integers equal to TensorFlow Lite Micro at every call, floats near ONNX Runtime, what is refused."""
+"""Recurrent layers: integers equal to TensorFlow Lite Micro at every call, floats near ONNX Runtime, refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.operators.recurrent import sigmoid16, tanh16
 from dovetail.quantize import quantize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from recurrent_cases import Streamed, lstm_model, streaming_model, svdf_model, variable_model
+from recurrent_cases import Streamed, float_model, lstm_model, streaming_model, svdf_model, variable_model
 from tflite_writer import ModelWriter, run_calls
 
 SEEDS = 25
@@ -55,6 +55,17 @@ def test_every_call_equals_tflite_micro(name: str) -> None:
             np.testing.assert_array_equal(outputs[graph.results[0]], wanted, f"seed {seed}, call {call}")
         varied += len({wanted.tobytes() for wanted in expected}) > 2
     assert varied > SEEDS // 2, "most models should give different results from call to call"
+
+
+@pytest.mark.parametrize("opcode", ["SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM"])
+def test_float_models_stay_near_tflite_micro_at_every_call(opcode: str) -> None:
+    for seed in range(12):
+        streamed = float_model(seed, opcode)
+        graph = quantize(simplify(load_tflite("net.tflite", streamed.model, "net")), allow_float=True)
+        verify(graph)
+        found = evaluate_all(graph, [{graph.given[0]: x} for x in streamed.inputs])
+        for outputs, wanted in zip(found, micro(streamed), strict=True):
+            np.testing.assert_allclose(outputs[graph.results[0]], wanted, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("opcode, function", [("LOGISTIC", sigmoid16), ("TANH", tanh16)])

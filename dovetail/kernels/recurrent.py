@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dovetail.graph.types import Array, Shape
+from dovetail.graph.types import Array, DType, Shape
 from dovetail.kernels.elements import Writer, operand, place_in, without_pad, write_elements
 from dovetail.kernels.epilogue import Expression, Scope
 from dovetail.kernels.kernel import Unsupported, declarations
@@ -17,22 +17,23 @@ from dovetail.operators.recurrent import FixedLstm, RowProducts, Scaling, sigmoi
 
 
 def write_row_products(region: Region, scope: Scope) -> Writer:
-    """The writer of a RowProducts; sums are modulo 2**32."""
+    """The writer of a RowProducts; sums of integers are modulo 2**32."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, RowProducts)
     without_pad(region)
     operator, types = anchor.operator, region.graph.types
-    shape = types[anchor.inputs[0]].shape
+    shape, real = types[anchor.inputs[0]].shape, types[anchor.output].dtype is DType.FLOAT32
+    held, cast, none = ("float", "", "0.0f") if real else ("uint32_t", "(uint32_t)", "0u")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x, weights = operand(region, scope, 0, "input"), operand(region, scope, 1, "weights")
-        first = f"(uint32_t){operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(anchor.inputs) > 2 else "0u"
+        first = f"{cast}{operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(anchor.inputs) > 2 else none
         from_, with_ = place_in(shape, (*places, "depth")), place_in(shape[-2:], (places[-1], "depth"))
         value = total(f"{x}[{from_}]", -operator.input_zero_point)
         value = f"({value})" if operator.input_zero_point else value
-        step = f"sum += (uint32_t)({value} * {weights}[{with_}]);"
-        lines = [f"uint32_t sum = {first};", *loop("depth", shape[-1], [step])]
-        return lines, Expression("(int32_t)sum", "int32_t", *INT32)
+        step = f"sum += {cast}({value} * {weights}[{with_}]);"
+        lines = [f"{held} sum = {first};", *loop("depth", shape[-1], [step])]
+        return lines, Expression("sum", "float") if real else Expression("(int32_t)sum", "int32_t", *INT32)
 
     return write_elements(region, scope, element)
 

@@ -134,9 +134,10 @@ class FixedLstm(Operator):
 
 @dataclass(frozen=True)
 class RowProducts(Operator):
-    """A sum of products per row. Operands: x [..., N, K] int8 or int16, w [N, K] of the same, optional bias int32 [N].
+    """A sum of products per row. Operands: x [..., N, K], w [N, K], optional bias [N] of the result's type.
 
-    y[..., n] = bias[n] + sum over k of (x[..., n, k] - input_zero_point) * w[n, k], int32, modulo 2**32.
+    y[..., n] = bias[n] + sum over k of (x[..., n, k] - input_zero_point) * w[n, k]: int32 modulo 2**32 of int8 and
+    int16 values, or float32.
     """
 
     input_zero_point: int = 0
@@ -144,16 +145,19 @@ class RowProducts(Operator):
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x, w, *bias = inputs
         require(len(w.shape) == 2 and x.shape[-2:] == w.shape, f"expects [..., N, K] and [N, K], got {x} and {w}")
+        real = x.dtype is DType.FLOAT32 and w.dtype is DType.FLOAT32
         narrow = x.dtype in (DType.INT8, DType.INT16) and w.dtype in (DType.INT8, DType.INT16)
-        require(narrow, f"expects int8 or int16, got {x} and {w}")
+        require(narrow or (real and not self.input_zero_point), f"expects int8, int16 or float32, got {x} and {w}")
+        held = TensorType((w.shape[0],), DType.FLOAT32 if real else DType.INT32)
         for b in bias:
-            require(b == TensorType((w.shape[0],), DType.INT32), f"expects int32 [{w.shape[0]}], got {b}")
-        return TensorType(x.shape[:-1], DType.INT32)
+            require(b == held, f"expects {held}, got {b}")
+        return TensorType(x.shape[:-1], held.dtype)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        x, w, *bias = (array.astype(np.int64) for array in inputs)
+        real = inputs[0].dtype == np.float32
+        x, w, *bias = (array.astype(np.float64 if real else np.int64) for array in inputs)
         total = ((x - self.input_zero_point) * w).sum(axis=-1)
-        return np.asarray(total + bias[0] if bias else total).astype(np.int32)
+        return np.asarray(total + bias[0] if bias else total).astype(np.float32 if real else np.int32)
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         x, _, *bias = inputs
@@ -164,9 +168,10 @@ class RowProducts(Operator):
         return inputs[0].elements
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        x, w = (body.cast(name, DType.INT64) for name in inputs[:2])
-        centred = body.add("Sub", [x, body.scalar(self.input_zero_point, DType.INT64)])
+        kind = self.infer(types).dtype
+        wide = DType.FLOAT32 if kind is DType.FLOAT32 else DType.INT64
+        x, w, *bias = (body.cast(name, wide) for name in inputs)
+        centred = body.add("Sub", [x, body.scalar(self.input_zero_point, wide)])
         total = body.add("ReduceSum", [body.add("Mul", [centred, w]), body.integers([-1])], keepdims=0)
-        if len(inputs) > 2:
-            total = body.add("Add", [total, body.cast(inputs[2], DType.INT64)])
-        return body.cast(total, DType.INT32)
+        total = body.add("Add", [total, *bias]) if bias else total
+        return body.cast(total, kind)
