@@ -13,7 +13,7 @@ from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
-from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view
+from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view, reads, writes
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 
@@ -88,9 +88,20 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
-    last = len(parts) - 1
-    ordered += [Copy(last, context.values[written], context.values[read]) for read, written, _ in graph.kept]
+    for read, written, _ in graph.kept:
+        _replace_state(ordered, context.values[read], context.values[written])
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
+
+
+def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more."""
+    last = max(
+        index
+        for index, statement in enumerate(ordered)
+        if any(view.buffer == state.buffer for view in reads(statement))
+        or any(view.buffer == value.buffer for view in writes(statement))
+    )
+    ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
 
 
 def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
