@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.compile import Options, compile_model
+from dovetail.build.toolchain import compile_host
+from dovetail.compile import Options, compile_model, prepare
 from dovetail.emit.project import write_project
 from dovetail.errors import ModelError
 from dovetail.frontend.onnx import load_onnx
 from dovetail.frontend.tflite import load_tflite
 from dovetail.graph.graph import Graph, evaluate, evaluate_all, verify
 from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array
+from dovetail.graph.types import Array, DType
+from dovetail.operators.arithmetic import Clip, Requantize
 from dovetail.operators.recurrent import sigmoid16, tanh16
 from dovetail.quantize import quantize
 from dovetail.run import open_build, run_build
@@ -93,6 +96,38 @@ def test_firmware_equals_tflite_micro_at_each_call(name: str, tmp_path: Path) ->
         for outputs, expected in zip(results, micro(streamed), strict=True):
             np.testing.assert_array_equal(outputs[compiled.graph.results[0]], expected)
     assert f"void {compiled.unit.model}_reset(void);" in compiled.project.files[f"src/{compiled.unit.model}.h"]
+
+
+def test_a_new_sequence_begins_after_reset(tmp_path: Path) -> None:
+    streamed = streaming_model(2)
+    path = tmp_path / "net.tflite"
+    path.write_bytes(streamed.model)
+    compiled = compile_model(path, load_target("riscv"), Options())
+    write_project(compiled.project, tmp_path / "build")
+    sources = [Path(name) for name in compiled.project.host_sources]
+    folders = [Path("src"), Path("runtime")]
+    made = compile_host(tmp_path / "build", sources, defines={"DOVETAIL_HOST": None}, include=folders)
+    library = ctypes.CDLL(str(made))
+    ports = [open_build(tmp_path / "build").manifest[kind][0] for kind in ("inputs", "outputs")]
+    size = max(port["offset"] + port["bytes"] for port in ports)
+    memory = np.frombuffer((ctypes.c_byte * size).in_dll(library, ports[0]["symbol"]), np.int8)
+    given, result = (memory[port["offset"] : port["offset"] + port["bytes"]] for port in ports)
+    for sequence in range(3):
+        for x, expected in zip(streamed.inputs[: 4 + sequence], micro(streamed), strict=False):
+            given[:] = x.reshape(-1)
+            library.net_run()
+            np.testing.assert_array_equal(result, expected.reshape(-1))
+        library.net_reset()
+
+
+def test_engines_leave_results_of_16_bits_to_the_core(tmp_path: Path) -> None:
+    path = tmp_path / "net.tflite"
+    path.write_bytes(streaming_model(2).model)
+    graph = prepare(path, load_target("vta"), Options())
+    producers = graph.producers()
+    wide = [node for node in graph.nodes if isinstance(node.operator, Clip) and node.operator.dtype is DType.INT16]
+    assert wide
+    assert all(isinstance(producers[node.inputs[0]].operator, Requantize) for node in wide)
 
 
 def onnx_layer(random: Any, kind: str, **attributes: Any) -> tuple[Any, dict[str, Array]]:
@@ -207,6 +242,7 @@ TFLITE_REFUSED: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "not a variable": (
         "svdf, int16 state", lambda m: setattr(m.subgraphs[0].tensors[4], "isVariable", False), "variable of its own"),
     "other type": ("svdf, int16 state", lambda m: setattr(m.subgraphs[0].tensors[4], "type", 9), "must be int16"),
+    "scalar": ("svdf, int8 state", lambda m: setattr(m.subgraphs[0].tensors[0], "shape", []), "two axes"),
     "activation": (
         "svdf, int8 state", lambda m: setattr(_operators(m)[0].builtinOptions, "fusedActivationFunction", 3),
         "activation 3"),

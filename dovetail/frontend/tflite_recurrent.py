@@ -38,6 +38,8 @@ def svdf(ctx: TfliteContext, op: OperatorEntry) -> None:
     real = x.dtype is DType.FLOAT32
     if (not real and activation not in (0, 1)) or x.dtype not in (DType.INT8, DType.FLOAT32):
         raise ctx.refuse(op, f"{x} with activation {activation}: only float32, and int8 without or with RELU, are")
+    if len(x.shape) != 2:
+        raise ctx.refuse(op, f"the input {x} must have two axes")
     kinds = (DType.FLOAT32,) if real else (DType.INT8, DType.INT16)
     if times.dtype not in kinds or len(times.shape) != 2 or rank < 1 or times.shape[0] % rank:
         raise ctx.refuse(op, f"weights in time {times} of rank {rank} are not supported")
