@@ -143,7 +143,7 @@ def compile_graph(
 
 
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
-    """Seeded inputs that use the whole range of their types."""
+    """Seeded inputs, contents of states too, that use the whole range of their types."""
     generator = np.random.default_rng(seed)
     found: dict[str, Array] = {}
     for name in graph.inputs:
@@ -200,7 +200,8 @@ def _policy(target: Target, options: Options) -> Any:
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
     """Bytes of each memory that constants and code take, by the name of the memory."""
-    return {target.code: sum(array.nbytes for array in graph.constants.values()) + CODE_RESERVE}
+    known = (*graph.constants.values(), *graph.states)
+    return {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
 
 
 def _manifest(

@@ -85,7 +85,8 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
 def run_build(
     build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
 ) -> RunResult:
-    """Compile the project (cached by content) and run one inference per set of inputs.
+    """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
+    keeps goes from one to the next.
 
     Args:
         build: the project.

@@ -107,7 +107,8 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
     least, most = float(limits.activations.low), float(limits.activations.high)
 
     def rule(draft: Draft, node: Node) -> str | None:
-        scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
+        narrow = isinstance(node.operator, Clip) and node.operator.dtype.bits <= 8
+        scaled = draft.made_by(node.inputs[0], Requantize) if narrow else None
         linear = draft.made_by(scaled.inputs[0], *Linear) if scaled is not None else None
         if scaled is None or linear is None or max(draft.users(scaled.output), draft.users(linear.output)) > 1:
             return None

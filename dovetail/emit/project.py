@@ -172,6 +172,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "optimize": unit.optimize.value,
         "inputs": ports("input"),
         "outputs": ports("output"),
+        "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
         "sources": {"target": list(target_sources), "host": list(host_sources)},
     }
