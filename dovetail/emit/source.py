@@ -13,6 +13,7 @@ from dovetail.graph.layout import physical_shape
 from dovetail.graph.types import Array, TensorType
 from dovetail.kernels import CoreKernel
 from dovetail.partition.regions import Region
+from dovetail.program.in_place import overwritten
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Operand, Target
@@ -79,7 +80,8 @@ def _kernel_calls(
             continue
         layer = program.layers[statement.layer]
         name, instructions = f"{model}_{layer}_kernel", target.core.instructions
-        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions)
+        over = overwritten(statement, program.buffers)
+        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions, over)
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:
@@ -188,10 +190,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
 
 
 def _prototype(kernel: CoreKernel) -> str:
-    first, *others = kernel.parameters
-    arguments = [f"{first.c_type} *restrict {first.name}"]
-    arguments += [f"const {parameter.c_type} *restrict {parameter.name}" for parameter in others]
-    return f"void {kernel.name}({', '.join(arguments)});"
+    return f"void {kernel.name}({', '.join(parameter.declaration for parameter in kernel.parameters)});"
 
 
 def arenas(unit: Unit) -> dict[str, int]:

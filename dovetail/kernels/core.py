@@ -78,13 +78,23 @@ PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
 """Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
 
 
-def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = ()) -> CoreKernel:
+ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
+"""Anchors whose kernels compute every element of the result once; of a depthwise one, columns may be computed twice."""
+
+
+def _write(
+    graph: Graph,
+    name: str,
+    accumulators: int,
+    instructions: Sequence[CoreInstruction] = (),
+    overwritten: str | None = None,
+) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
     real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
     if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
-        scope = Scope(graph, accumulators)
+        scope = Scope(graph, accumulators, overwritten)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
             found = write_scheduled(region, scope, products, instructions)
@@ -100,7 +110,7 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
-    scope = Scope(graph, accumulators)
+    scope = Scope(graph, accumulators, overwritten)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
@@ -123,6 +133,13 @@ def supports(graph: Graph) -> str | None:
     return None
 
 
+def may_overwrite(graph: Graph) -> bool:
+    """True when a region's kernel may be written over an operand that is read only at the place of each element: it
+    computes no element twice, and reads what an element is made from before it writes it."""
+    anchor = split(graph).anchor
+    return anchor is None or isinstance(anchor.operator, ONCE)
+
+
 def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
     """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
     use them in."""
@@ -133,7 +150,11 @@ def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -
 
 
 def generate(
-    graph: Graph, name: str, accumulators: int = 16, instructions: Sequence[CoreInstruction] = ()
+    graph: Graph,
+    name: str,
+    accumulators: int = 16,
+    instructions: Sequence[CoreInstruction] = (),
+    overwritten: str | None = None,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -143,12 +164,13 @@ def generate(
         name: the C function's name.
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
+        overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions)
+        return _write(graph, name, accumulators, instructions, overwritten)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",
