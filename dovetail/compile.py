@@ -16,6 +16,7 @@ from dovetail.errors import ModelError, TargetError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
+from dovetail.graph.trim import trim
 from dovetail.graph.types import Array
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
@@ -72,7 +73,7 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     graph = simplify(load_model(model))
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = quantize(graph, options.rounding, options.allow_float)
+    graph = trim(quantize(graph, options.rounding, options.allow_float))
     stages.add("integer", graph, lsb=1)
     progress(f"adapting to {target.name}")
     return adapt(graph, _policy(target, options), stages.add)
