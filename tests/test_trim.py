@@ -65,7 +65,8 @@ class Drawn:
 
     def slice(self, x: str) -> str:
         start = tuple(self.random.randint(0, size // 3) for size in self.shape(x))
-        stop = tuple(self.random.randint(max(a + 1, 2 * size // 3), size) for a, size in zip(start, self.shape(x), strict=True))
+        sizes = zip(start, self.shape(x), strict=True)
+        stop = tuple(self.random.randint(max(first + 1, 2 * size // 3), size) for first, size in sizes)
         step = (1, self.random.choice([1, 1, 2]), 1, 1)
         return self.builder.add(Slice((0, *start[1:]), (1, *stop[1:]), step), [x])
 

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from dovetail.graph.graph import Graph, Node, prune
+from dovetail.graph.stretch import is_stretch
 from dovetail.graph.types import Array, Box, TensorType, box_shape, box_slices, full_box
 from dovetail.operators.base import Operator
 from dovetail.operators.movement import Slice
@@ -118,12 +119,6 @@ def _cost(graph: Graph, node: Node, choice: _Cropped, fixed: set[str]) -> int:
         if name in fixed and box != full_box(shape) and choice.box != full_box(graph.types[node.output].shape):
             total += 0 if is_stretch(box, shape) else _SLICED * prod(box_shape(box))
     return total
-
-
-def is_stretch(box: Box, shape: Sequence[int]) -> bool:
-    """True when the elements of a box lie side by side in a row-major value."""
-    cut = [axis for axis, (span, size) in enumerate(zip(box, shape, strict=True)) if span != (0, size)]
-    return not cut or all(size == 1 for size in box_shape(box)[: cut[-1]])
 
 
 def _hull(a: Box, b: Box) -> Box:

@@ -1,0 +1,187 @@
+"""Stretches of a network between two places where only one value is alive, and what they cost in stripes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.graph.graph import Graph
+from dovetail.graph.stretch import ALIGNMENT
+from dovetail.partition.regions import Region
+from dovetail.stripe.rows import Bands, Rows, can_be_cut, row_bytes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in the order of regions where one value is all that later regions read."""
+
+    after: int
+    """How many regions come before."""
+    value: str
+    """Empty at the start of a network that reads several inputs."""
+    held: int
+    """Bytes of the network's outputs computed before."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The regions between two cuts, computed in stripes of some height; whole with one stripe."""
+
+    first: int
+    """Index of the cut it starts from."""
+    last: int
+    bands: tuple[Rows, ...]
+    """The rows of the last value each stripe computes; empty for one that is not cut."""
+    macs: int
+    """Multiply-accumulates, what is computed in several stripes counted in each."""
+
+
+def cuts(graph: Graph, regions: Sequence[Region]) -> list[Cut]:
+    """All of them, in order; the last, behind all regions, stands for the network's end."""
+    seen = {value: value for value in graph.inputs}
+    for region in regions:
+        seen[region.output] = seen[region.graph.inputs[0]] if region.is_view else region.output
+    last: dict[str, int] = {}
+    for index, region in enumerate(regions):
+        for value in region.graph.inputs:
+            last[seen[value]] = index
+    found, held = [], 0
+    for place in range(len(regions)):
+        if place and regions[place - 1].output in graph.outputs:
+            held += graph.types[regions[place - 1].output].nbytes
+        made = {*graph.inputs, *(region.output for region in regions[:place] if not region.is_view)}
+        alive = [value for value in made if last.get(value, -1) >= place]
+        after = regions[place - 1].output if place else alive[0] if alive else ""
+        if len(alive) == 1 and alive[0] == seen.get(after) and alive[0] not in graph.outputs:
+            found.append(Cut(place, after, held))
+    end = regions[-1].output
+    if not found or found[0].after:
+        found.insert(0, Cut(0, "", 0))
+    return [*found, Cut(len(regions), end, held + (graph.types[end].nbytes if end in graph.outputs else 0))]
+
+
+@dataclass
+class Costs:
+    """Segments and what they cost, each worked out once."""
+
+    bands: Bands
+    cuts: list[Cut]
+    _peaks: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+    def whole(self, first: int) -> Segment:
+        """The segment from a cut to the next one, not cut."""
+        regions = self.bands.regions[self.cuts[first].after : self.cuts[first + 1].after]
+        return Segment(first, first + 1, (), sum(region.macs for region in regions))
+
+    def striped(self, first: int, last: int) -> Iterator[Segment]:
+        """The segment between two cuts in every number of stripes that differs; none where it cannot be cut."""
+        types = self.bands.graph.types
+        if not self.cuts[first].value:
+            return
+        start, end = types[self.cuts[first].value], types[self.cuts[last].value]
+        if not can_be_cut(start) or not can_be_cut(end) or self.cuts[last].value in self.bands.graph.outputs:
+            return
+        rows, heights = end.shape[1], dict.fromkeys(-(-end.shape[1] // n) for n in range(2, end.shape[1] + 1))
+        for height in heights:
+            bands = tuple((top, min(top + height, rows)) for top in range(0, rows, height))
+            if height * row_bytes(end) % ALIGNMENT:
+                continue
+            total = 0
+            for band in bands:
+                needs = self.needs(first, last, band)
+                if needs is None or needs[self.cuts[first].value][0] * row_bytes(start) % ALIGNMENT:
+                    break
+                total += sum(macs for macs, _ in self._work(first, last, needs))
+            else:
+                yield Segment(first, last, bands, total)
+
+    def needs(self, first: int, last: int, band: Rows) -> dict[str, Rows] | None:
+        """The rows of every value of a segment that a band of its result needs; None where it cannot be cut."""
+        needs: dict[str, Rows] = {self.cuts[last].value: band}
+        for index in reversed(range(self.cuts[first].after, self.cuts[last].after)):
+            found = self.bands.band(index, needs[self.bands.regions[index].output])
+            if found is None:
+                return None
+            for name, rows in found.reads:
+                known = needs.get(name, rows)
+                needs[name] = (min(known[0], rows[0]), max(known[1], rows[1]))
+        return needs
+
+    def _work(self, first: int, last: int, needs: dict[str, Rows]) -> Iterator[tuple[int, int]]:
+        for index in range(self.cuts[first].after, self.cuts[last].after):
+            band = self.bands.band(index, needs[self.bands.regions[index].output])
+            assert band is not None
+            yield band.macs, index
+
+    def peak(self, segment: Segment) -> int:
+        """Bytes alive together at most while a segment is computed, as if memory were never in pieces."""
+        height = segment.bands[0][1] if segment.bands else 0
+        key = (segment.first, segment.last, height)
+        if key not in self._peaks:
+            found = self._striped_peak(segment) if segment.bands else self._whole_peak(segment)
+            self._peaks[key] = found + self.cuts[segment.first].held
+        return self._peaks[key]
+
+    def _whole_peak(self, segment: Segment) -> int:
+        types, place = self.bands.graph.types, self.cuts[segment.first]
+        regions = self.bands.regions[place.after : self.cuts[segment.last].after]
+        last = {value: index for index, region in enumerate(regions) for value in region.graph.inputs}
+        names = {region.output: region.graph.inputs[0] for region in regions if region.is_view}
+        for value, source in reversed(names.items()):
+            last[source] = max(last[source], last.get(value, -1))
+        alive = dict.fromkeys([place.value] if place.value else [])
+        alive.update(dict.fromkeys(self.bands.graph.inputs if segment.first == 0 else ()))
+        most = sum(types[value].nbytes for value in alive)
+        for index, region in enumerate(regions):
+            if region.is_view:
+                continue
+            over = self.bands.replaced(place.after + index)
+            total = sum(types[value].nbytes for value in (*alive, region.output))
+            most = max(most, total - (types[region.output].nbytes if over and last[over] == index else 0))
+            alive[region.output] = None
+            alive = {value: None for value in alive if last.get(value, -1) > index or value in self.bands.graph.outputs}
+        return most
+
+    def _striped_peak(self, segment: Segment) -> int:
+        """Rows of the first value die when their last stripe has read them, those of the last one are born in turn."""
+        types, source = self.bands.graph.types, self.cuts[segment.first].value
+        result, start = self.cuts[segment.last].value, self.cuts[segment.first].after
+        size = {region.output: row_bytes(types[region.output]) for region in self._regions(segment)}
+        steps: list[tuple[int, Rows | None]] = []
+        for band in segment.bands:
+            needs = self.needs(segment.first, segment.last, band)
+            assert needs is not None
+            alive: dict[str, int] = {}
+            readers = {value: i for i, region in enumerate(self._regions(segment)) for value in region.graph.inputs}
+            for index, region in enumerate(self._regions(segment)):
+                rows = needs[region.output]
+                made = size[region.output] * (rows[1] - rows[0])
+                before = sum(alive.values()) + size[result] * band[0]
+                over = self.bands.replaced(start + index)
+                dies = over is not None and readers[over] == index and alive.get(over) == made
+                saved = made if dies and region.output != result else 0
+                own = self.bands.band(start + index, rows)
+                assert own is not None
+                steps.append((before + made - saved, dict(own.reads).get(source)))
+                alive[region.output] = made
+                alive = {value: held for value, held in alive.items() if readers.get(value, -1) > index}
+        return _most(steps, types[source].shape[1], row_bytes(types[source]))
+
+    def _regions(self, segment: Segment) -> tuple[Region, ...]:
+        return self.bands.regions[self.cuts[segment.first].after : self.cuts[segment.last].after]
+
+
+def _most(steps: Sequence[tuple[int, Rows | None]], rows: int, size: int) -> int:
+    """The most bytes in use: each step's own and the rows of the source some later step reads, or it itself.
+
+    Args:
+        steps: bytes of everything else, and the rows of the source read.
+        rows: of the source.
+        size: bytes of one of them.
+    """
+    most, wanted = 0, [False] * rows
+    for held, read in reversed(steps):
+        if read is not None:
+            wanted[read[0] : read[1]] = [True] * (read[1] - read[0])
+        most = max(most, held + size * sum(wanted))
+    return max(most, size * rows)
