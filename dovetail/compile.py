@@ -26,11 +26,15 @@ from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.stripe import Striped, Striping, refuse
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
 CODE_RESERVE = 24 * 1024
 """Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
+
+_CLOSE = 4
+"""Plans tried with a little less each, before less by half of what is missing."""
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
@@ -52,6 +56,8 @@ class Options:
     """A tuning file made for this model and target, used for the layers it names."""
     allow_float: bool = False
     """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
+    memory_budget: int | None = None
+    """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Compiled:
     plan: Plan
     unit: Unit
     project: Project
+    striped: Striped | None = None
+    """What is computed in stripes to fit the memory budget; None where none was needed."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -124,20 +132,62 @@ def compile_graph(
     Raises:
         DovetailError: as `compile_model`.
     """
-    progress("partitioning")
-    regions = choose(partition(graph, target), choices or {}, target)
-    progress("choosing layouts")
-    placed = choose_layouts(graph, regions, target, near)
-    progress("planning tiles, order and addresses")
-    planned = plan(placed, target, reserved(graph, target), near)
+    def attempt(chosen: Graph) -> tuple[Placed, Plan]:
+        """The stages from the graph to the program."""
+        progress("partitioning")
+        regions = choose(partition(chosen, target), choices or {}, target)
+        progress("choosing layouts")
+        placed = choose_layouts(chosen, regions, target, near)
+        progress("planning tiles, order and addresses")
+        return placed, plan(placed, target, reserved(chosen, target), near)
+
+    striped: Striped | None = None
+    if options.memory_budget is None:
+        placed, planned = attempt(graph)
+    else:
+        placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
-        check_program(planned.program, target, placed.graph, sample_inputs(graph))
+        check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned))
-    return Compiled(placed.graph, placed.regions, planned, unit, project)
+    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+
+
+def _within(
+    graph: Graph, target: Target, budget: int, attempt: Callable[[Graph], tuple[Placed, Plan]], progress: Progress
+) -> tuple[Placed, Plan, Striped | None]:
+    """A plan whose activations take no more than a budget, in stripes where they must.
+
+    What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
+
+    Raises:
+        PlanError: there is none; says how far away it is.
+    """
+    striping = Striping(graph, target)
+    placed, planned = attempt(graph)
+    best, found = (_peak(planned, target), striping.whole()), striping.within(budget)
+    if best[0] <= budget:
+        return placed, planned, None
+    tries = 0
+    while found is not None:
+        progress(f"computing in stripes: {found.describe()}")
+        placed, planned = attempt(found.graph)
+        over = _peak(planned, target) - budget
+        if over <= 0:
+            return placed, planned, found
+        best = min(best, (budget + over, found), key=lambda known: known[0])
+        tries += 1
+        found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
+    smallest = striping.smallest()
+    peak = _peak(attempt(smallest.graph)[1], target)
+    raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
+
+
+def _peak(planned: Plan, target: Target) -> int:
+    return next(placement.peak for placement in planned.placements if placement.memory == target.values)
 
 
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
@@ -202,7 +252,12 @@ def reserved(graph: Graph, target: Target) -> dict[str, int]:
 
 
 def _manifest(
-    model: Path | None, target: Target, options: Options, placed: Placed, planned: Plan
+    model: Path | None,
+    target: Target,
+    options: Options,
+    placed: Placed,
+    planned: Plan,
+    striped: Striped | None = None,
 ) -> dict[str, Any]:
     layers = [
         {
@@ -231,4 +286,6 @@ def _manifest(
         "rounding": options.rounding.value,
         "layers": layers,
         "memory": memory,
+        "memory_budget": options.memory_budget,
+        "stripes": striped.to_json() if striped else [],
     }

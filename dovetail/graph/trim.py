@@ -215,20 +215,30 @@ def _all_whole(new: _New, node: Node, boxes: Sequence[Box]) -> bool:
 
 
 def _as_they_are(new: _New, node: Node, choice: _Cropped) -> tuple[Box, ...] | None:
-    """What there is of the operands, where the node computes the same from it as from what it needs."""
+    """What there is of the operands, where the node computes the same from it as from what it needs; of the first one
+    perhaps only along all axes but one, so that slices keep whole rows."""
     boxes = tuple(new.boxes.get(name, box) for name, box in zip(node.inputs, choice.reads, strict=True))
     whole = full_box(new.graph.types[node.output].shape)
     if boxes == choice.reads or (choice.box == whole and _all_whole(new, node, boxes)):
         return boxes
+    needs = choice.reads[0]
+    some = [(*boxes[0][:axis], needs[axis], *boxes[0][axis + 1 :]) for axis in range(len(needs))]
+    for first in (boxes[0], *some):
+        if _same_from(new, node, choice, (first, *boxes[1:])):
+            return (first, *boxes[1:])
+    return None
+
+
+def _same_from(new: _New, node: Node, choice: _Cropped, boxes: tuple[Box, ...]) -> bool:
+    """True when the node computes the same from these boxes, which hold what it needs, as from what it needs."""
     kinds = [TensorType(box_shape(b), new.graph.types[n].dtype) for n, b in zip(node.inputs, boxes, strict=True)]
     shape = box_shape(choice.box)
+    near = tuple(_relative(need, box) for need, box in zip(choice.reads, boxes, strict=True))
     try:
         again = choice.operator.crop(full_box(shape), kinds)
-        same = choice.operator.infer(kinds).shape == shape
+        return choice.operator.infer(kinds).shape == shape and again == (choice.operator, near)
     except ValueError:
-        return None
-    near = tuple(_relative(need, box) for need, box in zip(choice.reads, boxes, strict=True))
-    return boxes if same and again == (choice.operator, near) else None
+        return False
 
 
 def _slice(new: _New, node: Node, choice: _Cropped, is_output: bool) -> None:

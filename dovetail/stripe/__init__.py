@@ -9,7 +9,8 @@ are read from inside the first value, whose rows are free as soon as no band sti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dovetail.errors import PlanError, TargetError
 from dovetail.graph.graph import Graph, prune
@@ -23,14 +24,12 @@ from dovetail.target.description import Target
 class Stripes:
     """One segment computed in stripes."""
 
-    first: str
-    """The value it is computed from."""
-    last: str
-    """The value it gives."""
+    layers: tuple[str, ...]
+    """Names of the layers, as without stripes."""
     count: int
     """How many stripes."""
     rows: int
-    """Rows of a stripe of the result; the last may have fewer."""
+    """Rows of the largest stripe of the last layer's result."""
     extra_macs: int
     """Multiply-accumulates more than without stripes."""
 
@@ -48,6 +47,16 @@ class Striped:
     def extra_macs(self) -> int:
         """Multiply-accumulates more than without stripes."""
         return sum(segment.extra_macs for segment in self.stripes)
+
+    def describe(self) -> str:
+        """Words for what is done and what it costs."""
+        names = (" to ".join(dict.fromkeys((s.layers[0], s.layers[-1]))) for s in self.stripes)
+        parts = (f"{name} in {s.count} stripes" for name, s in zip(names, self.stripes, strict=True))
+        return f"{'; '.join(parts)}; {self.extra_macs:,} MACs more"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The segments as plain values, keys as the fields of `Stripes`."""
+        return [asdict(segment) for segment in self.stripes]
 
 
 class Striping:
@@ -76,13 +85,19 @@ class Striping:
         found = self._search.within(budget)
         return None if found is None else self._striped(found)
 
+    def whole(self) -> Striped:
+        """The network without stripes."""
+        found = self.within(1 << 62)
+        assert found is not None
+        return found
+
     def smallest(self) -> Striped:
         """The stripes with the smallest activations, by estimate."""
         return self._striped(self._search.smallest())
 
     def frontier(self) -> Iterator[Striped]:
         """From the network without stripes, with ever smaller activations and ever more to compute."""
-        found = self.within(1 << 62)
+        found: Striped | None = self.whole()
         while found is not None:
             yield found
             found = self.within(found.peak - 1)
@@ -97,23 +112,23 @@ class Striping:
             nodes = [node for region in regions for node in region.graph.nodes]
             graph = striped(graph, nodes, start.value, end.value, segment.bands)
             extra = segment.macs - sum(region.macs for region in regions)
-            rows = segment.bands[0][1]
-            made.append(Stripes(start.value, end.value, len(segment.bands), rows, extra))
+            rows = max(stop - first for first, stop in segment.bands)
+            made.append(Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra))
         return Striped(prune(graph), tuple(made), choice.peak)
 
 
-def refuse(budget: int, smallest: Striped, peak: int) -> PlanError:
+def refuse(budget: int, peak: int, smallest: Striped) -> PlanError:
     """The error of a budget that cannot be met.
 
     Args:
         budget: bytes.
-        smallest: the stripes with the smallest activations.
-        peak: what they need as planned, bytes.
+        peak: the fewest bytes of any plan made.
+        smallest: the stripes of that plan.
     """
-    with_what = "; ".join(f"'{s.first}' to '{s.last}' in {s.count} stripes" for s in smallest.stripes)
+    how = f"with {smallest.describe()}" if smallest.stripes else "no stretch of this network can be cut into stripes"
     return PlanError(
         f"the activations need at least {peak} bytes, {peak - budget} more than the memory budget of {budget}",
-        where=f"with {with_what}" if with_what else "without stripes, for no stretch of this network can be cut",
+        where=how,
         hint=f"a budget of {peak} bytes, a smaller input, or fewer channels in the largest layers",
     )
 

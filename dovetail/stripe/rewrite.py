@@ -20,7 +20,7 @@ def striped(graph: Graph, nodes: Sequence[Node], source: str, result: str, bands
         nodes: those between `source` and `result`, neighbours in the graph's order.
         source: the only value they read that they do not compute.
         result: the only value of them that others read, an image.
-        bands: the rows of the result each stripe computes, from the top.
+        bands: the rows of the result each stripe computes, in the order of computation.
     """
     read = {name for node in nodes for name in node.inputs}
     constants = {name: array for name, array in graph.constants.items() if name in read}
@@ -29,17 +29,17 @@ def striped(graph: Graph, nodes: Sequence[Node], source: str, result: str, bands
     made: list[Node] = []
     types: dict[str, TensorType] = dict(graph.types)
     kept: dict[str, Array] = dict(graph.constants)
-    joined = []
+    joined: dict[Rows, str] = {}
     for number, band in enumerate(bands):
         stripe = part(inner, {result: (whole[0], band, *whole[2:])})
         names = {name: f"{name} stripe {number}" for name in stripe.types if _is_new(graph, stripe, name, source)}
-        joined.append(names[result])
+        joined[band] = names[result]
         types.update({names.get(name, name): kind for name, kind in stripe.types.items()})
         kept.update({names.get(name, name): array for name, array in stripe.constants.items()})
         for node in stripe.nodes:
             inputs = tuple(names.get(name, name) for name in node.inputs)
             made.append(replace(node, inputs=inputs, output=names[node.output]))
-    made.append(Node(Concat(1), tuple(joined), result))
+    made.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
     place = graph.nodes.index(nodes[0])
     rest = graph.nodes[place + len(nodes) :]
     return replace(graph, nodes=(*graph.nodes[:place], *made, *rest), types=types, constants=kept)

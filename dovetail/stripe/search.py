@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.graph.graph import Graph
 from dovetail.partition.regions import Region
@@ -42,31 +42,41 @@ class Search:
 
     def within(self, budget: int) -> Choice | None:
         """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does."""
-        best: list[Choice | None] = [Choice((), 0, 0), *([None] * (len(self.cuts) - 1))]
-        for first, before in enumerate(best[:-1]):
-            before = best[first]
-            if before is None:
+        best: list[dict[int, Choice]] = [{0: Choice((), 0, 0)}, *({} for _ in self.cuts[1:])]
+        for first, starts in enumerate(best):
+            for direction, before in starts.items():
+                for last in range(first + 1, len(self.cuts)):
+                    self._go_on(best[last], before, direction, self._segments(first, last), budget)
+        return min(best[-1].values(), key=lambda choice: choice.order, default=None)
+
+    def _go_on(
+        self, ends: dict[int, Choice], before: Choice, direction: int, segments: Sequence[Segment], budget: int
+    ) -> None:
+        """Better the choices known, by their last segment's direction, with those that go on from one."""
+        settled = {direction} if direction else set()
+        for segment in segments:
+            made = Choice((*before.segments, segment), before.macs + segment.macs, before.peak)
+            known = ends.get(segment.direction)
+            if segment.direction in settled or (known is not None and made.order >= known.order):
                 continue
-            for last in range(first + 1, len(self.cuts)):
-                for segment in self._segments(first, last):
-                    made, known = self._extended(before, segment), best[last]
-                    if known is not None and made.order >= known.order:
-                        break
-                    if self._costs.peak(segment) <= budget:
-                        best[last] = self._measured(made)
-                        break
-        return best[-1]
+            peak = self._costs.peak(segment)
+            if peak <= budget:
+                ends[segment.direction] = replace(made, peak=max(before.peak, peak))
+                settled.add(segment.direction)
 
     def smallest(self) -> Choice:
         """The choice of the fewest bytes, and of those with as few the one with the fewest multiply-accumulates."""
-        peak: list[int] = [0, *([1 << 62] * (len(self.cuts) - 1))]
-        for first in range(len(self.cuts) - 1):
-            for last in range(first + 1, len(self.cuts)):
-                for segment in self._segments(first, last):
-                    least = max(peak[first], self._least(segment))
-                    if least < peak[last]:
-                        peak[last] = min(peak[last], max(peak[first], self._costs.peak(segment)))
-        found = self.within(peak[-1])
+        least: list[dict[int, int]] = [{0: 0}, *({} for _ in self.cuts[1:])]
+        for first, starts in enumerate(least):
+            for direction, before in starts.items():
+                for last in range(first + 1, len(self.cuts)):
+                    for segment in self._segments(first, last):
+                        known = least[last].get(segment.direction, 1 << 62)
+                        if (direction and segment.direction == direction) or self._least(segment) >= known:
+                            continue
+                        peak = max(before, self._costs.peak(segment))
+                        least[last][segment.direction] = min(known, peak)
+        found = self.within(min(least[-1].values()))
         assert found is not None
         return found
 
@@ -83,11 +93,3 @@ class Search:
             found.sort(key=lambda segment: (segment.macs, len(segment.bands)))
             self._striped[first, last] = found
         return self._striped[first, last]
-
-    @staticmethod
-    def _extended(before: Choice, segment: Segment) -> Choice:
-        return Choice((*before.segments, segment), before.macs + segment.macs, before.peak)
-
-    def _measured(self, choice: Choice) -> Choice:
-        peak = max(choice.peak, self._costs.peak(choice.segments[-1]))
-        return Choice(choice.segments, choice.macs, peak)

@@ -31,9 +31,19 @@ class Segment:
     """Index of the cut it starts from."""
     last: int
     bands: tuple[Rows, ...]
-    """The rows of the last value each stripe computes; empty for one that is not cut."""
+    """The rows of the last value each stripe computes, in the order of computation; empty for one that is not cut."""
     macs: int
     """Multiply-accumulates, what is computed in several stripes counted in each."""
+
+    @property
+    def direction(self) -> int:
+        """1 for stripes from the top to the bottom, -1 for the other way, 0 without stripes.
+
+        From the top, the first value's rows become free at its lower addresses first, so that the result, which grows
+        there, is best placed below it; from the bottom, above it. Segments one behind the other therefore alternate,
+        else each result would need room beyond the one before.
+        """
+        return 0 if not self.bands else 1 if self.bands[0][0] == 0 else -1
 
 
 def cuts(graph: Graph, regions: Sequence[Region]) -> list[Cut]:
@@ -66,7 +76,7 @@ class Costs:
 
     bands: Bands
     cuts: list[Cut]
-    _peaks: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _peaks: dict[tuple[int, int, tuple[Rows, ...]], int] = field(default_factory=dict)
 
     def whole(self, first: int) -> Segment:
         """The segment from a cut to the next one, not cut."""
@@ -83,17 +93,27 @@ class Costs:
             return
         rows, heights = end.shape[1], dict.fromkeys(-(-end.shape[1] // n) for n in range(2, end.shape[1] + 1))
         for height in heights:
-            bands = tuple((top, min(top + height, rows)) for top in range(0, rows, height))
-            if height * row_bytes(end) % ALIGNMENT:
-                continue
-            total = 0
-            for band in bands:
-                needs = self.needs(first, last, band)
-                if needs is None or needs[self.cuts[first].value][0] * row_bytes(start) % ALIGNMENT:
-                    break
-                total += sum(macs for macs, _ in self._work(first, last, needs))
-            else:
-                yield Segment(first, last, bands, total)
+            down = tuple((top, min(top + height, rows)) for top in range(0, rows, height))
+            up = tuple((max(bottom - height, 0), bottom) for bottom in range(rows, 0, -height))
+            for bands in (down, up):
+                total = self._macs(first, last, bands)
+                if total is not None:
+                    yield Segment(first, last, bands, total)
+
+    def _macs(self, first: int, last: int, bands: Sequence[Rows]) -> int | None:
+        """Multiply-accumulates of a segment in stripes; None where it cannot be cut so."""
+        source, result = (self.cuts[place].value for place in (first, last))
+        start, end = (row_bytes(self.bands.graph.types[value]) for value in (source, result))
+        total = 0
+        for band in bands:
+            needs = self.needs(first, last, band)
+            if needs is None or needs[source][0] * start % ALIGNMENT or band[0] * end % ALIGNMENT:
+                return None
+            for region in range(self.cuts[first].after, self.cuts[last].after):
+                found = self.bands.band(region, needs[self.bands.regions[region].output])
+                assert found is not None
+                total += found.macs
+        return total
 
     def needs(self, first: int, last: int, band: Rows) -> dict[str, Rows] | None:
         """The rows of every value of a segment that a band of its result needs; None where it cannot be cut."""
@@ -107,16 +127,9 @@ class Costs:
                 needs[name] = (min(known[0], rows[0]), max(known[1], rows[1]))
         return needs
 
-    def _work(self, first: int, last: int, needs: dict[str, Rows]) -> Iterator[tuple[int, int]]:
-        for index in range(self.cuts[first].after, self.cuts[last].after):
-            band = self.bands.band(index, needs[self.bands.regions[index].output])
-            assert band is not None
-            yield band.macs, index
-
     def peak(self, segment: Segment) -> int:
         """Bytes alive together at most while a segment is computed, as if memory were never in pieces."""
-        height = segment.bands[0][1] if segment.bands else 0
-        key = (segment.first, segment.last, height)
+        key = (segment.first, segment.last, segment.bands)
         if key not in self._peaks:
             found = self._striped_peak(segment) if segment.bands else self._whole_peak(segment)
             self._peaks[key] = found + self.cuts[segment.first].held
@@ -148,6 +161,7 @@ class Costs:
         result, start = self.cuts[segment.last].value, self.cuts[segment.first].after
         size = {region.output: row_bytes(types[region.output]) for region in self._regions(segment)}
         steps: list[tuple[int, Rows | None]] = []
+        done = 0
         for band in segment.bands:
             needs = self.needs(segment.first, segment.last, band)
             assert needs is not None
@@ -156,7 +170,7 @@ class Costs:
             for index, region in enumerate(self._regions(segment)):
                 rows = needs[region.output]
                 made = size[region.output] * (rows[1] - rows[0])
-                before = sum(alive.values()) + size[result] * band[0]
+                before = sum(alive.values()) + size[result] * done
                 over = self.bands.replaced(start + index)
                 dies = over is not None and readers[over] == index and alive.get(over) == made
                 saved = made if dies and region.output != result else 0
@@ -165,6 +179,7 @@ class Costs:
                 steps.append((before + made - saved, dict(own.reads).get(source)))
                 alive[region.output] = made
                 alive = {value: held for value, held in alive.items() if readers.get(value, -1) > index}
+            done += band[1] - band[0]
         return _most(steps, types[source].shape[1], row_bytes(types[source]))
 
     def _regions(self, segment: Segment) -> tuple[Region, ...]:
