@@ -12,7 +12,7 @@ import pytest
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.emit import write_project
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.trim import macs, part, trim, work
+from dovetail.graph.trim import part, total_macs, trim, work
 from dovetail.graph.types import DType, TensorType
 from dovetail.operators.arithmetic import Add, Clip, Requantize
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d
@@ -95,10 +95,6 @@ class Drawn:
                 self.values.append(self.random.choice(steps)(x))
         outputs = {self.values[-1], *([self.random.choice(self.values[1:])] if self.random.random() < 0.3 else [])}
         return self.builder.finish(sorted(outputs))
-
-
-def total_macs(graph: Graph) -> int:
-    return sum(macs(graph, node) for node in graph.nodes)
 
 
 def assert_same(graph: Graph, other: Graph) -> None:

@@ -56,6 +56,11 @@ def macs(graph: Graph, node: Node) -> int:
     return node.operator.macs([graph.types[name] for name in node.inputs])
 
 
+def total_macs(graph: Graph) -> int:
+    """Multiply-accumulates of all nodes, padded taps counted."""
+    return sum(macs(graph, node) for node in graph.nodes)
+
+
 @dataclass(frozen=True)
 class _Cropped:
     """A node cut to a box of its result."""

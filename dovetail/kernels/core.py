@@ -116,7 +116,7 @@ def _write(
 
 def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKernel:
     source = "\n".join(writer(name)) + "\n"
-    key = "\n".join(writer("kernel")) + "\n"
+    key = source if name == "kernel" else "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
     return CoreKernel(

@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.errors import PlanError, TargetError
 from dovetail.graph.graph import Graph, prune
+from dovetail.graph.trim import total_macs
 from dovetail.partition import partition
 from dovetail.stripe.rewrite import striped
 from dovetail.stripe.search import Choice, Search
@@ -50,6 +51,8 @@ class Striped:
 
     def describe(self) -> str:
         """Words for what is done and what it costs."""
+        if not self.stripes:
+            return "no stripes"
         names = (" to ".join(dict.fromkeys((s.layers[0], s.layers[-1]))) for s in self.stripes)
         parts = (f"{name} in {s.count} stripes" for name, s in zip(names, self.stripes, strict=True))
         return f"{'; '.join(parts)}; {self.extra_macs:,} MACs more"
@@ -110,8 +113,8 @@ class Striping:
             start, end = (self._search.cuts[place] for place in (segment.first, segment.last))
             regions = self._regions[start.after : end.after]
             nodes = [node for region in regions for node in region.graph.nodes]
-            graph = striped(graph, nodes, start.value, end.value, segment.bands)
-            extra = segment.macs - sum(region.macs for region in regions)
+            before, graph = total_macs(graph), striped(graph, nodes, start.value, end.value, segment.bands)
+            extra = total_macs(graph) - before
             rows = max(stop - first for first, stop in segment.bands)
             made.append(Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra))
         return Striped(prune(graph), tuple(made), choice.peak)
