@@ -86,7 +86,7 @@ def test_random_networks_in_stripes(group: int) -> None:
 def test_the_search_is_exact() -> None:
     """Against every way to cut a small network, tried one by one."""
     seen = 0
-    for seed in range(12):
+    for seed in range(16):
         graph = trim(random_network(seed))
         striping = Striping(graph, RISCV)
         search = striping._search
@@ -112,7 +112,7 @@ def test_the_search_is_exact() -> None:
             assert search.within(found.peak).macs == fewest  # type: ignore[union-attr]
             seen += 1
         assert striping.smallest().peak == min(peak for _, peak in every)
-    assert seen >= 10
+    assert seen >= 9
 
 
 @pytest.mark.parametrize(("name", "budget", "most_extra"), [
@@ -135,7 +135,7 @@ def test_firmware_within_a_budget_equals_micro(name: str, budget: str, most_extr
         np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
     assert result.sizes["bss"] <= parse_bytes(budget)
     constants = [sum(array.nbytes for _, array in found.unit.constants.values()) for found in (compiled, whole)]
-    assert constants[0] <= 1.07 * constants[1], "weights are there once for each order kernels read them in"
+    assert constants[0] <= 1.002 * constants[1], "stripes share their weights; the border may have a bias of its own"
     assert len(compiled.unit.kernels) <= 2 * len(whole.unit.kernels), "stripes of one shape share a kernel"
     stripes = build.manifest["stripes"]
     assert sum(entry["extra_macs"] for entry in stripes) == extra and build.manifest["memory_budget"]

@@ -75,13 +75,14 @@ def _kernel_calls(
     calls: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     known: dict[tuple[str, bytes], str] = {}
+    lanes = _common_lanes(program, target)
     for index, statement in enumerate(program.statements):
         if not isinstance(statement, Call):
             continue
         layer = program.layers[statement.layer]
         name, instructions = f"{model}_{layer}_kernel", target.core.instructions
         over = overwritten(statement, program.buffers)
-        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions, over)
+        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions, over, lanes.get(index))
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:
@@ -92,6 +93,25 @@ def _kernel_calls(
                 constants.setdefault(names[parameter.value], (parameter.c_type, array))
         calls[index] = (kernel, names)
     return calls, tuple(shared.values())
+
+
+def _common_lanes(program: Program, target: Target) -> dict[int, int]:
+    """Statement index -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
+    are, share them as the largest of these calls wants them."""
+    groups: dict[bytes, list[int]] = {}
+    for index, statement in enumerate(program.statements):
+        if isinstance(statement, Call) and statement.graph.constants:
+            largest = max(statement.graph.constants.values(), key=lambda array: array.nbytes)
+            groups.setdefault(largest.tobytes(), []).append(index)
+    found: dict[int, int] = {}
+    for same in (group for group in groups.values() if len(group) > 1):
+        calls = {i: s for i in same if isinstance(s := program.statements[i], Call)}
+        call = max(calls.values(), key=lambda call: call.result.type.elements)
+        accumulators = instruction_set(target.core.isa).accumulators
+        kernel = kernels.generate(as_it_lies(call), "kernel", accumulators, target.core.instructions)
+        if kernel.lanes is not None:
+            found.update(dict.fromkeys(same, kernel.lanes))
+    return found
 
 
 def as_it_lies(call: Call) -> Graph:

@@ -306,6 +306,7 @@ def write_sums(region: Region, scope: Scope, products: Products) -> Callable[[st
     columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = scope.accumulators // (2 if sums.kind == "int64_t" else 1)
-    block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1)
+    block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1, lanes=scope.lanes)
+    scope.lanes = block.lanes
     kernel = _Convolution(region, scope, window, sums, groups, block.lanes)
     return lambda name: kernel.write(name, block.pixels)

@@ -88,6 +88,7 @@ def _write(
     accumulators: int,
     instructions: Sequence[CoreInstruction] = (),
     overwritten: str | None = None,
+    lanes: int | None = None,
 ) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
@@ -110,7 +111,7 @@ def _write(
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
-    scope = Scope(graph, accumulators, overwritten)
+    scope = Scope(graph, accumulators, overwritten, lanes)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
@@ -119,8 +120,9 @@ def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKe
     key = source if name == "kernel" else "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
+    lanes = None if loops.write is not None else scope.lanes
     return CoreKernel(
-        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes
+        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes, lanes
     )
 
 
@@ -155,6 +157,7 @@ def generate(
     accumulators: int = 16,
     instructions: Sequence[CoreInstruction] = (),
     overwritten: str | None = None,
+    lanes: int | None = None,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -165,12 +168,13 @@ def generate(
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
         overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
+        lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions, overwritten)
+        return _write(graph, name, accumulators, instructions, overwritten, lanes)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

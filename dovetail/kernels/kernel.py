@@ -62,6 +62,8 @@ class CoreKernel:
     """Names of the core's own instructions in it."""
     notes: tuple[str, ...] = ()
     """Why instructions of the core are not used in it, one sentence each."""
+    lanes: int | None = None
+    """Output channels a sum-of-products kernel computes together, which is the order of its weights; else None."""
 
 
 @dataclass

@@ -51,6 +51,8 @@ class Scope:
     """Sums there are registers for."""
     overwritten: str | None = None
     """The region input the result is written over."""
+    lanes: int | None = None
+    """Output channels a sum-of-products kernel computes together: asked for, and once chosen what they are."""
     constants: Constants = field(default_factory=Constants)
     _inputs: dict[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], str] = field(default_factory=dict)
