@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,14 +15,19 @@ from dovetail.cli.commands import parse_bytes
 from dovetail.cli.main import main
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, reserved, sample_inputs
 from dovetail.emit import write_project
-from dovetail.errors import DovetailError, PlanError, TargetError
-from dovetail.graph.graph import Graph, evaluate, verify
+from dovetail.errors import DovetailError, PlanError, ProgramError, TargetError
+from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.graph.trim import trim
+from dovetail.graph.types import DType, TensorType
 from dovetail.layout import choose_layouts
+from dovetail.operators.arithmetic import Clip
+from dovetail.operators.linear import Conv2d
 from dovetail.partition import partition
 from dovetail.plan import plan
 from dovetail.plan.allocate import Placement
 from dovetail.program.interpret import interpret
+from dovetail.program.ir import Call, Role
+from dovetail.program.verify import verify as verify_program
 from dovetail.run import open_build, run_build
 from dovetail.stripe import Striped, Striping
 from dovetail.stripe.search import Search
@@ -49,7 +55,7 @@ def some(frontier: list[Striped]) -> list[Striped]:
     return [frontier[place] for place in places if 0 < place < len(frontier)]
 
 
-@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("group", range(2))
 def test_random_networks_in_stripes(group: int) -> None:
     """Exact, never beyond the budget, and as large as the search says, counted by the planner from the statements."""
     cut = tight = 0
@@ -81,6 +87,43 @@ def test_random_networks_in_stripes(group: int) -> None:
             tight += placed.peak == placed.lower_bound
     print(f"{cut} networks in stripes, {tight} placed in as little as is alive")
     assert cut >= 2 and tight >= cut // 2
+
+
+def one_convolution() -> Graph:
+    """1x1, 16 rows of 128 bytes in and out, then one of stride 2, so that the network ends small."""
+    builder = GraphBuilder("rows")
+    value = builder.input("x", TensorType((1, 16, 16, 8), DType.INT8))
+    for stride in (1, 8):
+        weights = builder.constant("w", np.full((8, 1, 1, 8), 2, np.int8))
+        value = builder.add(Conv2d((stride, stride), input_zero_point=1), [value, weights])
+        value = builder.add(Clip(-128, 127, DType.INT8), [value])
+    return builder.finish([value])
+
+
+def test_rows_of_the_operand_give_way_to_those_of_the_result() -> None:
+    """Counted by hand: 2,048 bytes in, 2,048 out, and never more than one of them and a row of 128 bytes."""
+    graph = one_convolution()
+    compiled = compile_graph(graph, RISCV, Options(memory_budget=2_176))
+    assert ram(compile_graph(graph, RISCV, Options())).peak == 4_096
+    assert compiled.striped is not None and compiled.striped.extra_macs == 0
+    assert ram(compiled).peak <= 2_176
+    with pytest.raises(PlanError, match="at least 2176 bytes, 2112 more than the memory budget of 64"):
+        compile_graph(graph, RISCV, Options(memory_budget=64))
+
+
+def test_the_verifier_sees_rows_that_are_still_wanted() -> None:
+    """A result placed a row too high lies over rows of the operand that have not been read."""
+    compiled = compile_graph(one_convolution(), RISCV, Options(memory_budget=2_176))
+    program = compiled.plan.program
+    verify_program(program, RISCV)
+    (start,) = (b for b in program.buffers.values() if b.role is Role.INPUT)
+    calls = [s for s in program.statements if isinstance(s, Call)]
+    joint = program.buffers[calls[0].result.buffer]
+    assert joint.address is not None and start.address is not None
+    nearer = 128 if joint.address < start.address else -128
+    moved = replace(joint, address=joint.address + nearer)
+    with pytest.raises(ProgramError, match="overlap"):
+        verify_program(replace(program, buffers={**program.buffers, joint.name: moved}), RISCV)
 
 
 def test_the_search_is_exact() -> None:
