@@ -132,6 +132,7 @@ def compile_graph(
     Raises:
         DovetailError: as `compile_model`.
     """
+
     def attempt(chosen: Graph) -> tuple[Placed, Plan]:
         """The stages from the graph to the program."""
         progress("partitioning")
@@ -141,11 +142,7 @@ def compile_graph(
         progress("planning tiles, order and addresses")
         return placed, plan(placed, target, reserved(chosen, target), near)
 
-    striped: Striped | None = None
-    if options.memory_budget is None:
-        placed, planned = attempt(graph)
-    else:
-        placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
@@ -157,15 +154,21 @@ def compile_graph(
 
 
 def _within(
-    graph: Graph, target: Target, budget: int, attempt: Callable[[Graph], tuple[Placed, Plan]], progress: Progress
+    graph: Graph,
+    target: Target,
+    budget: int | None,
+    attempt: Callable[[Graph], tuple[Placed, Plan]],
+    progress: Progress,
 ) -> tuple[Placed, Plan, Striped | None]:
-    """A plan whose activations take no more than a budget, in stripes where they must.
+    """A plan whose activations take no more than a budget, if there is one, in stripes where they must.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
 
     Raises:
         PlanError: there is none; says how far away it is.
     """
+    if budget is None:
+        return (*attempt(graph), None)
     striping = Striping(graph, target)
     placed, planned = attempt(graph)
     best, found = (_peak(planned, target), striping.whole()), striping.within(budget)

@@ -50,7 +50,6 @@ def compile_to(
     memory_budget: str | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
-    budget = None if memory_budget is None else parse_bytes(memory_budget)
     if folder.exists() and not force:
         raise BuildError(
             f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
@@ -63,7 +62,7 @@ def compile_to(
         from dovetail.operators.arithmetic import Rounding
         from dovetail.targets import load_target
 
-        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float, budget)
+        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float, _bytes(memory_budget))
         compiled = compile_model(model, load_target(target_name), options, report)
         dumped = 0
         if dump_folder is not None:
@@ -104,6 +103,10 @@ def _stripes(striped: Striped, macs: int) -> str:
     """What is computed in stripes, and what it costs; `macs` is all there is to compute, with stripes."""
     before = macs - striped.extra_macs
     return f"for the memory budget {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
+
+
+def _bytes(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text)
 
 
 def parse_bytes(text: str) -> int:
@@ -165,7 +168,7 @@ def explain(
         from dovetail.targets import load_target
 
         target = load_target(target_name)
-        options = Options(policy, memory_budget=None if memory_budget is None else parse_bytes(memory_budget))
+        options = Options(policy, memory_budget=_bytes(memory_budget))
         graph = prepare(model, target, options, report)
         regions, striped = partition(graph, target), None
         if options.memory_budget is not None:

@@ -48,26 +48,18 @@ class Segment:
 
 def cuts(graph: Graph, regions: Sequence[Region]) -> list[Cut]:
     """All of them, in order; the last, behind all regions, stands for the network's end."""
-    seen = {value: value for value in graph.inputs}
-    for region in regions:
-        seen[region.output] = seen[region.graph.inputs[0]] if region.is_view else region.output
-    last: dict[str, int] = {}
-    for index, region in enumerate(regions):
-        for value in region.graph.inputs:
-            last[seen[value]] = index
-    found, held = [], 0
-    for place in range(len(regions)):
-        if place and regions[place - 1].output in graph.outputs:
-            held += graph.types[regions[place - 1].output].nbytes
-        made = {*graph.inputs, *(region.output for region in regions[:place] if not region.is_view)}
-        alive = [value for value in made if last.get(value, -1) >= place]
-        after = regions[place - 1].output if place else alive[0] if alive else ""
-        if len(alive) == 1 and alive[0] == seen.get(after) and alive[0] not in graph.outputs:
-            found.append(Cut(place, after, held))
-    end = regions[-1].output
+    found: list[Cut] = []
+    held = 0
+    known = set(graph.inputs)
+    for place, region in enumerate(regions):
+        read = {value for later in regions[place:] for value in later.graph.inputs if value in known}
+        if len(read) == 1 and read.isdisjoint(graph.outputs):
+            found.append(Cut(place, min(read), held))
+        known.add(region.output)
+        held += graph.types[region.output].nbytes if region.output in graph.outputs else 0
     if not found or found[0].after:
         found.insert(0, Cut(0, "", 0))
-    return [*found, Cut(len(regions), end, held + (graph.types[end].nbytes if end in graph.outputs else 0))]
+    return [*found, Cut(len(regions), regions[-1].output, held)]
 
 
 @dataclass
@@ -80,16 +72,17 @@ class Costs:
 
     def whole(self, first: int) -> Segment:
         """The segment from a cut to the next one, not cut."""
-        regions = self.bands.regions[self.cuts[first].after : self.cuts[first + 1].after]
-        return Segment(first, first + 1, (), sum(region.macs for region in regions))
+        return Segment(first, first + 1, (), sum(region.macs for region in self._between(first, first + 1)))
 
     def striped(self, first: int, last: int) -> Iterator[Segment]:
-        """The segment between two cuts in every number of stripes that differs; none where it cannot be cut."""
+        """The segment between two cuts in every number of stripes that differs, from the top and from the bottom; none
+        where it cannot be cut."""
         types = self.bands.graph.types
         if not self.cuts[first].value:
             return
         start, end = types[self.cuts[first].value], types[self.cuts[last].value]
-        if not can_be_cut(start) or not can_be_cut(end) or self.cuts[last].value in self.bands.graph.outputs:
+        made = {region.output for region in self._between(first, last)}
+        if not can_be_cut(start) or not can_be_cut(end) or not made.isdisjoint(self.bands.graph.outputs):
             return
         rows, heights = end.shape[1], dict.fromkeys(-(-end.shape[1] // n) for n in range(2, end.shape[1] + 1))
         for height in heights:
@@ -137,7 +130,7 @@ class Costs:
 
     def _whole_peak(self, segment: Segment) -> int:
         types, place = self.bands.graph.types, self.cuts[segment.first]
-        regions = self.bands.regions[place.after : self.cuts[segment.last].after]
+        regions = self._between(segment.first, segment.last)
         last = {value: index for index, region in enumerate(regions) for value in region.graph.inputs}
         names = {region.output: region.graph.inputs[0] for region in regions if region.is_view}
         for value, source in reversed(names.items()):
@@ -159,31 +152,31 @@ class Costs:
         """Rows of the first value die when their last stripe has read them, those of the last one are born in turn."""
         types, source = self.bands.graph.types, self.cuts[segment.first].value
         result, start = self.cuts[segment.last].value, self.cuts[segment.first].after
-        size = {region.output: row_bytes(types[region.output]) for region in self._regions(segment)}
+        regions = self._between(segment.first, segment.last)
+        size = {region.output: row_bytes(types[region.output]) for region in regions}
+        readers = {value: index for index, region in enumerate(regions) for value in region.graph.inputs}
         steps: list[tuple[int, Rows | None]] = []
         done = 0
         for band in segment.bands:
             needs = self.needs(segment.first, segment.last, band)
             assert needs is not None
             alive: dict[str, int] = {}
-            readers = {value: i for i, region in enumerate(self._regions(segment)) for value in region.graph.inputs}
-            for index, region in enumerate(self._regions(segment)):
+            for index, region in enumerate(regions):
                 rows = needs[region.output]
                 made = size[region.output] * (rows[1] - rows[0])
-                before = sum(alive.values()) + size[result] * done
-                over = self.bands.replaced(start + index)
+                over, own = self.bands.replaced(start + index), self.bands.band(start + index, rows)
                 dies = over is not None and readers[over] == index and alive.get(over) == made
                 saved = made if dies and region.output != result else 0
-                own = self.bands.band(start + index, rows)
                 assert own is not None
-                steps.append((before + made - saved, dict(own.reads).get(source)))
+                held = sum(alive.values()) + size[result] * done + made - saved
+                steps.append((held, dict(own.reads).get(source)))
                 alive[region.output] = made
-                alive = {value: held for value, held in alive.items() if readers.get(value, -1) > index}
+                alive = {value: most for value, most in alive.items() if readers.get(value, -1) > index}
             done += band[1] - band[0]
         return _most(steps, types[source].shape[1], row_bytes(types[source]))
 
-    def _regions(self, segment: Segment) -> tuple[Region, ...]:
-        return self.bands.regions[self.cuts[segment.first].after : self.cuts[segment.last].after]
+    def _between(self, first: int, last: int) -> tuple[Region, ...]:
+        return self.bands.regions[self.cuts[first].after : self.cuts[last].after]
 
 
 def _most(steps: Sequence[tuple[int, Rows | None]], rows: int, size: int) -> int:
