@@ -127,7 +127,7 @@ def test_the_verifier_sees_rows_that_are_still_wanted() -> None:
 
 
 def test_values_given_out_stay_whole() -> None:
-    """What the network gives from its middle is no place to cut and lies there to the end; 64 bytes are for alignment."""
+    """What the network gives from its middle is no place to cut and stays to the end; 64 bytes are for alignment."""
     for seed in range(3):
         graph = trim(random_network(seed))
         middle = [node.output for node in graph.nodes if isinstance(node.operator, Clip)]
