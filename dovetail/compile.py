@@ -16,6 +16,7 @@ from dovetail.errors import ModelError, TargetError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
+from dovetail.graph.trim import trim
 from dovetail.graph.types import Array
 from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
@@ -26,11 +27,15 @@ from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.stripe import Striped, Striping, refuse
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
 CODE_RESERVE = 24 * 1024
 """Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
+
+_CLOSE = 4
+"""Plans tried with a little less each, before less by half of what is missing."""
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
@@ -54,6 +59,8 @@ class Options:
     """Compute in float32 on the core what the model does not quantise; without it such a model is refused."""
     optimize: Optimize = Optimize.SPEED
     """What the code of the core is made for."""
+    memory_budget: int | None = None
+    """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class Compiled:
     plan: Plan
     unit: Unit
     project: Project
+    striped: Striped | None = None
+    """What is computed in stripes to fit the memory budget; None where none was needed."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -75,7 +84,7 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     graph = simplify(load_model(model))
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = quantize(graph, options.rounding, options.allow_float)
+    graph = trim(quantize(graph, options.rounding, options.allow_float))
     stages.add("integer", graph, lsb=1)
     progress(f"adapting to {target.name}")
     return adapt(graph, _policy(target, options), stages.add)
@@ -126,20 +135,65 @@ def compile_graph(
     Raises:
         DovetailError: as `compile_model`.
     """
-    progress("partitioning")
-    regions = choose(partition(graph, target), choices or {}, target)
-    progress("choosing layouts")
-    placed = choose_layouts(graph, regions, target, near)
-    progress("planning tiles, order and addresses")
-    planned = plan(placed, target, reserved(graph, target), near)
+
+    def attempt(chosen: Graph) -> tuple[Placed, Plan]:
+        """The stages from the graph to the program."""
+        progress("partitioning")
+        regions = choose(partition(chosen, target), choices or {}, target)
+        progress("choosing layouts")
+        placed = choose_layouts(chosen, regions, target, near)
+        progress("planning tiles, order and addresses")
+        return placed, plan(placed, target, reserved(chosen, target), near)
+
+    placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
-        check_program(planned.program, target, placed.graph, sample_inputs(graph))
+        check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned))
-    return Compiled(placed.graph, placed.regions, planned, unit, project)
+    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+
+
+def _within(
+    graph: Graph,
+    target: Target,
+    budget: int | None,
+    attempt: Callable[[Graph], tuple[Placed, Plan]],
+    progress: Progress,
+) -> tuple[Placed, Plan, Striped | None]:
+    """A plan whose activations take no more than a budget, if there is one, in stripes where they must.
+
+    What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
+
+    Raises:
+        PlanError: there is none; says how far away it is.
+    """
+    if budget is None:
+        return (*attempt(graph), None)
+    striping = Striping(graph, target)
+    placed, planned = attempt(graph)
+    best, found = (_peak(planned, target), striping.whole()), striping.within(budget)
+    if best[0] <= budget:
+        return placed, planned, None
+    tries = 0
+    while found is not None:
+        progress(f"computing in stripes: {found.describe()}")
+        placed, planned = attempt(found.graph)
+        over = _peak(planned, target) - budget
+        if over <= 0:
+            return placed, planned, found
+        best = min(best, (budget + over, found), key=lambda known: known[0])
+        tries += 1
+        found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
+    smallest = striping.smallest()
+    peak = _peak(attempt(smallest.graph)[1], target)
+    raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
+
+
+def _peak(planned: Plan, target: Target) -> int:
+    return next(placement.peak for placement in planned.placements if placement.memory == target.values)
 
 
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
@@ -205,7 +259,12 @@ def reserved(graph: Graph, target: Target) -> dict[str, int]:
 
 
 def _manifest(
-    model: Path | None, target: Target, options: Options, placed: Placed, planned: Plan
+    model: Path | None,
+    target: Target,
+    options: Options,
+    placed: Placed,
+    planned: Plan,
+    striped: Striped | None = None,
 ) -> dict[str, Any]:
     layers = [
         {
@@ -234,4 +293,6 @@ def _manifest(
         "rounding": options.rounding.value,
         "layers": layers,
         "memory": memory,
+        "memory_budget": options.memory_budget,
+        "stripes": striped.to_json() if striped else [],
     }

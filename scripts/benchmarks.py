@@ -43,6 +43,13 @@ NETWORKS = {
 }
 """File -> name, and cycles per inference of GAP9 silicon: 240 MHz over the median throughput of MLPerf Tiny v1.0
 (mlcommons/tiny_results_v1.0, closed/greenwaves-technologies, gap9_650_240)."""
+BUDGETS: dict[str, tuple[int | None, ...]] = {
+    "ad_autoencoder": (None,),
+    "ic_resnet8": (None, 32_768, 28_672, 24_576, 20_480),
+    "kws_dscnn": (None, 12_800, 9_600),
+    "vww_mobilenetv1": (None, 36_864, 32_768, 28_672),
+}
+"""Memory budgets measured, bytes; None for none."""
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 COLD = """
 import sys
@@ -67,9 +74,12 @@ def model_file(network: str) -> Path:
     return SHARED / "models" / "mlperf_tiny" / f"{network}_int8.tflite"
 
 
-def measure(network: str, target: str, policy: str | None, optimize: Optimize = Optimize.SPEED) -> Measured:
+def measure(
+    network: str, target: str, policy: str | None, optimize: Optimize = Optimize.SPEED, budget: int | None = None
+) -> Measured:
     """Compile, build and run one inference; raises RuntimeError when the firmware differs from the integer graph."""
-    compiled = compile_model(model_file(network), load_target(target), Options(policy, optimize=optimize))
+    options = Options(policy, optimize=optimize, memory_budget=budget)
+    compiled = compile_model(model_file(network), load_target(target), options)
     given = sample_inputs(compiled.graph)
     with tempfile.TemporaryDirectory() as folder:
         write_project(compiled.project, Path(folder) / "build")
@@ -174,6 +184,27 @@ def size_table() -> list[str]:
     return ["### `--optimize speed` and `size`: bytes of .text, instructions per MAC", "", *table(head, rows)]
 
 
+def budget(network: str, most: int | None) -> list[object]:
+    """A row on a core alone: the memory budget, bytes alive and placed, multiply-accumulates more, text and rodata."""
+    measured = measure(network, "riscv", None, budget=most)
+    striped, sizes = measured.compiled.striped, measured.result.sizes
+    placed = {p.memory: p for p in measured.compiled.plan.placements}["ram"]
+    extra = striped.extra_macs if striped else 0
+    macs = sum(macs_by_origin(measured.compiled.graph).values()) - extra
+    instructions = measured.result.simulation.inferences[0].instructions or 0
+    stripes = sum(segment.count for segment in striped.stripes) if striped else 0
+    return [most or "none", placed.lower_bound, placed.peak, stripes, f"{100 * extra / macs:.2f} %", instructions,
+            sizes["text"], sizes["rodata"]]  # fmt: skip
+
+
+def budget_table() -> list[str]:
+    """The activations of a core alone: whole, and in stripes within memory budgets."""
+    rows = [[name, *budget(network, most)] for network, (name, _) in NETWORKS.items() for most in BUDGETS[network]]
+    header = ["network", "memory budget", "bytes alive", "peak", "stripes", "more MACs", "instructions", "text",
+              "rodata"]  # fmt: skip
+    return ["### `--target riscv --memory-budget`", "", *table(header, rows)]
+
+
 def busy(measured: Measured, device: str) -> int:
     """Cycles in which a device worked."""
     activities = measured.result.simulation.inferences[0].activities.get(device, ())
@@ -250,7 +281,7 @@ def device_table() -> list[str]:
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "riscv": partial(core_table, "riscv"), "dot4": partial(core_table, "riscv_dot4"),
-    "cortex_m4": partial(core_table, "cortex_m4"), "size": size_table,
+    "cortex_m4": partial(core_table, "cortex_m4"), "size": size_table, "budget": budget_table,
     "engine": engine_tables, "exact": exact_table, "vta": vta_table, "device": device_table,
 }  # fmt: skip
 

@@ -22,8 +22,9 @@ from dovetail.operators.movement import Pad, Reshape
 from dovetail.partition import partition
 from dovetail.plan import Plan, plan
 from dovetail.plan.allocate import Order, lifetimes
+from dovetail.program.in_place import overwritten
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Copy, Launch, Role
+from dovetail.program.ir import Call, Copy, Launch, Role
 from dovetail.program.printer import print_program
 from dovetail.program.verify import verify
 from dovetail.target import Target
@@ -142,6 +143,9 @@ def check_placement(found: Plan, target: Target) -> None:
     program = found.program
     spans = lifetimes(program.statements, program.buffers, program.dma)
     order = Order(program.statements, program.dma)
+    calls = [statement for statement in program.statements if isinstance(statement, Call)]
+    over = [(call, overwritten(call, program.buffers)) for call in calls]
+    in_place = {frozenset((call.result.buffer, call.operands[name].buffer)) for call, name in over if name}
     for placement in found.placements:
         memory = target.memory(placement.memory)
         assert placement.lower_bound <= placement.peak <= memory.size
@@ -152,6 +156,7 @@ def check_placement(found: Plan, target: Target) -> None:
             assert a.address is not None and b.address is not None
             apart = a.address + a.nbytes <= b.address or b.address + b.nbytes <= a.address
             sequential = order.before(spans[a.name], spans[b.name]) or order.before(spans[b.name], spans[a.name])
+            sequential |= frozenset((a.name, b.name)) in in_place
             assert apart or sequential, f"{a.name} and {b.name} are in use together and overlap"
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.console import note, output, progress, say
-from dovetail.errors import BuildError
+from dovetail.errors import BuildError, ModelError
 
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.stripe import Striped
     from dovetail.target import Target
 
 _NEEDED = (
@@ -46,6 +48,7 @@ def compile_to(
     dump_folder: Path | None = None,
     allow_float: bool = False,
     optimize: str = "speed",
+    memory_budget: str | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -61,7 +64,10 @@ def compile_to(
         from dovetail.operators.arithmetic import Rounding
         from dovetail.targets import load_target
 
-        options = Options(policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize))
+        budget = _bytes(memory_budget)
+        options = Options(
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget
+        )
         compiled = compile_model(model, load_target(target_name), options, report)
         dumped = 0
         if dump_folder is not None:
@@ -84,7 +90,7 @@ def compile_to(
 
 def _summary(compiled: Compiled) -> str:
     """One sentence: what went where and what memory it needs."""
-    regions = [region for region in compiled.regions if not region.is_view]
+    regions = [region for region in compiled.regions if not region.is_view and not region.still]
     offloaded = [region for region in regions if region.engine is not None]
     macs = sum(region.macs for region in regions)
     share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
@@ -93,7 +99,31 @@ def _summary(compiled: Compiled) -> str:
         for use in compiled.plan.placements
         if use.peak
     )
-    return f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine; {memory}"
+    stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
+    where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
+    return f"{where}; {memory}{stripes}"
+
+
+def _stripes(striped: Striped, macs: int) -> str:
+    """What is computed in stripes, and what it costs; `macs` is all there is to compute, with stripes."""
+    before = macs - striped.extra_macs
+    return f"for the memory budget {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
+
+
+def _bytes(text: str | None) -> int | None:
+    return None if text is None else parse_bytes(text)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: digits, and K for 1024 of them or M for 1024 K.
+
+    Raises:
+        ModelError: it is not one.
+    """
+    match = re.fullmatch(r"(\d+)\s*([KkMm]?)(?:i?[Bb])?", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ModelError(f"'{text}' is not a number of bytes", hint="such as 32768 or 32K")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]
 
 
 def run_folder(
@@ -133,23 +163,33 @@ def run_folder(
     print_report(report, output())
 
 
-def explain(model: Path, target_name: str, policy: str | None, as_json: bool) -> None:
+def explain(
+    model: Path, target_name: str, policy: str | None, as_json: bool, memory_budget: str | None = None
+) -> None:
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
-        from dovetail.compile import Options, prepare
+        from dovetail.compile import Options, compile_graph, prepare
         from dovetail.partition import partition
         from dovetail.targets import load_target
 
         target = load_target(target_name)
-        graph = prepare(model, target, Options(policy), report)
-        regions = partition(graph, target)
+        options = Options(policy, memory_budget=_bytes(memory_budget))
+        graph = prepare(model, target, options, report)
+        regions, striped = partition(graph, target), None
+        if options.memory_budget is not None:
+            compiled = compile_graph(graph, target, options, report, interpret=False)
+            regions, striped = compiled.regions, compiled.striped
         rows = _placements(regions, target)
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
+        if options.memory_budget is not None:
+            described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
+    if striped is not None:
+        say(_stripes(striped, sum(region.macs for region in regions)))
 
 
 def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
@@ -165,7 +205,7 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
             "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
-            if own and region.place == "core" and not region.is_view
+            if own and region.place == "core" and not region.is_view and not region.still
             else [],
         }
         for region in regions
@@ -175,6 +215,8 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
 def _reason(region: Region) -> str:
     if region.is_view:
         return "nothing is computed: the same bytes under another shape"
+    if region.still:
+        return "nothing is copied: rows lie where they belong"
     if region.mover:
         return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
     if region.engine is None and not region.reason:

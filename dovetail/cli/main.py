@@ -93,6 +93,14 @@ def compile_command(
     tuning: Annotated[
         Path | None, typer.Option(help="A tuning file made by dovetail tune for this model.", show_default=False)
     ] = None,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES|32K",
+            help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
+            show_default=False,
+        ),
+    ] = None,
     dump: Annotated[
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
@@ -104,7 +112,7 @@ def compile_command(
     """
     from dovetail.cli import commands
 
-    stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value)
+    stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
     commands.compile_to(model, target, build, requant, rounding.value, *stages)
 
 
@@ -147,6 +155,10 @@ def explain(
     target: TargetName,
     requant: Requant = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
+    ] = None,
 ) -> None:
     """Show where every operator goes and, if not to an engine, why.
 
@@ -154,7 +166,7 @@ def explain(
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json)
+    commands.explain(model, target, requant, as_json, memory_budget)
 
 
 @app.command()

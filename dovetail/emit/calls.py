@@ -14,6 +14,7 @@ from dovetail.graph.layout import physical_shape
 from dovetail.graph.types import Array, TensorType
 from dovetail.kernels import CoreKernel, Optimize, Parameter
 from dovetail.kernels.kernel import declarations
+from dovetail.program.in_place import overwritten
 from dovetail.program.ir import Call, Program
 from dovetail.target.description import Target
 
@@ -79,7 +80,16 @@ def kernel_calls(
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
     little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
     functions = [f"{stem}_kernel" for stem in stems]
-    made = kernels.generate_all(graphs, functions, little, accumulators, target.core.instructions)
+    over = {place: overwritten(call, program.buffers) for place, call in enumerate(calls.values())}
+    made = kernels.generate_all(
+        graphs,
+        functions,
+        little,
+        accumulators,
+        target.core.instructions,
+        {place: value for place, value in over.items() if value is not None},
+        _common_lanes(graphs, list(calls.values()), accumulators, target),
+    )
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
@@ -87,6 +97,25 @@ def kernel_calls(
         known = replace(kernel, name=shared.setdefault(_text(kernel), kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
+
+
+def _common_lanes(
+    graphs: Sequence[Graph], calls: Sequence[Call], accumulators: int, target: Target
+) -> dict[int, int]:
+    """Index of a call -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
+    are, share them as the largest of these calls wants them."""
+    groups: dict[bytes, list[int]] = {}
+    for index, graph in enumerate(graphs):
+        if graph.constants:
+            largest = max(graph.constants.values(), key=lambda array: array.nbytes)
+            groups.setdefault(largest.tobytes(), []).append(index)
+    found: dict[int, int] = {}
+    for same in (group for group in groups.values() if len(group) > 1):
+        index = max(same, key=lambda index: calls[index].result.type.elements)
+        kernel = kernels.generate(graphs[index], "kernel", accumulators, target.core.instructions)
+        if kernel.lanes is not None:
+            found.update(dict.fromkeys(same, kernel.lanes))
+    return found
 
 
 def _numbered(stems: Sequence[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """C99 kernels that compute a region of the integer graph on the core."""
 
-from dovetail.kernels.core import generate, supports, unused_instructions
+from dovetail.kernels.core import generate, may_overwrite, supports, unused_instructions
 from dovetail.kernels.epilogue import is_pointwise
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Optimize, Parameter
@@ -17,6 +17,7 @@ __all__ = [
     "generate_all",
     "helper_source",
     "is_pointwise",
+    "may_overwrite",
     "needed_helpers",
     "supports",
     "unused_instructions",

@@ -34,7 +34,7 @@ def _cost(block: Blocking, outputs: int, columns: int, groups: int, others: int)
 
 
 def choose_blocking(
-    outputs: int, columns: int, rows: int, others: int, accumulators: int, whole: bool = False
+    outputs: int, columns: int, rows: int, others: int, accumulators: int, whole: bool = False, lanes: int | None = None
 ) -> Blocking:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -45,11 +45,14 @@ def choose_blocking(
         others: output pixels besides these.
         accumulators: sums there are registers for.
         whole: when True the channels of a block must divide `outputs`.
+        lanes: the channels of a block, where they are given and there are registers for them.
     """
     candidates = [
-        Blocking(pixels, lanes)
+        Blocking(pixels, count)
         for pixels in range(1, min(_MOST_PIXELS, max(columns, 1), accumulators) + 1)
-        for lanes in range(1, min(_MOST_LANES, outputs, accumulators // pixels) + 1)
-        if not whole or outputs % lanes == 0
+        for count in range(1, min(_MOST_LANES, outputs, accumulators // pixels) + 1)
+        if (not whole or outputs % count == 0) and lanes in (None, count)
     ]
+    if not candidates:
+        return choose_blocking(outputs, columns, rows, others, accumulators, whole)
     return min(candidates, key=lambda block: (_cost(block, outputs, columns, rows, others), block.pixels * block.lanes))

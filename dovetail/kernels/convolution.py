@@ -323,5 +323,6 @@ def choose_sums(region: Region, scope: Scope, products: Products) -> tuple[_Conv
     columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
-    block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1)
+    block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1, lanes=scope.lanes)
+    scope.lanes = block.lanes
     return _Convolution(region, scope, window, sums, groups, block.lanes), block.pixels

@@ -86,19 +86,25 @@ PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
 """Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
 
 
+ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
+"""Anchors whose kernels compute every element of the result once; of a depthwise one, columns may be computed twice."""
+
+
 def _write(
     graph: Graph,
     name: str,
     accumulators: int,
     instructions: Sequence[CoreInstruction] = (),
     border: Border | None = None,
+    overwritten: str | None = None,
+    lanes: int | None = None,
 ) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
     real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
     if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
-        scope = Scope(graph, accumulators)
+        scope = Scope(graph, accumulators, overwritten)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
             found = write_scheduled(region, scope, products, instructions)
@@ -114,18 +120,27 @@ def _write(
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
-    scope = Scope(graph, accumulators, border=border)
+    scope = Scope(graph, accumulators, overwritten, lanes, border=border)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
 def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKernel:
     source = "\n".join(writer(name)) + "\n"
-    key = "\n".join(writer("kernel")) + "\n"
+    key = source if name == "kernel" else "\n".join(writer("kernel")) + "\n"
     helpers = needed_helpers(source)
     constants = scope.constants.arrays
-    block = scope.border.block if scope.border else None
     return CoreKernel(
-        name, source, scope.parameters(), constants, helpers, 0, key, loops.declarations, loops.used, loops.notes, block
+        name,
+        source,
+        scope.parameters(),
+        constants,
+        helpers,
+        key=key,
+        declarations=loops.declarations,
+        instructions=loops.used,
+        notes=loops.notes,
+        block=scope.border.block if scope.border else None,
+        lanes=None if loops.write is not None else scope.lanes,
     )
 
 
@@ -136,6 +151,13 @@ def supports(graph: Graph) -> str | None:
     except Unsupported as refusal:
         return str(refusal)
     return None
+
+
+def may_overwrite(graph: Graph) -> bool:
+    """True when a region's kernel may be written over an operand that is read only at the place of each element: it
+    computes no element twice, and reads what an element is made from before it writes it."""
+    anchor = split(graph).anchor
+    return anchor is None or isinstance(anchor.operator, ONCE)
 
 
 def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
@@ -153,6 +175,8 @@ def generate(
     accumulators: int = 16,
     instructions: Sequence[CoreInstruction] = (),
     border: Border | None = None,
+    overwritten: str | None = None,
+    lanes: int | None = None,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -163,12 +187,14 @@ def generate(
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
         border: the function that computes single pixels where others are computed together; None: one of its own.
+        overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
+        lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions, border)
+        return _write(graph, name, accumulators, instructions, border, overwritten, lanes)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

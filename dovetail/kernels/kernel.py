@@ -37,6 +37,14 @@ class Parameter:
     """C type of one element."""
     is_constant: bool
     """True when the kernel's own compile-time constants hold the elements."""
+    overlaps: bool = False
+    """True for the output and the operand it is written over: neither is `restrict`."""
+
+    @property
+    def declaration(self) -> str:
+        """C text of the parameter; all but the output point to constants."""
+        const, restrict = "" if self.name == "output" else "const ", "" if self.overlaps else "restrict "
+        return f"{const}{self.c_type} *{restrict}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class CoreKernel:
 
     The function is `static void name(OUT *restrict output, const A *restrict input, ..., const W *restrict weights,
     ...)`: the arguments follow `parameters`. Arrays are dense and row-major; every array starts at a multiple of 8
-    bytes and the output overlaps no operand.
+    bytes and the output overlaps no operand, but for the one it may have been asked to be written over.
     """
 
     name: str
@@ -99,6 +107,8 @@ class CoreKernel:
     """Why instructions of the core are not used in it, one sentence each."""
     block: Block | None = None
     """What the parameter `layer` points to, where the function, or one it calls, is shared by layers."""
+    lanes: int | None = None
+    """Output channels a sum-of-products kernel computes together, which is the order of its weights; else None."""
     shared: str = ""
     """C text of the function shared by layers that this one calls; it stands before both."""
 
@@ -134,11 +144,8 @@ def c_type(dtype: DType) -> str:
 
 
 def declarations(parameters: Sequence[Parameter]) -> list[str]:
-    """The C declarations of parameters; all but the output point to constants."""
-    return [
-        f"{'' if parameter.name == 'output' else 'const '}{parameter.c_type} *restrict {parameter.name}"
-        for parameter in parameters
-    ]
+    """The C declarations of parameters."""
+    return [parameter.declaration for parameter in parameters]
 
 
 def accumulate_type(low: int, high: int) -> str:

@@ -62,6 +62,10 @@ class Scope:
     graph: Graph
     accumulators: int = 16
     """Sums there are registers for."""
+    overwritten: str | None = None
+    """The region input the result is written over."""
+    lanes: int | None = None
+    """Output channels a sum-of-products kernel computes together: asked for, and once chosen what they are."""
     constants: Constants = field(default_factory=Constants)
     _inputs: dict[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -143,10 +147,11 @@ class Scope:
         """Output, inputs in the region's order, constants."""
         types = self.graph.types
         result = self.graph.outputs[0]
-        found = [Parameter("output", result, c_type(types[result].dtype), False)]
+        over = self.overwritten
+        found = [Parameter("output", result, c_type(types[result].dtype), False, over is not None)]
         for value in self.graph.inputs:
             if value in self._inputs:
-                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False))
+                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False, value == over))
         for name, array in self.constants.arrays.items():
             found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
         if self.border is not None and self.border.block is not None:

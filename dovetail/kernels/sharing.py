@@ -42,6 +42,27 @@ BORDERS: Families = {Conv2d: write_border_of_convolution, DepthwiseConv2d: write
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `generate_all` is asked for."""
+
+    graphs: Sequence[Graph]
+    names: Sequence[str]
+    accumulators: int
+    instructions: Sequence[CoreInstruction]
+    overwritten: Mapping[int, str]
+    lanes: Mapping[int, int]
+
+    def scope(self, index: int) -> Scope:
+        """A new scope for a layer."""
+        return Scope(self.graphs[index], self.accumulators, self.overwritten.get(index), self.lanes.get(index))
+
+    def kernel(self, index: int, border: Border | None) -> CoreKernel:
+        """A layer's kernel, written for speed."""
+        graph, name, over = self.graphs[index], self.names[index], self.overwritten.get(index)
+        return generate(graph, name, self.accumulators, self.instructions, border, over, self.lanes.get(index))
+
+
+@dataclass(frozen=True, slots=True)
 class _Shared:
     """A function of compact text, as one layer sees it."""
 
@@ -59,6 +80,8 @@ def generate_all(
     little: Collection[int],
     accumulators: int = 16,
     instructions: Sequence[CoreInstruction] = (),
+    overwritten: Mapping[int, str] | None = None,
+    lanes: Mapping[int, int] | None = None,
 ) -> list[CoreKernel]:
     """The kernels of all layers of a network.
 
@@ -72,22 +95,25 @@ def generate_all(
             functions of their borders.
         accumulators: as `generate`.
         instructions: as `generate`, for those that are not `little`.
+        overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
+        lanes: as `generate`, by index.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    compact = _shared(graphs, names, little, COMPACT, accumulators, "")
-    borders = _shared(graphs, names, set(range(len(graphs))) - set(little), BORDERS, accumulators, "_pixel")
+    wanted = _Wanted(graphs, names, accumulators, instructions, overwritten or {}, lanes or {})
+    compact = _shared(wanted, little, COMPACT, "")
+    borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []
     for index, (graph, name) in enumerate(zip(graphs, names, strict=True)):
         if index in compact:
             found.append(_kernel(compact[index]))
         elif index in little:
-            kernel = generate(graph, name, accumulators)
+            kernel = generate(graph, name, accumulators, overwritten=wanted.overwritten.get(index))
             source, key = (_small(text) for text in (kernel.source, kernel.key))
             found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
         else:
-            found.append(_with_border(graph, name, accumulators, instructions, borders.get(index)))
+            found.append(_with_border(wanted, index, borders.get(index)))
     return found
 
 
@@ -98,41 +124,32 @@ def _kernel(function: _Shared) -> CoreKernel:
     return CoreKernel(function.name, source, parameters, {}, helpers, key=key, declarations=(SMALL,), block=block)
 
 
-def _with_border(
-    graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction], function: _Shared | None
-) -> CoreKernel:
+def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreKernel:
     """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
     if function is not None:
-        kernel = generate(graph, name, accumulators, instructions, Border(function.name, function.block))
+        kernel = wanted.kernel(index, Border(function.name, function.block))
         if f"{function.name}(" in kernel.source:
             helpers = needed_helpers(function.source + kernel.source)
             return replace(kernel, shared=function.source, helpers=helpers)
         return kernel
-    return generate(graph, name, accumulators, instructions)
+    return wanted.kernel(index, None)
 
 
-def _shared(
-    graphs: Sequence[Graph],
-    names: Sequence[str],
-    wanted: Collection[int],
-    families: Families,
-    accumulators: int,
-    end: str,
-) -> dict[int, _Shared]:
-    """The compact functions of the wanted layers that have one; layers with the same texts have the same function.
+def _shared(wanted: _Wanted, layers: Collection[int], families: Families, end: str) -> dict[int, _Shared]:
+    """The compact functions of the layers that have one; layers with the same texts have the same function.
 
     Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
     at a border always the first, whose constants are those of the other pixels.
     """
-    own, common = (_drafts(graphs, wanted, families, accumulators, any_shift) for any_shift in (False, True))
+    own, common = (_drafts(wanted, layers, families, any_shift) for any_shift in (False, True))
     any_shift = families is COMPACT and len(common) < len(own)
     found = {}
     for members in common if any_shift else own:
         first, *others = members.values()
         fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
-        name = names[next(iter(members))] + end
+        name = wanted.names[next(iter(members))] + end
         for index in members:
-            scope = Scope(graphs[index], accumulators, compact=True, fixed=fixed, any_shift=any_shift)
+            scope = replace(wanted.scope(index), compact=True, fixed=fixed, any_shift=any_shift)
             function = _written(name, scope, families)
             assert function is not None
             found[index] = function
@@ -140,12 +157,12 @@ def _shared(
 
 
 def _drafts(
-    graphs: Sequence[Graph], wanted: Collection[int], families: Families, accumulators: int, any_shift: bool
+    wanted: _Wanted, layers: Collection[int], families: Families, any_shift: bool
 ) -> list[dict[int, Mapping[str, int]]]:
     """For each function, the numbers of the layers that share it, by the layer's index."""
     groups: dict[str, dict[int, Mapping[str, int]]] = {}
-    for index in sorted(wanted):
-        scope = Scope(graphs[index], accumulators, compact=True, any_shift=any_shift)
+    for index in sorted(layers):
+        scope = replace(wanted.scope(index), compact=True, any_shift=any_shift)
         draft = _written("function", scope, families)
         if draft is not None:
             groups.setdefault(draft.key, {})[index] = dict(scope.numbers)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import check_part
+from dovetail.graph.stretch import joined_boxes, sliced_box
 from dovetail.graph.types import Box
-from dovetail.operators.movement import Concat, Pad, Relayout
+from dovetail.operators.movement import Concat, Pad, Relayout, Slice
 from dovetail.partition.regions import Region
 
 
@@ -27,6 +28,7 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
 
     A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
     a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too.
+    On a core alone, slices and joints of whole rows lie where they belong.
     """
     candidates = [
         (graph.types[value].nbytes, position, value, Inside(region.output, box))
@@ -35,11 +37,21 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
         for value, box in _parts(region, regions)
         if _fits(region, value, box) and _takes_strides(value, region, graph, regions)
     ]
-    chosen: dict[str, Inside] = {}
+    chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
     for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
         if value not in chosen and found.outer not in chosen and value not in {i.outer for i in chosen.values()}:
             chosen[value] = found
     return chosen
+
+
+def _still(graph: Graph, region: Region) -> Iterator[tuple[str, Inside]]:
+    """What lies inside another value where the core does nothing: a slice in its operand, operands in their joint."""
+    (node,) = region.graph.nodes
+    if isinstance(node.operator, Slice):
+        yield node.output, Inside(node.inputs[0], sliced_box(node))
+    else:
+        boxes = joined_boxes(graph, node)
+        yield from ((value, Inside(node.output, box)) for value, box in zip(node.inputs, boxes, strict=True))
 
 
 def _parts(region: Region, regions: Sequence[Region]) -> Iterator[tuple[str, Box]]:
@@ -56,16 +68,8 @@ def _parts(region: Region, regions: Sequence[Region]) -> Iterator[tuple[str, Box
 def concatenated(region: Region) -> list[tuple[str, Box]]:
     """The operands of a concatenation and the box of the result each becomes; none for an operand used twice."""
     node = region.graph.nodes[0]
-    assert isinstance(node.operator, Concat)
-    shape = region.graph.types[region.output].shape
-    axis, start, found = node.operator.axis, 0, []
-    for value in node.inputs:
-        size = region.graph.types[value].shape[axis]
-        box = tuple((start, start + size) if i == axis else (0, length) for i, length in enumerate(shape))
-        start += size
-        if node.inputs.count(value) == 1:
-            found.append((value, box))
-    return found
+    boxes = zip(node.inputs, joined_boxes(region.graph, node), strict=True)
+    return [(value, box) for value, box in boxes if node.inputs.count(value) == 1]
 
 
 def _fits(region: Region, value: str, box: Box) -> bool:

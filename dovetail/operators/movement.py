@@ -113,6 +113,11 @@ class Concat(Operator):
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         return np.concatenate(list(inputs), axis=self.axis)
 
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        total = sum(kind.shape[self.axis] for kind in inputs)
+        require(box[self.axis] == (0, total), "a concatenation is not tiled over the axis it is along")
+        return self, tuple((*box[: self.axis], (0, kind.shape[self.axis]), *box[self.axis + 1 :]) for kind in inputs)
+
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.add("Concat", list(inputs), axis=self.axis)
 
@@ -138,6 +143,11 @@ class Slice(Operator):
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         parts = tuple(slice(a, b, s) for a, b, s in zip(self.start, self.stop, self.step, strict=True))
         return np.ascontiguousarray(inputs[0][parts])
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        spans = zip(box, self.start, self.step, strict=True)
+        reads = tuple((first + a * step, first + (b - 1) * step + 1) for (a, b), first, step in spans)
+        return Slice((0,) * len(reads), tuple(stop - start for start, stop in reads), self.step), (reads,)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         axes = tuple(range(len(self.start)))

@@ -10,6 +10,7 @@ from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.layout import Layout
+from dovetail.graph.stretch import moves_nothing
 from dovetail.graph.types import DType
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
@@ -41,6 +42,9 @@ class Region:
     choice: Choice = field(default_factory=dict)
     """What was chosen for the planner's knobs and the offload's (plan/knobs.py); the rest the planner chooses."""
 
+    still: bool = False
+    """True where the core has nothing to do: the result lies in the operand, or the operands lie in the result."""
+
     @property
     def place(self) -> str:
         """Who does the region: an engine, the DMA or "core"."""
@@ -70,6 +74,7 @@ class _Claim:
     offload: Offload | None
     reason: str
     mover: str = ""
+    still: bool = False
 
 
 def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
@@ -138,13 +143,15 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     """Grow a core region upwards from its last node as long as its kernel generator still takes it."""
     producers, users = graph.producers(), graph.users()
     members = {node.output: node}
-    frontier = [] if _copied(graph, target, node) else list(node.inputs)
+    still = _still(graph, target, node)
+    frontier = [] if still or _copied(graph, target, node) else list(node.inputs)
     while frontier:
         value = frontier.pop(0)
         producer = producers.get(value)
         if (
             producer is None
             or (_copied(graph, target, producer) and (target.dma or not isinstance(producer.operator, Pad)))
+            or _still(graph, target, producer)
             or value in claimed
             or value in graph.outputs
             or value in members
@@ -161,6 +168,8 @@ def _core_claim(graph: Graph, target: Target, node: Node, claimed: dict[str, _Cl
     refusal = kernels.supports(_subgraph(graph, nodes, "candidate")) if not _is_view(nodes) else None
     if refusal:
         raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
+    if still:
+        return _Claim(nodes, None, None, "", still=True)
     if _copied(graph, target, node):
         return _Claim(nodes, None, None, "", target.dma.name if target.dma else "core")
     return _Claim(nodes, None, None, explain_mismatch(graph, target, node))
@@ -193,6 +202,11 @@ def _copied(graph: Graph, target: Target, node: Node) -> bool:
     """True for what becomes copies: of a DMA, or of the core, which gives values the strides an engine takes. A core
     alone computes movement in its kernels."""
     return bool(target.dma or target.engines) and _is_movement(graph, node)
+
+
+def _still(graph: Graph, target: Target, node: Node) -> bool:
+    """True for a slice or concatenation of whole rows that a core alone need not do."""
+    return not (target.dma or target.engines) and moves_nothing(graph, node)
 
 
 def _is_movement(graph: Graph, node: Node) -> bool:
@@ -239,7 +253,8 @@ def _region(graph: Graph, claim: _Claim, name: str) -> Region:
             raise ValueError(f"region {name} no longer matches: {found.sentence}")
         match = found
     origins = tuple(dict.fromkeys(node.origin for node in claim.nodes if node.origin))
-    return Region(name, inner, match, claim.engine, claim.offload, claim.reason, origins, claim.mover)
+    place = (match, claim.engine, claim.offload, claim.reason, origins, claim.mover)
+    return Region(name, inner, *place, still=claim.still)
 
 
 def _names(claims: Sequence[_Claim]) -> list[str]:

@@ -9,6 +9,7 @@ from dovetail.errors import PlanError
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
+from dovetail.plan.in_place import overwrites
 from dovetail.plan.lower import Lowered, lower
 from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
 from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
@@ -179,10 +180,11 @@ def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[
 
 
 def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str) -> tuple[Placement, ...]:
-    spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
+    again = overwrites(statements, lowered.buffers, dma)
     seconds = {target.values: _EXACT_SECONDS}
     return tuple(
-        place(memory, lowered.buffers, spans, order, seconds.get(memory.name, 0.0)) for memory in target.memories
+        place(memory, lowered.buffers, statements, dma, again, seconds.get(memory.name, 0.0))
+        for memory in target.memories
     )
 
 

@@ -1,9 +1,14 @@
-"""Gives every buffer a fixed address, sharing memory between buffers that are never in use together."""
+"""Gives every buffer a fixed address, sharing memory between buffers that are never in use together.
+
+Buffers that only the core touches are looked at in parts: what of an operand has been read for the last time is free
+while the rest is still wanted. Buffers that take the place of others, in place, are moved together with them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dovetail.program.ir import CORE, Buffer, Role, Statement, Wait, queue_of, reads, writes
 from dovetail.target.description import Memory
@@ -26,6 +31,20 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A stretch of a buffer all of which is in use at the same times."""
+
+    start: int
+    """Bytes from the start of the buffer."""
+    stop: int
+    span: Lifetime
+
+
+Pair = tuple[Piece, Piece]
+"""A piece of one buffer and one of another that must not share bytes."""
+
+
+@dataclass(frozen=True)
 class Placement:
     """Addresses in one memory."""
 
@@ -39,25 +58,89 @@ class Placement:
     """The statement where that is so."""
 
 
-def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, Lifetime]:
-    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end,
-    states from start to end."""
-    firsts: dict[str, dict[str, int]] = {}
-    lasts: dict[str, dict[str, int]] = {}
+Touch = tuple[int, str, int, int]
+"""Index of a statement, its queue, and the first byte and one past the last byte of a buffer it touches."""
+
+
+def touches(statements: Sequence[Statement], dma: str) -> dict[str, list[Touch]]:
+    """What touches each buffer, in order."""
+    found: dict[str, list[Touch]] = {}
     for index, statement in enumerate(statements):
         queue = queue_of(statement, dma)
         for view in (*reads(statement), *writes(statement)):
-            firsts.setdefault(view.buffer, {}).setdefault(queue, index)
-            lasts.setdefault(view.buffer, {})[queue] = index
-    found: dict[str, Lifetime] = {}
-    for name, first in firsts.items():
-        begin, end = dict(first), dict(lasts[name])
-        if buffers[name].role in (Role.INPUT, Role.STATE):
-            begin[CORE] = -1
-        if buffers[name].role in (Role.OUTPUT, Role.STATE):
-            end[CORE] = len(statements)
-        found[name] = Lifetime(min(begin.values()), max(end.values()), begin, end)
+            found.setdefault(view.buffer, []).append((index, queue, *view.span))
     return found
+
+
+def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, Lifetime]:
+    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
+    from start to end."""
+    end = len(statements)
+    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, dma).items()}
+
+
+def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, queue, _, _ in some:
+        first.setdefault(queue, index)
+        last[queue] = index
+    if role in (Role.INPUT, Role.STATE):
+        first[CORE] = -1
+        last.setdefault(CORE, -1)
+    if role in (Role.OUTPUT, Role.STATE):
+        last[CORE] = end
+        first.setdefault(CORE, end)
+    return Lifetime(min(first.values()), max(last.values()), first, last)
+
+
+def _joined(spans: Sequence[Lifetime]) -> Lifetime:
+    """The lifetime of several buffers as one."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for span in spans:
+        for queue, index in span.first_by_queue.items():
+            first[queue] = min(first.get(queue, index), index)
+            last[queue] = max(last.get(queue, -1), span.last_by_queue[queue])
+    return Lifetime(min(first.values()), max(last.values()), first, last)
+
+
+Used = tuple[Buffer, Sequence[Touch]]
+"""A buffer and what touches it, in order."""
+
+
+def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[Piece, ...]:
+    """One buffer, or several of one size that lie at one place in turn, cut where the lifetime changes.
+
+    Args:
+        used: the buffers.
+        end: how many statements there are.
+        alignment: bytes; pieces begin and end at multiples of it.
+    """
+    size = _up(used[0][0].nbytes, alignment)
+    if any(queue != CORE for _, some in used for _, queue, _, _ in some):
+        return (Piece(0, size, _joined([_lifetime(buffer.role, some, end) for buffer, some in used])),)
+    down = [
+        (buffer, [(i, q, start // alignment * alignment, _up(stop, alignment)) for i, q, start, stop in some])
+        for buffer, some in used
+    ]
+    cuts = sorted({0, size, *(place for _, some in down for touch in some for place in touch[2:])})
+    found: list[Piece] = []
+    for start, stop in pairwise(cuts):
+        spans = []
+        for buffer, some in down:
+            own = [touch for touch in some if touch[2] <= start and stop <= touch[3]]
+            if own or buffer.role in (Role.INPUT, Role.OUTPUT, Role.STATE):
+                spans.append(_lifetime(buffer.role, own, end))
+        if spans and found and found[-1].stop == start and found[-1].span == _joined(spans):
+            found[-1] = Piece(found[-1].start, stop, found[-1].span)
+        elif spans:
+            found.append(Piece(start, stop, _joined(spans)))
+    return tuple(found)
+
+
+def _up(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 class Order:
@@ -90,8 +173,9 @@ class Order:
 def place(
     memory: Memory,
     buffers: Mapping[str, Buffer],
-    spans: Mapping[str, Lifetime],
-    order: Order,
+    statements: Sequence[Statement],
+    dma: str,
+    overwrites: Mapping[str, str] | None = None,
     exact_seconds: float = 0.0,
 ) -> Placement:
     """Addresses for the buffers of one memory, peak as low as found.
@@ -99,49 +183,72 @@ def place(
     Args:
         memory: the memory; its size is not checked here.
         buffers: all buffers; those of other memories, and constants, are passed over.
-        spans: lifetimes.
-        order: the order of statements.
+        statements: in issue order, with their waits.
+        dma: the queue of copies.
+        overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: how long the exact solver may take where the greedy answer is above the lower bound; 0 for never.
     """
-    mine = {
-        name: buffer
-        for name, buffer in buffers.items()
-        if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in spans
-    }
-    sizes = {name: -(-buffer.nbytes // memory.alignment) * memory.alignment for name, buffer in mine.items()}
-    bound, busiest = _lower_bound(sizes, spans)
-    clashes = _clashes(list(mine), spans, order)
+    touched, order = touches(statements, dma), Order(statements, dma)
+    members: dict[str, list[Used]] = {}
+    leaders: dict[str, str] = {}
+    for name, buffer in buffers.items():
+        if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in touched:
+            leaders[name] = _leader(name, overwrites or {})
+            members.setdefault(leaders[name], []).append((buffer, touched[name]))
+    groups = {name: pieces(used, len(statements), memory.alignment) for name, used in members.items()}
+    bound, busiest = _lower_bound([piece for own in groups.values() for piece in own])
+    clashes = _clashes(groups, order)
     best: dict[str, int] = {}
     best_peak = -1
-    for ranking in _rankings(sizes, spans):
-        offsets = _first_fit(ranking, sizes, clashes)
-        peak = max((offsets[name] + sizes[name] for name in offsets), default=0)
+    for ranking in _rankings(groups):
+        offsets = _first_fit(ranking, groups, clashes)
+        peak = max((offsets[name] + _size(groups[name]) for name in offsets), default=0)
         if best_peak < 0 or peak < best_peak:
             best, best_peak = offsets, peak
     if best_peak > bound and exact_seconds > 0:
         from dovetail.plan.exact import improve
 
+        sizes = {name: _size(own) for name, own in groups.items()}
         best, best_peak = improve(sizes, clashes, best, bound, memory.alignment, exact_seconds)
-    addresses = {name: memory.base + offset for name, offset in best.items()}
+    addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
     return Placement(memory.name, addresses, best_peak, bound, busiest)
 
 
-def _clashes(names: list[str], spans: Mapping[str, Lifetime], order: Order) -> dict[str, set[str]]:
-    """The buffers that must not share bytes with each buffer."""
-    found: dict[str, set[str]] = {name: set() for name in names}
+def _leader(name: str, overwrites: Mapping[str, str]) -> str:
+    """The first of the buffers that lie at one place in turn."""
+    while name in overwrites:
+        name = overwrites[name]
+    return name
+
+
+def _size(own: Sequence[Piece]) -> int:
+    return max((piece.stop for piece in own), default=0)
+
+
+def _clashes(groups: Mapping[str, Sequence[Piece]], order: Order) -> dict[str, dict[str, list[Pair]]]:
+    """For each buffer the others it must not share bytes with, and which pieces of the two."""
+    names = list(groups)
+    found: dict[str, dict[str, list[Pair]]] = {name: {} for name in names}
     for position, a in enumerate(names):
         for b in names[position + 1 :]:
-            if not (order.before(spans[a], spans[b]) or order.before(spans[b], spans[a])):
-                found[a].add(b)
-                found[b].add(a)
+            pairs = [
+                (one, other)
+                for one in groups[a]
+                for other in groups[b]
+                if not (order.before(one.span, other.span) or order.before(other.span, one.span))
+            ]
+            if pairs:
+                found[a][b] = pairs
+                found[b][a] = [(other, one) for one, other in pairs]
     return found
 
 
-def _lower_bound(sizes: Mapping[str, int], spans: Mapping[str, Lifetime]) -> tuple[int, int]:
+def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:
     changes: dict[int, int] = {}
-    for name, size in sizes.items():
-        changes[spans[name].first] = changes.get(spans[name].first, 0) + size
-        changes[spans[name].last + 1] = changes.get(spans[name].last + 1, 0) - size
+    for piece in own:
+        size = piece.stop - piece.start
+        changes[piece.span.first] = changes.get(piece.span.first, 0) + size
+        changes[piece.span.last + 1] = changes.get(piece.span.last + 1, 0) - size
     live, most, busiest = 0, 0, 0
     for index in sorted(changes):
         live += changes[index]
@@ -150,27 +257,36 @@ def _lower_bound(sizes: Mapping[str, int], spans: Mapping[str, Lifetime]) -> tup
     return most, busiest
 
 
-def _rankings(sizes: Mapping[str, int], spans: Mapping[str, Lifetime]) -> list[list[str]]:
+def _rankings(groups: Mapping[str, Sequence[Piece]]) -> list[list[str]]:
     """Orders worth trying: largest first, longest-lived first, by bytes times life, by time."""
-    names = list(sizes)
-    length = {name: spans[name].last - spans[name].first + 1 for name in names}
+    names = list(groups)
+    sizes = {name: _size(own) for name, own in groups.items()}
+    first = {name: min(piece.span.first for piece in own) for name, own in groups.items()}
+    last = {name: max(piece.span.last for piece in own) for name, own in groups.items()}
+    length = {name: last[name] - first[name] + 1 for name in names}
     return [
-        sorted(names, key=lambda name: (-sizes[name], spans[name].first)),
+        sorted(names, key=lambda name: (-sizes[name], first[name])),
         sorted(names, key=lambda name: (-length[name], -sizes[name])),
-        sorted(names, key=lambda name: (-sizes[name] * length[name], spans[name].first)),
-        sorted(names, key=lambda name: (spans[name].first, -sizes[name])),
-        sorted(names, key=lambda name: (-spans[name].last, -sizes[name])),
+        sorted(names, key=lambda name: (-sizes[name] * length[name], first[name])),
+        sorted(names, key=lambda name: (first[name], -sizes[name])),
+        sorted(names, key=lambda name: (-last[name], -sizes[name])),
     ]
 
 
-def _first_fit(ranking: list[str], sizes: Mapping[str, int], clashes: Mapping[str, set[str]]) -> dict[str, int]:
+def _first_fit(
+    ranking: list[str], groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[str, list[Pair]]]
+) -> dict[str, int]:
     offsets: dict[str, int] = {}
     for name in ranking:
-        taken = sorted((offsets[other], offsets[other] + sizes[other]) for other in clashes[name] if other in offsets)
+        refused = sorted(  # from just above the first to just below the second
+            (offsets[other] + its.start - mine.stop, offsets[other] + its.stop - mine.start)
+            for other, pairs in clashes[name].items()
+            if other in offsets
+            for mine, its in pairs
+        )
         start = 0
-        for low, high in taken:
-            if low - start >= sizes[name]:
-                break
-            start = max(start, high)
+        for low, high in refused:
+            if low < start < high:
+                start = high
         offsets[name] = start
     return offsets

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail.plan.allocate import Pair
 
 
 def improve(
     sizes: Mapping[str, int],
-    clashes: Mapping[str, set[str]],
+    clashes: Mapping[str, Mapping[str, Sequence[Pair]]],
     start: Mapping[str, int],
     bound: int,
     alignment: int,
@@ -17,7 +21,7 @@ def improve(
 
     Args:
         sizes: bytes of each buffer, multiples of `alignment`.
-        clashes: the buffers that must not share bytes with each buffer.
+        clashes: for each buffer the others it must not share bytes with, and which pieces of the two.
         start: offsets that are valid.
         bound: no peak can be lower.
         alignment: bytes.
@@ -35,10 +39,11 @@ def improve(
         model.add(offsets[name] + size // alignment <= top)
         model.add_hint(offsets[name], start[name] // alignment)
         for other in sorted(clashes[name]):
-            if name < other:
-                below = model.new_bool_var(f"{name} below {other}")
-                model.add(offsets[name] + size // alignment <= offsets[other]).only_enforce_if(below)
-                model.add(offsets[other] + sizes[other] // alignment <= offsets[name]).only_enforce_if(~below)
+            for number, (mine, its) in enumerate(clashes[name][other] if name < other else ()):
+                below = model.new_bool_var(f"{name} below {other} {number}")
+                up, down = ((a.stop - b.start) // alignment for a, b in ((mine, its), (its, mine)))
+                model.add(offsets[name] + up <= offsets[other]).only_enforce_if(below)
+                model.add(offsets[other] + down <= offsets[name]).only_enforce_if(~below)
     model.minimize(top)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = seconds

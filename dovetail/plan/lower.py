@@ -127,6 +127,8 @@ def _region(context: _Context, index: int, region: Region, tilings: Mapping[str,
         return _Parts()
     result = _result(context, region)
     context.values[region.output] = result
+    if region.still:
+        return _Parts()
     if region.engine is not None:
         return _engine(context, index, region, tilings[region.name], result)
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
@@ -147,8 +149,10 @@ def _result(context: _Context, region: Region) -> View:
     graph, placed = context.placed.graph, context.placed
     inside = placed.inside.get(region.output)
     if inside is not None:
-        return _outer(context, inside.outer).part(inside.box)
-    if any(other.outer == region.output for other in placed.inside.values()):
+        outer = context.values.get(inside.outer)
+        return (outer or _outer(context, inside.outer)).part(inside.box)
+    within = [placed.inside[value].outer for value in region.graph.inputs if value in placed.inside]
+    if region.output in within:
         return _outer(context, region.output)
     kind = graph.types[region.output]
     role = Role.OUTPUT if region.output in graph.results else Role.VALUE

@@ -8,6 +8,8 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.graph.types import Array
+from dovetail.kernels import may_overwrite
+from dovetail.program.in_place import overwritten, reads_in_place
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -194,15 +196,27 @@ def _check_layouts(statement: Launch | Call) -> None:
 
 
 def _check_apart(state: _State, statement: Statement) -> None:
-    """What a statement writes may not lie over what it reads from another buffer."""
+    """What a statement writes may not lie over what it reads, but for an operand of the core that is read only at the
+    place of each element. (What a copy does within one buffer, `transfers` checks.)"""
+    named = statement.operands if isinstance(statement, Call) else dict(enumerate(reads(statement)))
+    over = overwritten(statement, state.program.buffers) if isinstance(statement, Call) else None
     for written in writes(statement):
-        for read in reads(statement):
+        for name, read in named.items():
             a, b = state.program.buffers[written.buffer], state.program.buffers[read.buffer]
-            if a.name == b.name or a.memory != b.memory or a.address is None or b.address is None:
+            within = a.name == b.name and not isinstance(statement, Call)
+            if within or a.memory != b.memory or a.address is None or b.address is None:
                 continue
             (start, stop), (first, last) = _absolute(a, written), _absolute(b, read)
-            if start < last and first < stop:
+            if start < last and first < stop and name != over:
                 raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
+    if isinstance(statement, Call) and over is not None:
+        _check_overwritten(statement, over)
+
+
+def _check_overwritten(call: Call, operand: str) -> None:
+    """The operand a call writes its result over is read only at the place of each element, before that is written."""
+    if not reads_in_place(call.graph, operand) or not may_overwrite(call.graph):
+        raise ProgramError(f"writes its result over '{operand}', which it reads at other places too: lifetimes overlap")
 
 
 def _check_states(state: _State, statement: Statement) -> None:

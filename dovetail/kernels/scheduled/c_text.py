@@ -74,7 +74,9 @@ def _call_less(line: str, name: str, kept: Sequence[int]) -> str:
     return f"{found[1]}{name}({', '.join(arguments[place] for place in kept)});"
 
 
-def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[str, str], entry: str) -> list[str]:
+def write_functions(
+    functions: Sequence[CFunction], name: str, types: Mapping[str, str], entry: str, declared: Mapping[str, str]
+) -> list[str]:
     """The functions under a kernel's name.
 
     Args:
@@ -82,13 +84,14 @@ def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[st
         name: of the kernel.
         types: C type of an element of each array.
         entry: the procedure that is the kernel itself.
+        declared: C text of the parameter each array is.
     """
     named = {made.name: name if made.name == entry else f"{name}_{made.name}" for made in functions}
     named["finish"] = f"{name}_finish"
     pattern = re.compile(rf"\b({'|'.join(named)})\(")
     text: list[str] = []
     for made in functions:
-        parameters = [_declaration(parameter, types) for parameter in made.parameters]
+        parameters = [declared.get(parameter, f"int32_t {parameter}") for parameter in made.parameters]
         lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
         text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
     return text[:-1]
@@ -102,9 +105,3 @@ def _singles_first(made: CFunction, types: Mapping[str, str]) -> list[str]:
     for name in single:
         text = text.replace(f" {name}[0]", f" {name}_0")
     return [*(f"const {types[name]} {name}_0 = {name}[0];" for name in single), *text.splitlines()]
-
-
-def _declaration(parameter: str, types: Mapping[str, str]) -> str:
-    if parameter not in types:
-        return f"int32_t {parameter}"
-    return f"{'' if parameter == 'output' else 'const '}{types[parameter]} *restrict {parameter}"
