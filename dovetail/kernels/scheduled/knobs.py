@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail.kernels.scheduled.algorithms import Sizes
 from dovetail.kernels.scheduled.schedules import Inside, Knobs
+from dovetail.kernels.scheduled.staging import Staging
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
@@ -27,7 +28,7 @@ _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
 
-def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int) -> Knobs:
+def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None = None) -> Knobs:
     """The register block with the fewest instructions, the smallest of equals.
 
     Args:
@@ -40,10 +41,10 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
     gathered = sizes.image[2] % vector != 0
     outputs = -(-sizes.result[2] // group) * group
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered))
+        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered), staging)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= accumulators and pixels <= sizes.result[1]
+        if pixels * lanes <= (4 if staging else accumulators * 5 // 4) and pixels <= sizes.result[1]
     ]
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 

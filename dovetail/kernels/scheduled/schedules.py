@@ -17,6 +17,7 @@ from typing import Any
 
 from dovetail.kernels.scheduled.algorithms import Sizes
 from dovetail.kernels.scheduled.select import scope
+from dovetail.kernels.scheduled.staging import Staging, stage_activations, stage_weights
 from dovetail.loops.mismatch import LoopMismatch
 from dovetail.loops.text import Procedure, procedure
 
@@ -43,6 +44,8 @@ class Knobs:
     """Whether a block's taps are first copied side by side, as where the channels of a pixel fill no vector."""
     unroll: int
     """Most vectors of taps per turn of the innermost loop."""
+    staging: Staging | None = None
+    """How operands come into the registers an instruction wants them in."""
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,16 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
     else:
         q = _read_in_place(q)
     q, taps, rest = _divide_taps(q, sizes, taps, knobs)
+    staged = knobs.staging is not None and taps[-1] == "cb"
+    if staged:
+        q, taps = _stage(q, taps, knobs)
     q = reorder_loops(q, "xi ob")
     q = _keep_sums(q, knobs, [taps[0], *rest])
     for nest in ([*taps], rest):
         for tap in nest:
             q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
+    if staged and knobs.staging:
+        q = stage_weights(q, knobs.staging)
     if knobs.group > 1:
         products = next(loop for loop in _loops(q.find_loop(taps[-1], many=True)[-1]) if loop.name() == "lane")
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
@@ -279,6 +287,21 @@ def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> t
     return simplify(q), [*taps[:-1], "cb"], rest
 
 
+def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+    """Bring the activations into the registers instructions want; then all taps are one loop."""
+    from exo.stdlib.scheduling import mult_loops, rewrite_expr, simplify
+
+    assert knobs.staging is not None
+    lengths = [(tap, int(q.find_loop(tap, many=True)[-1].hi().value())) for tap in taps]
+    q = _renamed(stage_activations(q, knobs.staging, knobs.pixels, lengths), "xi", "gx")
+    if len(taps) == 1:
+        return q, taps
+    q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
+    q = simplify(mult_loops(q, q.find_loop("ky", many=True)[-1], "cb"))
+    q = rewrite_expr(q, q.find("weights[_]").idx()[1], "cb")
+    return rewrite_expr(q, q.find("sum[_] += _").rhs().lhs().idx()[0], "cb"), ["cb"]
+
+
 def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
     """The sums of a block side by side; starting, adding and finishing them become loops of their own."""
     from exo.stdlib.scheduling import expand_dim, fission, lift_alloc
@@ -318,7 +341,7 @@ def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
 
     count = q.find_loop(vectors).hi().value() if vectors == "cb" else 1
     turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
-    names = ["lane", "xi", "li"]
+    names = ["lane", "xi", "li", "part"]
     if turns > 1:
         q = divide_loop(q, vectors, turns, [vectors, "cu"], perfect=True)
         names.append("cu")

@@ -22,6 +22,7 @@ from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Packing, Sizes, 
 from dovetail.kernels.scheduled.c_text import CFunction, c_functions, write_functions
 from dovetail.kernels.scheduled.knobs import choose_knobs
 from dovetail.kernels.scheduled.schedules import Inside, Knobs, schedule_conv2d, schedule_fully_connected
+from dovetail.kernels.scheduled.staging import is_product, staging_of
 from dovetail.kernels.text import function
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
 from dovetail.target.description import CoreInstruction
@@ -151,9 +152,11 @@ def _best(
     """The loops for the first instruction that applies; for the last one where none does."""
     assert instructions
     notes: dict[str, None] = {}
-    for instruction in instructions:
+    for instruction in filter(is_product, instructions):
         group, vector = extents(instruction.meaning)
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators * 5 // 4)
+        staging = staging_of(instruction, instructions)
+        vector = staging.vector if staging else vector
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
@@ -176,7 +179,7 @@ def _loops(
     packing = Packing(knobs.lanes, knobs.vector)
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
-    described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment) for i in instructions]]
+    described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
     key = hashlib.sha256(f"{_FORMAT} {_maker()} {described}".encode()).hexdigest()[:40]
     place = default_cache() / "loops" / f"{key}.json"
     try:
@@ -200,6 +203,8 @@ def _schedule(
     else:
         scheduled = schedule_conv2d(algorithm, sizes, inside, knobs, selection)
     used = tuple(i.name for i in instructions if i.name in selection.used)
+    if not any(is_product(i) for i in instructions if i.name in used):
+        return Loops((), (), selection.notes())
     return Loops(c_functions(scheduled), used, selection.notes())
 
 
