@@ -63,12 +63,17 @@ def _fixed_point_call(operator: Requantize, multiplier: Array, shift: Array) -> 
         reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
         narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
         return "requantize_wide", [("multiplier", narrow), ("shift", right)]
-    if not shift.any():
+    normal = multiplier.min() >= 1 << 30
+    if not shift.any() and normal:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
-    if shift.max() < 0:
+    if shift.max() < 0 and (normal or operator.rounding is Rounding.SINGLE):
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
+
+
+_SHIFTED_LAST = ("requantize_double", "requantize_single")
+"""Helpers that end with a shift by one, before which an offset may be added at no cost."""
 
 
 def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
@@ -80,10 +85,14 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     places = [
         scope.element(scope.constant(node.output, stem, array), array.shape) for stem, array in constants
     ]
-    text = f"{function}({', '.join([raised.text, *places])})"
     most, zero_point = int(shift.max()), operator.output_zero_point
+    arguments = [raised.text, *places]
+    if function in _SHIFTED_LAST:
+        inside = zero_point if raised.reach + 2 * abs(zero_point) < INT32[1] else 0
+        arguments, zero_point = [*arguments, str(2 * inside + 1)], zero_point - inside
+    text = f"{function}({', '.join(arguments)})"
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
-    low, high = -reach + zero_point, reach + zero_point
+    low, high = -reach + operator.output_zero_point, reach + operator.output_zero_point
     if INT32[0] <= low and high <= INT32[1]:
         return Expression(scope.define("scaled", "int32_t", total(text, zero_point)), "int32_t", low, high)
     text = f"wrap_add({text}, {integer(zero_point)})" if zero_point else text
@@ -120,6 +129,8 @@ def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expressio
     if operator.low <= x.low and x.high <= operator.high:
         return x
     function = "clip_wide" if x.c_type == "int64_t" else "clip"
+    if (function, operator.low, operator.high) == ("clip", -128, 127):
+        return Expression(f"saturate({x.text})", "int32_t", operator.low, operator.high)
     text = f"{function}({x.text}, {integer(operator.low)}, {integer(operator.high)})"
     return Expression(text, "int32_t", operator.low, operator.high)
 

@@ -74,7 +74,7 @@ def cortex_m(number: int) -> Target:
     return Target(
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{number} core alone (DSP extension, no floating point), 1 MiB flash, 256 KiB RAM",
-        core=Core(f"cortex-m{number}", instructions=(UNPACK, SMLAD)),
+        core=Core(f"cortex-m{number}", stack=8192, instructions=(UNPACK, SMLAD)),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),
             Memory("ram", base=0x20000000, size=256 * 1024),

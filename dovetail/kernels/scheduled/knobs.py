@@ -40,12 +40,16 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
     """
     gathered = sizes.image[2] % vector != 0
     outputs = -(-sizes.result[2] // group) * group
+    import os
+    E = os.environ
     candidates = [
         Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered), staging)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= (4 if staging else accumulators * 5 // 4) and pixels <= sizes.result[1]
+        if pixels * lanes <= (int(E.get('ACC', 4)) if staging else accumulators * 5 // 4) and pixels <= sizes.result[1]
     ]
+    if 'PX' in E: candidates = [c for c in candidates if c.pixels == min(int(E['PX']),sizes.result[1])] or candidates
+    if 'LN' in E: candidates = [c for c in candidates if c.lanes == int(E['LN'])] or candidates
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 
 

@@ -186,7 +186,7 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
     q = select(q)
     if taps[-1] == "cb":
-        q = insert_noop_call(q, list(q.find_loop("cb").body())[-1].after(), in_order(), [])
+        q = insert_noop_call(q, list(_last(q, "cb").body())[-1].after(), in_order(), [])
     return _unroll(q, taps[-1], knobs)
 
 
@@ -339,11 +339,11 @@ def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
     """Write out the loops over registers, and some turns of the innermost loop over taps."""
     from exo.stdlib.scheduling import divide_loop, simplify, unroll_loop
 
-    count = q.find_loop(vectors).hi().value() if vectors == "cb" else 1
+    count = _last(q, vectors).hi().value() if vectors == "cb" else 1
     turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
     names = ["lane", "xi", "li", "part"]
     if turns > 1:
-        q = divide_loop(q, vectors, turns, [vectors, "cu"], perfect=True)
+        q = divide_loop(q, _last(q, vectors), turns, [vectors, "cu"], perfect=True)
         names.append("cu")
     if _has_loop(q, "kr"):
         names.append("kr")
@@ -372,6 +372,11 @@ def _loops(statement: Any) -> list[Any]:
             found += [inner] if isinstance(inner, ForCursor) else []
             found += _loops(inner)
     return found
+
+
+def _last(q: Procedure, name: str) -> Any:
+    """The last loop of that name: the one of products, behind those that stage operands."""
+    return q.find_loop(name, many=True)[-1]
 
 
 def _has_loop(q: Procedure, name: str) -> bool:
