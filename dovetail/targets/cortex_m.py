@@ -26,13 +26,13 @@ def unpack(to: [i8][2, 2] @ PAIR, of: [i8][4] @ DRAM):
     c="unpack({to}, {of});",
     declarations="""\
 /* Four int8 as pairs of int16: to[0] holds of[0] and of[2], to[1] holds of[1] and of[3]; of begins at a multiple of 4
-   bytes. Volatile, so that compilers keep the order in which registers are filled and used. */
+   bytes. */
 static inline void unpack(uint32_t *to, const int8_t *of)
 {
 #if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
     uint32_t even, odd;
     __builtin_memcpy(&odd, __builtin_assume_aligned(of, 4), 4);
-    __asm__ volatile("sxtb16 %0, %1\\n\\tsxtb16 %1, %1, ror #8" : "=&r"(even), "+r"(odd));
+    __asm__("sxtb16 %0, %1\\n\\tsxtb16 %1, %1, ror #8" : "=&r"(even), "+r"(odd));
     to[0] = even;
     to[1] = odd;
 #else
@@ -59,7 +59,7 @@ def smlad(acc: [i32][1] @ DRAM, a: [i8][2] @ PAIR, b: [i8][2] @ PAIR):
 static inline void smlad(int32_t *acc, const uint32_t *a, const uint32_t *b)
 {
 #if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
-    __asm__ volatile("smlad %0, %1, %2, %0" : "+r"(*acc) : "r"(*a), "r"(*b));
+    __asm__("smlad %0, %1, %2, %0" : "+r"(*acc) : "r"(*a), "r"(*b));
 #else
     *acc += (int16_t)*a * (int16_t)*b + (int16_t)(*a >> 16) * (int16_t)(*b >> 16);
 #endif
