@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dovetail.kernels.scheduled.pointers import moving_pointers
 from dovetail.kernels.text import function, words
 from dovetail.loops.text import Procedure
 
@@ -90,6 +91,7 @@ def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[st
     for made in functions:
         parameters = [_declaration(parameter, types) for parameter in made.parameters]
         lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
+        lines = moving_pointers(lines, {parameter: types[parameter] for parameter in made.parameters if parameter in types})
         text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
     return text[:-1]
 

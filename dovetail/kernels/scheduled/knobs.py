@@ -8,7 +8,8 @@ from dovetail.kernels.scheduled.staging import Staging
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
-_UNROLL = 8
+import os as _os
+_UNROLL = int(_os.environ.get("UNR", 8))
 _LOOP = 3
 """Instructions per turn of the innermost loop besides loads and products: two pointers and a branch."""
 _WORD = 4
