@@ -73,7 +73,7 @@ def _fixed_point_call(operator: Requantize, multiplier: Array, shift: Array) -> 
 
 
 _SHIFTED_LAST = ("requantize_double", "requantize_single")
-"""Helpers that end with a shift by one, before which an offset may be added at no cost."""
+"""Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
 def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
@@ -88,8 +88,8 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     most, zero_point = int(shift.max()), operator.output_zero_point
     arguments = [raised.text, *places]
     if function in _SHIFTED_LAST:
-        inside = zero_point if raised.reach + 2 * abs(zero_point) < INT32[1] else 0
-        arguments, zero_point = [*arguments, str(2 * inside + 1)], zero_point - inside
+        added = zero_point if raised.reach + 2 * abs(zero_point) < INT32[1] else 0
+        arguments, zero_point = [*arguments, str(added)], zero_point - added
     text = f"{function}({', '.join(arguments)})"
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + operator.output_zero_point, reach + operator.output_zero_point

@@ -37,11 +37,23 @@ static inline int32_t clip(int32_t value, int32_t low, int32_t high)
     return value;
 }
 """,
+    "halved": """\
+/* value / 2, rounded to nearest (halves up), plus zero_point: one addition before the shift where SSAT, which shifts
+   too, comes after it; elsewhere the addition behind it goes into the limits of `clip`. */
+static inline int32_t halved(int32_t value, int32_t zero_point)
+{
+#if defined(__ARM_FEATURE_SAT)
+    return (value + 2 * zero_point + 1) >> 1;
+#else
+    return ((value + 1) >> 1) + zero_point;
+#endif
+}
+""",
     "saturate": """\
 /* The value limited to int8. */
 static inline int32_t saturate(int32_t value)
 {
-#if defined(__ARM_FEATURE_SAT) && !defined(DOVETAIL_HOST)
+#if defined(__ARM_FEATURE_SAT)
     return __builtin_arm_ssat(value, 8);
 #else
     return clip(value, -128, 127);
@@ -88,11 +100,11 @@ static inline int32_t round_shift(int32_t value, int32_t right)
 """,
     "requantize_double": """\
 /* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
-   shift by 1 + shift with halves away from zero; plus (offset - 1) / 2, for an odd offset. */
-static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t offset)
+   shift by 1 + shift with halves away from zero; plus zero_point. */
+static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
     const int32_t high = multiply_upper(value, multiplier);
-    return (((high + (high >> 31)) >> shift) + offset) >> 1;
+    return halved((high + (high >> 31)) >> shift, zero_point);
 }
 """,
     "multiply_upper": """\
@@ -119,11 +131,11 @@ static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, i
 }
 """,
     "requantize_single": """\
-/* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus (offset - 1) / 2, for an odd offset. */
-static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t offset)
+/* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus zero_point. */
+static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
     const int64_t product = (int64_t)value * (int64_t)multiplier;
-    return (((int32_t)(product >> 32) >> shift) + offset) >> 1;
+    return halved((int32_t)(product >> 32) >> shift, zero_point);
 }
 """,
     "requantize_single_any": """\

@@ -75,7 +75,9 @@ def _call_less(line: str, name: str, kept: Sequence[int]) -> str:
     return f"{found[1]}{name}({', '.join(arguments[place] for place in kept)});"
 
 
-def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[str, str], entry: str) -> list[str]:
+def write_functions(
+    functions: Sequence[CFunction], name: str, types: Mapping[str, str], entry: str, moving: bool
+) -> list[str]:
     """The functions under a kernel's name.
 
     Args:
@@ -83,6 +85,7 @@ def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[st
         name: of the kernel.
         types: C type of an element of each array.
         entry: the procedure that is the kernel itself.
+        moving: whether innermost loops move pointers.
     """
     named = {made.name: name if made.name == entry else f"{name}_{made.name}" for made in functions}
     named["finish"] = f"{name}_finish"
@@ -91,7 +94,8 @@ def write_functions(functions: Sequence[CFunction], name: str, types: Mapping[st
     for made in functions:
         parameters = [_declaration(parameter, types) for parameter in made.parameters]
         lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
-        lines = moving_pointers(lines, {parameter: types[parameter] for parameter in made.parameters if parameter in types})
+        if moving:
+            lines = moving_pointers(lines, {name: types[name] for name in made.parameters if name in types})
         text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
     return text[:-1]
 

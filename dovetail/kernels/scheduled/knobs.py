@@ -8,8 +8,7 @@ from dovetail.kernels.scheduled.staging import Staging
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
-import os as _os
-_UNROLL = int(_os.environ.get("UNR", 8))
+_UNROLL = 8
 _LOOP = 3
 """Instructions per turn of the innermost loop besides loads and products: two pointers and a branch."""
 _WORD = 4
@@ -44,7 +43,7 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
     import os
     E = os.environ
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered), staging)
+        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
         if pixels * lanes <= (int(E.get('ACC', 4)) if staging else accumulators * 5 // 4) and pixels <= sizes.result[1]
@@ -54,10 +53,11 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 
 
-def _unroll(sizes: Sizes, vector: int, gathered: bool) -> int:
-    """The most turns up to `_UNROLL` that divide the loop."""
-    count = (sizes.taps if gathered else sizes.image[2]) // vector
-    return max(number for number in range(1, _UNROLL + 1) if number == 1 or count % number == 0)
+def _unroll(sizes: Sizes, vector: int, gathered: bool, staging: Staging | None) -> int:
+    """The most turns up to `_UNROLL` that divide the loop; with staged operands, whose taps are one loop, it remains."""
+    count = (sizes.taps if gathered or staging else sizes.image[2]) // vector
+    most = min(_UNROLL, count // 2) if staging else _UNROLL
+    return max(number for number in range(1, max(most, 1) + 1) if number == 1 or count % number == 0)
 
 
 def _cost(knobs: Knobs, sizes: Sizes, inside: Inside) -> float:

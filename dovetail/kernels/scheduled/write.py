@@ -95,7 +95,7 @@ def write_scheduled(
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
         functions = [_in_order(made, ordered) for made in loops.functions]
-        return [*head, "", *write_functions(functions, name, types, ENTRY)]
+        return [*head, "", *write_functions(functions, name, types, ENTRY, knobs.staging is not None)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
