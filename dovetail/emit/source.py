@@ -79,7 +79,8 @@ def _kernel_calls(
             continue
         layer = program.layers[statement.layer]
         name, instructions = f"{model}_{layer}_kernel", target.core.instructions
-        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions)
+        room = target.core.stack * 3 // 4
+        kernel = kernels.generate(as_it_lies(statement), name, accumulators, instructions, room)
         kernel = replace(kernel, name=shared.setdefault(kernel.key, kernel).name)
         names: dict[str, str] = {}
         for parameter in kernel.parameters:

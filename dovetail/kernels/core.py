@@ -21,6 +21,7 @@ from dovetail.kernels.pooling import write_pooling
 from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
+from dovetail.kernels.scope import ROOM
 from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
@@ -78,13 +79,15 @@ PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
 """Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
 
 
-def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = ()) -> CoreKernel:
+def _write(
+    graph: Graph, name: str, accumulators: int, instructions: Sequence[CoreInstruction] = (), room: int = ROOM
+) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
     real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
     if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
-        scope = Scope(graph, accumulators)
+        scope = Scope(graph, accumulators, room)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
             found = write_scheduled(region, scope, products, instructions)
@@ -133,7 +136,7 @@ def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -
 
 
 def generate(
-    graph: Graph, name: str, accumulators: int = 16, instructions: Sequence[CoreInstruction] = ()
+    graph: Graph, name: str, accumulators: int = 16, instructions: Sequence[CoreInstruction] = (), room: int = ROOM
 ) -> CoreKernel:
     """The C of a region.
 
@@ -143,12 +146,13 @@ def generate(
         name: the C function's name.
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
+        room: bytes of stack for elements that are put side by side.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions)
+        return _write(graph, name, accumulators, instructions, room)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

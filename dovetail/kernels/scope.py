@@ -13,6 +13,9 @@ from dovetail.kernels.kernel import Constants, Parameter, Unsupported, c_type
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
+ROOM = 3072
+"""Bytes of stack a kernel may use where the core has the usual 4096."""
+
 Index = Callable[[Shape], str]
 """C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
 
@@ -49,6 +52,8 @@ class Scope:
     graph: Graph
     accumulators: int = 16
     """Sums there are registers for."""
+    room: int = ROOM
+    """Bytes of stack for elements that are put side by side."""
     constants: Constants = field(default_factory=Constants)
     _inputs: dict[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], str] = field(default_factory=dict)

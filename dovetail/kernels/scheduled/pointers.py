@@ -59,7 +59,8 @@ def moving_pointers(lines: Sequence[str], kinds: Mapping[str, str]) -> list[str]
         end = lines.index(f"{head[1]}}}", start) if head else start
         body = list(lines[start + 1 : end])
         if head and len(body) > 1 and not any("{" in line or "}" in line for line in body):
-            made += [head[1] + line for line in _moved(head[2], [line.strip() for line in lines[start : end + 1]], arrays)]
+            moved = _moved(head[2], [line.strip() for line in lines[start : end + 1]], arrays)
+            made += [head[1] + line for line in moved]
             start = end
         else:
             made.append(lines[start])

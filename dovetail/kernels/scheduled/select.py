@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -63,12 +63,9 @@ def register_memory(memory: RegisterMemory) -> Any:
         """The first register of an operand."""
         return baseptr + "".join(f"[{index}]" for index in indices[:-1] or ["0"])
 
-    methods = {
-        "alloc": alloc,
-        "window": window,
-        "free": lambda cls, *rest: "",
-        "can_read": lambda cls: False,
-    }
+    methods: dict[str, Callable[..., Any]] = {
+        "alloc": alloc, "window": window, "free": lambda cls, *rest: "", "can_read": lambda cls: False,
+    }  # fmt: skip
     return type(memory.name, (Memory,), {name: classmethod(method) for name, method in methods.items()})
 
 

@@ -1,7 +1,7 @@
-"""Operands in registers that hold several elements: which instruction brings them there, and the steps that have it used.
+"""Operands in registers that hold several elements: which instruction brings them there, and the steps that use it.
 
-Activations are staged once per block of pixels, for all its channels; weights where they are multiplied. Names of loops:
-`part` register of a step's taps, `ti` element in it, the others as in `schedules`.
+Activations are staged once per block of pixels, for all its channels; weights where they are multiplied. Names of
+loops: `part` register of a step's taps, `ti` element in it, the others as in `schedules`.
 """
 
 from __future__ import annotations

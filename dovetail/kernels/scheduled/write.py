@@ -156,7 +156,7 @@ def _best(
         group, vector = extents(instruction.meaning)
         staging = staging_of(instruction, instructions)
         vector = staging.vector if staging else vector
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging)
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
