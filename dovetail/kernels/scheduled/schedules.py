@@ -100,8 +100,9 @@ def _inside_blocks(
     """Schedule the blocks that read no padding on their own: where that is so, Exo proves every guard true."""
     from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify
 
-    row = loop.parent()
-    place = [statement.name() for statement in row.body()].index(loop.name())
+    row, place = loop.parent(), 0
+    while loop.prev():  # both loops over columns have one name
+        loop, place = loop.prev(), place + 1
     p, row = _cut(p, row, *rows)
     p, loop = _cut(p, row.body()[place], *blocks)
     p = simplify(inline(p, loop.body()[0]))

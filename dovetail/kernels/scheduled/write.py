@@ -193,6 +193,8 @@ def _loops(
 def _schedule(
     text: str, dense: bool, sizes: Sizes, inside: Inside, knobs: Knobs, instructions: Sequence[CoreInstruction]
 ) -> Loops:
+    from exo.core.memory import MemGenError
+
     from dovetail.kernels.scheduled.select import Selection, scope
     from dovetail.loops.text import procedure
 
@@ -205,7 +207,10 @@ def _schedule(
     used = tuple(i.name for i in instructions if i.name in selection.used)
     if not any(is_product(i) for i in instructions if i.name in used):
         return Loops((), (), selection.notes())
-    return Loops(c_functions(scheduled), used, selection.notes())
+    try:
+        return Loops(c_functions(scheduled), used, selection.notes())
+    except MemGenError:  # operands were staged in registers that only instructions fill, and one was not found
+        return Loops((), (), selection.notes())
 
 
 def _from_json(text: str) -> Loops:
