@@ -152,8 +152,10 @@ def explain(model: Path, target_name: str, policy: str | None, as_json: bool) ->
 
 def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
     from dovetail import kernels
+    from dovetail.build.instruction_sets import instruction_set
 
-    own = target.core.instructions
+    own, sums = target.core.instructions, instruction_set(target.core.isa).accumulators
+    room = target.core.stack * 3 // 4
     return [
         {
             "name": region.name,
@@ -162,7 +164,7 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
-            "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
+            "instructions_not_used": list(kernels.unused_instructions(region.graph, own, sums, room))
             if own and region.place == "core" and not region.is_view
             else [],
         }

@@ -126,11 +126,13 @@ def supports(graph: Graph) -> str | None:
     return None
 
 
-def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
+def unused_instructions(
+    graph: Graph, instructions: Sequence[CoreInstruction], accumulators: int = 16, room: int = ROOM
+) -> tuple[str, ...]:
     """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
-    use them in."""
+    use them in. Arguments as of `generate`."""
     try:
-        return _write(graph, "kernel", 16, instructions).notes
+        return _write(graph, "kernel", accumulators, instructions, room).notes
     except Unsupported:
         return ()
 
