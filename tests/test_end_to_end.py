@@ -130,6 +130,10 @@ def test_riscv_firmware_equals_micro(name: str, optimize: Optimize, tmp_path: Pa
     assert_equals_micro(name, run(compiled, tmp_path / "build", inputs), compiled, reference)
 
 
+MOST_ON_CORTEX_M4 = {"ic_resnet8": 1.25, "kws_dscnn": 1.55, "vww_mobilenetv1": 1.7, "ad_autoencoder": 1.4}
+"""Instructions per multiply-accumulate of a whole network with SMLAD."""
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_cortex_m4_firmware_equals_micro(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -143,6 +147,8 @@ def test_cortex_m4_firmware_equals_micro(
     instructions = result.simulation.inferences[0].instructions
     record_property("instructions", instructions)
     print(f"{name}: {instructions} instructions, {(instructions or 0) / macs:.2f} per MAC")
+    if find_spec("exo"):
+        assert (instructions or 0) <= MOST_ON_CORTEX_M4[name] * macs
 
 
 @pytest.mark.parametrize("optimize", list(Optimize))

@@ -194,8 +194,11 @@ def explain(
 
 def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
     from dovetail import kernels
+    from dovetail.build.instruction_sets import instruction_set
+    from dovetail.emit.calls import stack_room
 
-    own = target.core.instructions
+    own, sums = target.core.instructions, instruction_set(target.core.isa).accumulators
+    room = stack_room(target.core)
     return [
         {
             "name": region.name,
@@ -204,7 +207,7 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
-            "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
+            "instructions_not_used": list(kernels.unused_instructions(region.graph, own, sums, room))
             if own and region.place == "core" and not region.is_view and not region.still
             else [],
         }

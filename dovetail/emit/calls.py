@@ -16,7 +16,7 @@ from dovetail.kernels import CoreKernel, Optimize, Parameter
 from dovetail.kernels.kernel import declarations
 from dovetail.program.in_place import overwritten
 from dovetail.program.ir import Call, Program
-from dovetail.target.description import Target
+from dovetail.target.description import Core, Target
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 """Statement index -> the kernel it calls and the C name of each of the kernel's constants, and of its block."""
@@ -87,6 +87,7 @@ def kernel_calls(
         little,
         accumulators,
         target.core.instructions,
+        stack_room(target.core),
         {place: value for place, value in over.items() if value is not None},
         _common_lanes(graphs, list(calls.values()), accumulators, target),
     )
@@ -97,6 +98,11 @@ def kernel_calls(
         known = replace(kernel, name=shared.setdefault(_text(kernel), kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
+
+
+def stack_room(core: Core) -> int:
+    """Bytes of stack a kernel may put elements side by side in."""
+    return core.stack * 3 // 4
 
 
 def _common_lanes(
@@ -112,7 +118,8 @@ def _common_lanes(
     found: dict[int, int] = {}
     for same in (group for group in groups.values() if len(group) > 1):
         index = max(same, key=lambda index: calls[index].result.type.elements)
-        kernel = kernels.generate(graphs[index], "kernel", accumulators, target.core.instructions)
+        room = stack_room(target.core)
+        kernel = kernels.generate(graphs[index], "kernel", accumulators, target.core.instructions, room)
         if kernel.lanes is not None:
             found.update(dict.fromkeys(same, kernel.lanes))
     return found

@@ -23,7 +23,7 @@ from dovetail.kernels.recurrent_float import write_recurrent
 from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
-from dovetail.kernels.scope import Border
+from dovetail.kernels.scope import ROOM, Border
 from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
@@ -95,6 +95,7 @@ def _write(
     name: str,
     accumulators: int,
     instructions: Sequence[CoreInstruction] = (),
+    room: int = ROOM,
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
@@ -104,7 +105,7 @@ def _write(
     notes: tuple[str, ...] = ()
     real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
     if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
-        scope = Scope(graph, accumulators, overwritten)
+        scope = Scope(graph, accumulators, overwritten, room=room)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
             found = write_scheduled(region, scope, products, instructions)
@@ -160,11 +161,13 @@ def may_overwrite(graph: Graph) -> bool:
     return anchor is None or isinstance(anchor.operator, ONCE)
 
 
-def unused_instructions(graph: Graph, instructions: Sequence[CoreInstruction]) -> tuple[str, ...]:
+def unused_instructions(
+    graph: Graph, instructions: Sequence[CoreInstruction], accumulators: int = 16, room: int = ROOM
+) -> tuple[str, ...]:
     """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
-    use them in."""
+    use them in. Arguments as of `generate`."""
     try:
-        return _write(graph, "kernel", 16, instructions).notes
+        return _write(graph, "kernel", accumulators, instructions, room).notes
     except Unsupported:
         return ()
 
@@ -174,6 +177,7 @@ def generate(
     name: str,
     accumulators: int = 16,
     instructions: Sequence[CoreInstruction] = (),
+    room: int = ROOM,
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
@@ -186,6 +190,7 @@ def generate(
         name: the C function's name.
         accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
         instructions: what the core can do beyond what compilers select.
+        room: bytes of stack for elements that are put side by side.
         border: the function that computes single pixels where others are computed together; None: one of its own.
         overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
         lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
@@ -194,7 +199,7 @@ def generate(
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions, border, overwritten, lanes)
+        return _write(graph, name, accumulators, instructions, room, border, overwritten, lanes)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

@@ -79,12 +79,17 @@ def _fixed_point_call(
         reduced = np.where(multiplier < 0x7FFF0000, (multiplier.astype(np.int64) + (1 << 15)) >> 16, 0x7FFF)
         narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
         return "requantize_wide", [("multiplier", narrow), ("shift", right)]
-    if not shift.any() and not any_shift:
+    normal = multiplier.min() >= 1 << 30
+    if not shift.any() and normal and not any_shift:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
-    if shift.max() < 0 and not any_shift:
+    if shift.max() < 0 and (normal or operator.rounding is Rounding.SINGLE) and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
+
+
+_SHIFTED_LAST = ("requantize_double", "requantize_single")
+"""Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
 def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
@@ -95,14 +100,18 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     x = _integer_operand(node, operands[0])
     raised = _raised_by_members(scope, node, x) or _raised(operator, x)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]
-    text = f"{function}({', '.join([raised.text, *places])})"
     most, zero_point = int(shift.max()), operator.output_zero_point
+    arguments, added = [raised.text, *places], scope.number(node.output, "output_zero_point", zero_point)
+    if function in _SHIFTED_LAST:
+        fits = raised.reach + 2 * abs(zero_point) < INT32[1]
+        arguments.append(str(added) if fits else "0")
+        added = 0 if fits else added
+    text = f"{function}({', '.join(arguments)})"
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + zero_point, reach + zero_point
     if INT32[0] <= low and high <= INT32[1]:
-        text = total(text, scope.number(node.output, "output_zero_point", zero_point))
-        return Expression(scope.define("scaled", "int32_t", text), "int32_t", low, high)
-    text = f"wrap_add({text}, {integer(zero_point)})" if zero_point else text
+        return Expression(scope.define("scaled", "int32_t", total(text, added)), "int32_t", low, high)
+    text = f"wrap_add({text}, {added if isinstance(added, str) else integer(added)})" if added else text
     return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)
 
 
@@ -134,6 +143,8 @@ def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expressio
         return x
     function = "clip_wide" if x.c_type == "int64_t" else "clip"
     bounds = [scope.number(node.output, *bound) for bound in (("lowest", operator.low), ("highest", operator.high))]
+    if (function, *bounds) == ("clip", -128, 127):
+        return Expression(f"saturate({x.text})", "int32_t", operator.low, operator.high)
     low, high = (bound if isinstance(bound, str) else integer(bound) for bound in bounds)
     text = f"{function}({x.text}, {low}, {high})"
     return Expression(text, "int32_t", operator.low, operator.high)

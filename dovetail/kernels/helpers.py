@@ -50,6 +50,29 @@ static inline int32_t clip(int32_t value, int32_t low, int32_t high)
     return value;
 }
 """,
+    "halved": """\
+/* value / 2, rounded to nearest (halves up), plus zero_point: one addition before the shift where SSAT, which shifts
+   too, comes after it; elsewhere the addition behind it goes into the limits of `clip`. */
+static inline int32_t halved(int32_t value, int32_t zero_point)
+{
+#if defined(__ARM_FEATURE_SAT)
+    return (value + 2 * zero_point + 1) >> 1;
+#else
+    return ((value + 1) >> 1) + zero_point;
+#endif
+}
+""",
+    "saturate": """\
+/* The value limited to int8. */
+static inline int32_t saturate(int32_t value)
+{
+#if defined(__ARM_FEATURE_SAT)
+    return __builtin_arm_ssat(value, 8);
+#else
+    return clip(value, -128, 127);
+#endif
+}
+""",
     "clip_wide": """\
 /* The 64-bit value limited to [low, high]. */
 static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
@@ -90,19 +113,26 @@ static inline int32_t round_shift(int32_t value, int32_t right)
 """,
     "requantize_double": """\
 /* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
-   shift by 1 + shift with halves away from zero. */
-static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift)
+   shift by 1 + shift with halves away from zero; plus zero_point. */
+static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
     const int32_t high = multiply_upper(value, multiplier);
-    return (((high + (high >> 31)) >> shift) + 1) >> 1;
+    return halved((high + (high >> 31)) >> shift, zero_point);
 }
 """,
     "multiply_upper": """\
-/* value * multiplier * 2^-32, rounded once (halves up). */
+/* value * multiplier * 2^-32, rounded once (halves up), for a multiplier of at least 2^31. Arm's SMMLAR takes it as
+   multiplier - 2^32 and adds the value: (2^32 * value + value * (multiplier - 2^32) + 2^31) / 2^32. */
 static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 {
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    int32_t high;
+    __asm__("smmlar %0, %1, %2, %1" : "=r"(high) : "r"(value), "r"(multiplier));
+    return high;
+#else
     const int64_t product = (int64_t)value * (int64_t)multiplier;
     return (int32_t)(product >> 32) + (int32_t)((uint32_t)product >> 31);
+#endif
 }
 """,
     "requantize_double_any": """\
@@ -114,11 +144,11 @@ static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, i
 }
 """,
     "requantize_single": """\
-/* value * multiplier * 2^(-33 - shift), rounded once (halves up). */
-static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift)
+/* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus zero_point. */
+static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
 {
     const int64_t product = (int64_t)value * (int64_t)multiplier;
-    return (((int32_t)(product >> 32) >> shift) + 1) >> 1;
+    return halved((int32_t)(product >> 32) >> shift, zero_point);
 }
 """,
     "requantize_single_any": """\

@@ -14,6 +14,9 @@ from dovetail.kernels.text import times
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
+ROOM = 3072
+"""Bytes of stack a kernel may use where the core has the usual 4096."""
+
 Index = Callable[[Shape], str]
 """C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
 
@@ -66,6 +69,8 @@ class Scope:
     """The region input the result is written over."""
     lanes: int | None = None
     """Output channels a sum-of-products kernel computes together: asked for, and once chosen what they are."""
+    room: int = ROOM
+    """Bytes of stack for elements that are put side by side."""
     constants: Constants = field(default_factory=Constants)
     _inputs: dict[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], str] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from dovetail.kernels.core import Writer, generate
 from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Parameter, Unsupported
 from dovetail.kernels.region import Region, split
-from dovetail.kernels.scope import Border, Scope
+from dovetail.kernels.scope import ROOM, Border, Scope
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
@@ -49,6 +49,7 @@ class _Wanted:
     names: Sequence[str]
     accumulators: int
     instructions: Sequence[CoreInstruction]
+    room: int
     overwritten: Mapping[int, str]
     lanes: Mapping[int, int]
 
@@ -59,7 +60,8 @@ class _Wanted:
     def kernel(self, index: int, border: Border | None) -> CoreKernel:
         """A layer's kernel, written for speed."""
         graph, name, over = self.graphs[index], self.names[index], self.overwritten.get(index)
-        return generate(graph, name, self.accumulators, self.instructions, border, over, self.lanes.get(index))
+        lanes = self.lanes.get(index)
+        return generate(graph, name, self.accumulators, self.instructions, self.room, border, over, lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def generate_all(
     little: Collection[int],
     accumulators: int = 16,
     instructions: Sequence[CoreInstruction] = (),
+    room: int = ROOM,
     overwritten: Mapping[int, str] | None = None,
     lanes: Mapping[int, int] | None = None,
 ) -> list[CoreKernel]:
@@ -95,13 +98,14 @@ def generate_all(
             functions of their borders.
         accumulators: as `generate`.
         instructions: as `generate`, for those that are not `little`.
+        room: as `generate`.
         overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
         lanes: as `generate`, by index.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    wanted = _Wanted(graphs, names, accumulators, instructions, overwritten or {}, lanes or {})
+    wanted = _Wanted(graphs, names, accumulators, instructions, room, overwritten or {}, lanes or {})
     compact = _shared(wanted, little, COMPACT, "")
     borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []

@@ -14,6 +14,7 @@ from dovetail.target.description import (
     Operand,
     Policy,
     Raw,
+    RegisterMemory,
     Rewrite,
     Target,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Operand",
     "Policy",
     "Raw",
+    "RegisterMemory",
     "Rewrite",
     "Space",
     "Target",

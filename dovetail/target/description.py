@@ -46,6 +46,23 @@ class Dma:
 
 
 @dataclass(frozen=True)
+class RegisterMemory:
+    """Registers that hold several int8 elements each, e.g. two in the halves of 32 bits.
+
+    A meaning names it where other operands have DRAM: `a: [i8][2] @ PAIR`. The last dimension is what one register
+    holds, all before count registers. Only instructions read and write it; a kernel stages its operands there with the
+    instruction whose meaning is a copy from DRAM, `for p in seq(0, P): for i in seq(0, N): to[p, i] = of[...]`.
+    """
+
+    name: str
+    """As meanings write it: a C identifier."""
+    c_type: str
+    """C type of one register."""
+    elements: int
+    """Elements in one register."""
+
+
+@dataclass(frozen=True)
 class CoreInstruction:
     """An instruction of the core that compilers do not select by themselves, with its meaning.
 
@@ -59,12 +76,15 @@ class CoreInstruction:
     """One Exo procedure of that name: windows of constant size @ DRAM (`a: [i8][4] @ DRAM`) and loops of constant
     length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32."""
     c: str
-    """One C statement that does the same, `{operand}` standing for a pointer to the operand's first element."""
+    """One C statement that does the same, `{operand}` standing for a pointer to the operand's first element (its first
+    register)."""
     declarations: str = ""
     """C text `c` needs before it, e.g. a static inline function around inline assembly. What is compiled with
     DOVETAIL_HOST, or for another instruction set, must do the same in plain C."""
     alignment: int = 1
-    """Every operand begins at a multiple of so many bytes (at most 8)."""
+    """Every operand in DRAM begins at a multiple of so many bytes (at most 8)."""
+    memories: tuple[RegisterMemory, ...] = ()
+    """Where operands lie that are not in DRAM."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dovetail.kernels.scheduled.pointers import moving_pointers
 from dovetail.kernels.text import function, words
 from dovetail.loops.text import Procedure
 
@@ -75,7 +76,12 @@ def _call_less(line: str, name: str, kept: Sequence[int]) -> str:
 
 
 def write_functions(
-    functions: Sequence[CFunction], name: str, types: Mapping[str, str], entry: str, declared: Mapping[str, str]
+    functions: Sequence[CFunction],
+    name: str,
+    types: Mapping[str, str],
+    entry: str,
+    declared: Mapping[str, str],
+    moving: bool,
 ) -> list[str]:
     """The functions under a kernel's name.
 
@@ -85,6 +91,7 @@ def write_functions(
         types: C type of an element of each array.
         entry: the procedure that is the kernel itself.
         declared: C text of the parameter each array is.
+        moving: whether innermost loops move pointers.
     """
     named = {made.name: name if made.name == entry else f"{name}_{made.name}" for made in functions}
     named["finish"] = f"{name}_finish"
@@ -93,6 +100,8 @@ def write_functions(
     for made in functions:
         parameters = [declared.get(parameter, f"int32_t {parameter}") for parameter in made.parameters]
         lines = [pattern.sub(lambda match: named[match[1]] + "(", line) for line in _singles_first(made, types)]
+        if moving:
+            lines = moving_pointers(lines, {name: types[name] for name in made.parameters if name in types})
         text += [*function(f"static void {named[made.name]}", parameters, lines), ""]
     return text[:-1]
 

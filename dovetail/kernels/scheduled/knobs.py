@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.scheduled.algorithms import Sizes
 from dovetail.kernels.scheduled.schedules import Inside, Knobs
+from dovetail.kernels.scheduled.staging import Staging
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
@@ -27,7 +29,10 @@ _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
 
-def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int) -> Knobs:
+def choose_knobs(
+    sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None = None,
+    room: int = 3072,
+) -> Knobs:  # fmt: skip
     """The register block with the fewest instructions, the smallest of equals.
 
     Args:
@@ -36,33 +41,59 @@ def choose_knobs(sizes: Sizes, inside: Inside, vector: int, group: int, accumula
         vector: taps one instruction multiplies.
         group: channels one instruction computes.
         accumulators: sums there are registers for.
+        staging: how the instruction's operands come into its registers.
+        room: bytes of stack for the taps of a block.
+
+    Raises:
+        Unsupported: the taps of one pixel need more stack.
     """
     gathered = sizes.image[2] % vector != 0
     outputs = -(-sizes.result[2] // group) * group
+    needed = _bytes(sizes, gathered or not _all_inside(sizes, inside), staging)
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered))
+        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= accumulators and pixels <= sizes.result[1]
+        if pixels * lanes <= _sums(accumulators, staging) and pixels <= sizes.result[1]
+        if pixels * needed <= room
     ]
+    if not candidates:
+        raise Unsupported(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
     return min(candidates, key=lambda knobs: (_cost(knobs, sizes, inside), knobs.pixels * knobs.lanes))
 
 
-def _unroll(sizes: Sizes, vector: int, gathered: bool) -> int:
-    """The most turns up to `_UNROLL` that divide the loop."""
-    count = (sizes.taps if gathered else sizes.image[2]) // vector
-    return max(number for number in range(1, _UNROLL + 1) if number == 1 or count % number == 0)
+def _unroll(sizes: Sizes, vector: int, gathered: bool, staging: Staging | None) -> int:
+    """The most turns up to `_UNROLL` that divide the loop; of staged operands, whose taps are one loop, two remain."""
+    count = (sizes.taps if gathered or staging else sizes.image[2]) // vector
+    most = min(_UNROLL, count // 2) if staging else _UNROLL
+    return max(number for number in range(1, max(most, 1) + 1) if number == 1 or count % number == 0)
+
+
+def _sums(accumulators: int, staging: Staging | None) -> int:
+    """Most sums of a block: where operands are staged, they and the pointers need most of the registers (of DS-CNN's
+    convolutions on Cortex-M4, 2 x 2 sums take 1.20 instructions per product, 4 x 1 1.36, 3 x 2 1.44, 4 x 2 1.75)."""
+    return accumulators * 2 // 3 if staging else accumulators * 5 // 4
+
+
+def _all_inside(sizes: Sizes, inside: Inside) -> bool:
+    return (inside.rows, inside.columns) == ((0, sizes.result[0]), (0, sizes.result[1]))
+
+
+def _bytes(sizes: Sizes, gathered: bool, staging: Staging | None) -> int:
+    """Bytes of stack for the taps of a pixel: as they are, where some are gathered, and as registers hold them."""
+    wide = -(-sizes.taps // staging.vector) * staging.parts * _WORD if staging else 0
+    return wide + (-(-sizes.taps // 8) * 8 if gathered else 0)
 
 
 def _cost(knobs: Knobs, sizes: Sizes, inside: Inside) -> float:
     """Instructions of the whole image, without requantisation."""
     (top, bottom), (left, right) = inside.rows, inside.columns
     rows, columns = sizes.result[:2]
+    whole = _all_inside(sizes, inside)
     blocks, rest = divmod(columns, knobs.pixels)
     free = max(right // knobs.pixels - -(-left // knobs.pixels), 0) * max(bottom - top, 0)
     total = free * _block(knobs, sizes, knobs.pixels, knobs.gathered)
     total += (rows * blocks - free) * _block(knobs, sizes, knobs.pixels, True)
-    whole = (top, bottom, left, right) == (0, rows, 0, columns)
     return total + (rows * _block(knobs, sizes, rest, knobs.gathered or not whole) if rest else 0)
 
 

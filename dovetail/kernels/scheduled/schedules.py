@@ -17,6 +17,7 @@ from typing import Any
 
 from dovetail.kernels.scheduled.algorithms import Sizes
 from dovetail.kernels.scheduled.select import scope
+from dovetail.kernels.scheduled.staging import Staging, stage_activations, stage_weights
 from dovetail.loops.mismatch import LoopMismatch
 from dovetail.loops.text import Procedure, procedure
 
@@ -43,6 +44,8 @@ class Knobs:
     """Whether a block's taps are first copied side by side, as where the channels of a pixel fill no vector."""
     unroll: int
     """Most vectors of taps per turn of the innermost loop."""
+    staging: Staging | None = None
+    """How operands come into the registers an instruction wants them in."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,9 @@ def _inside_blocks(
     """Schedule the blocks that read no padding on their own: where that is so, Exo proves every guard true."""
     from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify
 
-    row = loop.parent()
-    place = [statement.name() for statement in row.body()].index(loop.name())
+    row, place = loop.parent(), 0
+    while loop.prev():  # both loops over columns have one name
+        loop, place = loop.prev(), place + 1
     p, row = _cut(p, row, *rows)
     p, loop = _cut(p, row.body()[place], *blocks)
     p = simplify(inline(p, loop.body()[0]))
@@ -168,17 +172,22 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
     else:
         q = _read_in_place(q)
     q, taps, rest = _divide_taps(q, sizes, taps, knobs)
+    staged = knobs.staging is not None and taps[-1] == "cb"
+    if staged:
+        q, taps = _stage(q, taps, knobs)
     q = reorder_loops(q, "xi ob")
     q = _keep_sums(q, knobs, [taps[0], *rest])
     for nest in ([*taps], rest):
         for tap in nest:
             q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
+    if staged and knobs.staging:
+        q = stage_weights(q, knobs.staging)
     if knobs.group > 1:
         products = next(loop for loop in _loops(q.find_loop(taps[-1], many=True)[-1]) if loop.name() == "lane")
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
     q = select(q)
     if taps[-1] == "cb":
-        q = insert_noop_call(q, list(q.find_loop("cb").body())[-1].after(), in_order(), [])
+        q = insert_noop_call(q, list(_last(q, "cb").body())[-1].after(), in_order(), [])
     return _unroll(q, taps[-1], knobs)
 
 
@@ -279,6 +288,21 @@ def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> t
     return simplify(q), [*taps[:-1], "cb"], rest
 
 
+def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
+    """Bring the activations into the registers instructions want; then all taps are one loop."""
+    from exo.stdlib.scheduling import mult_loops, rewrite_expr, simplify
+
+    assert knobs.staging is not None
+    lengths = [(tap, int(q.find_loop(tap, many=True)[-1].hi().value())) for tap in taps]
+    q = _renamed(stage_activations(q, knobs.staging, knobs.pixels, lengths), "xi", "gx")
+    if len(taps) == 1:
+        return q, taps
+    q = simplify(mult_loops(q, q.find_loop("kx", many=True)[-1], "kc"))
+    q = simplify(mult_loops(q, q.find_loop("ky", many=True)[-1], "cb"))
+    q = rewrite_expr(q, q.find("weights[_]").idx()[1], "cb")
+    return rewrite_expr(q, q.find("sum[_] += _").rhs().lhs().idx()[0], "cb"), ["cb"]
+
+
 def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
     """The sums of a block side by side; starting, adding and finishing them become loops of their own."""
     from exo.stdlib.scheduling import expand_dim, fission, lift_alloc
@@ -316,11 +340,11 @@ def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
     """Write out the loops over registers, and some turns of the innermost loop over taps."""
     from exo.stdlib.scheduling import divide_loop, simplify, unroll_loop
 
-    count = q.find_loop(vectors).hi().value() if vectors == "cb" else 1
+    count = _last(q, vectors).hi().value() if vectors == "cb" else 1
     turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
-    names = ["lane", "xi", "li"]
+    names = ["lane", "xi", "li", "part"]
     if turns > 1:
-        q = divide_loop(q, vectors, turns, [vectors, "cu"], perfect=True)
+        q = divide_loop(q, _last(q, vectors), turns, [vectors, "cu"], perfect=True)
         names.append("cu")
     if _has_loop(q, "kr"):
         names.append("kr")
@@ -349,6 +373,11 @@ def _loops(statement: Any) -> list[Any]:
             found += [inner] if isinstance(inner, ForCursor) else []
             found += _loops(inner)
     return found
+
+
+def _last(q: Procedure, name: str) -> Any:
+    """The last loop of that name: the one of products, behind those that stage operands."""
+    return q.find_loop(name, many=True)[-1]
 
 
 def _has_loop(q: Procedure, name: str) -> bool:

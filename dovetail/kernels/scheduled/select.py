@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ from dovetail.errors import TargetError
 from dovetail.loops.mismatch import LoopMismatch
 from dovetail.loops.replace import replace_first
 from dovetail.loops.text import Procedure, exo, procedure
-from dovetail.target.description import CoreInstruction
+from dovetail.target.description import CoreInstruction, RegisterMemory
 
 
 @cache
@@ -49,12 +49,34 @@ def scope() -> Mapping[str, Any]:
 
 
 @cache
+def register_memory(memory: RegisterMemory) -> Any:
+    """Registers as a memory of Exo's: an array of them, as compilers keep in registers once indices are constant."""
+    exo()
+    from exo.core.memory import Memory
+
+    def alloc(cls: Any, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
+        """The declaration of a buffer."""
+        extents = "".join(f"[{extent}]" for extent in shape[:-1] or ["1"])
+        return f"{memory.c_type} {new_name}{extents};"
+
+    def window(cls: Any, basetyp: Any, baseptr: str, indices: list[str], strides: list[str], srcinfo: Any) -> str:
+        """The first register of an operand."""
+        return baseptr + "".join(f"[{index}]" for index in indices[:-1] or ["0"])
+
+    methods: dict[str, Callable[..., Any]] = {
+        "alloc": alloc, "window": window, "free": lambda cls, *rest: "", "can_read": lambda cls: False,
+    }  # fmt: skip
+    return type(memory.name, (Memory,), {name: classmethod(method) for name, method in methods.items()})
+
+
+@cache
 def meaning(instruction: CoreInstruction) -> Procedure:
     """The instruction as Exo knows it; raises TargetError when its meaning is no procedure of its name."""
     call = re.sub(r"\{(\w+)\}", r"&{\1_data}", instruction.c).rstrip().rstrip(";") + ";"
     where = f"core instruction '{instruction.name}'"
     try:
-        made = procedure(instruction.meaning, dict(scope()), instruction=call)
+        names = {memory.name: register_memory(memory) for memory in instruction.memories}
+        made = procedure(instruction.meaning, {**scope(), **names}, instruction=call)
     except Exception as error:  # Exo has no common base for what is wrong with a text
         reason = str(error).strip().splitlines()
         raise TargetError(f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}",
@@ -106,11 +128,15 @@ def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
     shapes = {a.name(): [_number(extent) for extent in a.shape()] for a in p.args() if a.is_tensor()}
     sizes = {"I8": 1, "I32": 4}
     types = {a.name(): sizes[a.type().name] for a in p.args() if a.is_tensor()}
+    homes = {a.name(): a.mem() for a in p.args() if a.is_tensor()}
     for buffer in _buffers(p.body()):
+        homes[buffer.name()] = buffer.mem()
         shapes[buffer.name()] = [_number(extent) for extent in buffer.shape()] if buffer.is_tensor() else []
         types[buffer.name()] = sizes[buffer.type().name]
     for call in p.find(f"{instruction.name}(_)", many=True):
         for operand in call.args():
+            if homes[operand.name()] is not scope()["DRAM"]:
+                continue
             step = _granule(operand, shapes) * types[operand.name()]
             if step % instruction.alignment:
                 return (

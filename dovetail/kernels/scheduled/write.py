@@ -22,6 +22,7 @@ from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Packing, Sizes, 
 from dovetail.kernels.scheduled.c_text import CFunction, c_functions, write_functions
 from dovetail.kernels.scheduled.knobs import choose_knobs
 from dovetail.kernels.scheduled.schedules import Inside, Knobs, schedule_conv2d, schedule_fully_connected
+from dovetail.kernels.scheduled.staging import is_product, staging_of
 from dovetail.kernels.text import function
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
 from dovetail.target.description import CoreInstruction
@@ -95,7 +96,7 @@ def write_scheduled(
         ordered = [parameter.name for parameter in scope.parameters()]
         functions = [_in_order(made, ordered) for made in loops.functions]
         declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
-        return [*head, "", *write_functions(functions, name, types, ENTRY, declared)]
+        return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
@@ -152,9 +153,11 @@ def _best(
     """The loops for the first instruction that applies; for the last one where none does."""
     assert instructions
     notes: dict[str, None] = {}
-    for instruction in instructions:
+    for instruction in filter(is_product, instructions):
         group, vector = extents(instruction.meaning)
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators * 5 // 4)
+        staging = staging_of(instruction, instructions)
+        vector = staging.vector if staging else vector
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
@@ -177,7 +180,7 @@ def _loops(
     packing = Packing(knobs.lanes, knobs.vector)
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
-    described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment) for i in instructions]]
+    described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
     key = hashlib.sha256(f"{_FORMAT} {_maker()} {described}".encode()).hexdigest()[:40]
     place = default_cache() / "loops" / f"{key}.json"
     try:
@@ -191,6 +194,8 @@ def _loops(
 def _schedule(
     text: str, dense: bool, sizes: Sizes, inside: Inside, knobs: Knobs, instructions: Sequence[CoreInstruction]
 ) -> Loops:
+    from exo.core.memory import MemGenError
+
     from dovetail.kernels.scheduled.select import Selection, scope
     from dovetail.loops.text import procedure
 
@@ -201,7 +206,12 @@ def _schedule(
     else:
         scheduled = schedule_conv2d(algorithm, sizes, inside, knobs, selection)
     used = tuple(i.name for i in instructions if i.name in selection.used)
-    return Loops(c_functions(scheduled), used, selection.notes())
+    if not any(is_product(i) for i in instructions if i.name in used):
+        return Loops((), (), selection.notes())
+    try:
+        return Loops(c_functions(scheduled), used, selection.notes())
+    except MemGenError:  # operands were staged in registers that only instructions fill, and one was not found
+        return Loops((), (), selection.notes())
 
 
 def _from_json(text: str) -> Loops:
