@@ -21,9 +21,10 @@ F32 = DType.FLOAT32
 ANY = (F32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64)
 INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64)
 STEPS = ("ROUND", "FLOOR", "CEILING", "SIGN", "THRESHOLDED_RELU")
-STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL")
+STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL", "SQUARE", "RECIPROCAL_ROOT", "SINE", "COSINE")
 SAFE = tuple(kind for kind in UnaryKind if kind.name not in (*STEPS, *STEEP))
 """Functions that do not enlarge a small difference."""
+STEPPED = (BinaryKind.MODULO, BinaryKind.POWER)
 
 
 def shape_of(maker: Maker, least: int = 1) -> tuple[int, ...]:
@@ -93,7 +94,7 @@ def pooling(maker: Maker) -> Case:
 def pointwise(maker: Maker) -> Case:
     shape = shape_of(maker)
     x = maker.input(shape, F32)
-    operator = maker.one_of(Add(), *(Binary(kind) for kind in BinaryKind))
+    operator = maker.one_of(Add(), *(Binary(kind) for kind in BinaryKind if kind not in STEPPED))
     return maker.case(finished(maker, maker.add(operator, x, maker.input(broadcast(maker, shape), F32))))
 
 
@@ -111,15 +112,17 @@ def reduction(maker: Maker) -> Case:
 
 def resample(maker: Maker) -> Case:
     shape = shape_of(maker)
-    axis, result, taps = maker.number(0, len(shape) - 1), maker.number(1, 7), maker.number(1, 4)
-    places = np.random.default_rng(maker.number(0, 99)).integers(0, shape[axis], (result, taps)).astype(np.int32)
-    operands = [maker.builder.constant("places", places), maker.constant((result, taps), F32)]
-    return maker.case(finished(maker, maker.add(Resample(axis), maker.input(shape, F32), *operands)))
+    axes, operands = tuple(axis for axis in range(len(shape)) if maker.one_of(True, False)), []
+    for axis in axes:
+        result, taps = maker.number(1, 7), maker.number(1, 4)
+        places = np.random.default_rng(maker.number(0, 99)).integers(0, shape[axis], (result, taps)).astype(np.int32)
+        operands += [maker.builder.constant("places", places), maker.constant((result, taps), F32)]
+    return maker.case(finished(maker, maker.add(Resample(axes), maker.input(shape, F32), *operands)))
 
 
 def integers(maker: Maker) -> Case:
     shape, dtype = shape_of(maker), maker.one_of(*INTEGERS)
-    kind = maker.one_of(*(kind for kind in BinaryKind if kind is not BinaryKind.PRELU))
+    kind = maker.one_of(*(kind for kind in BinaryKind if kind not in (BinaryKind.PRELU, BinaryKind.POWER)))
     value = maker.add(Binary(kind), maker.input(shape, dtype), maker.input(broadcast(maker, shape), dtype))
     return maker.case(value)
 

@@ -20,7 +20,9 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize,
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.operators.logic import Compare, CompareKind, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
@@ -32,7 +34,11 @@ I64, F32 = DType.INT64, DType.FLOAT32
 PADDED = ((1, 0), (2, 1))
 
 
-DOMAINS = {UnaryKind.SQUARE_ROOT: (0.0, 9.0), UnaryKind.LOGARITHM: (0.01, 9.0)}
+DOMAINS = {
+    UnaryKind.SQUARE_ROOT: (0.0, 9.0),
+    UnaryKind.LOGARITHM: (0.01, 9.0),
+    UnaryKind.RECIPROCAL_ROOT: (0.01, 9.0),
+}
 """Where functions are defined, if that is not everywhere."""
 
 
@@ -158,12 +164,15 @@ FLOAT = [
     Case(Clamp(-1.0, 1.0), (of(F32, 3, 40),)),
     *(Case(Unary(kind, 0.3), (of(F32, 3, 40),), (DOMAINS.get(kind),)) for kind in UnaryKind),
     Case(LogSoftmax(), (of(F32, 3, 40),)),
-    *(Case(Binary(kind), (of(F32, 3, 1, 5), of(F32, 4, 5))) for kind in BinaryKind),
+    *(
+        Case(Binary(kind), (of(F32, 3, 1, 5), of(F32, 4, 5)), ((0.1, 4.0),) if kind is BinaryKind.POWER else ())
+        for kind in BinaryKind
+    ),
     *(
         Case(Binary(kind), (of(dtype, 2, 3, 5), of(dtype, 5)), (None, (1, 100)))
         for kind in BinaryKind
         for dtype in (I8, U8, I16, I32, I64)
-        if kind is not BinaryKind.PRELU
+        if kind not in (BinaryKind.PRELU, BinaryKind.POWER)
     ),
     *(Case(Reduce(kind, (0, 2)), (of(F32, 3, 4, 5),)) for kind in ReduceKind),
     *(Case(Reduce(kind, (1,)), (of(U8, 3, 4, 5),)) for kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)),
@@ -178,8 +187,28 @@ FLOAT = [
     Case(Pick(((0,), (0, 0, 1, 1))), (of(F32, 1, 2),)),
     Case(Gather(1), (of(F32, 3, 4, 5), of(I64, 2, 3)), (None, (-4, 3))),
     Case(Gather(0), (of(I8, 6, 5), of(I32, 4)), (None, (-9, 9))),
-    Case(Resample(1), (of(F32, 2, 4, 3), of(I32, 5, 2), of(F32, 5, 2)), (None, (0, 3))),
+    Case(Resample((1,)), (of(F32, 2, 4, 3), of(I32, 5, 2), of(F32, 5, 2)), (None, (0, 3))),
+    Case(
+        Resample((1, 2)),
+        (of(I8, 2, 4, 3), of(I32, 5, 2), of(I32, 5, 2), of(I32, 6, 2), of(I32, 6, 2)),
+        (None, (0, 3), (-1024, 1024), (0, 2), (-1024, 1024)),
+    ),
     Case(MatrixProduct(), (of(F32, 2, 1, 3, 4), of(F32, 3, 4, 5))),
+    *(
+        Case(MatrixProduct(-3, 7), (of(a, 2, 1, 3, 4), of(b, 3, 4, 5)))
+        for a, b in ((I8, I8), (U8, I8), (U8, U8), (I16, I16))
+    ),
+    *(Case(Compare(kind), (of(x, 2, 300), of(x, 300))) for kind in CompareKind for x in (F32, I8, I32)),
+    Case(Select(), (of(DType.BOOL, 2, 1), of(I16, 2, 30), of(I16, 30)), ((0, 1),)),
+    Case(Select(), (of(DType.BOOL, 30), of(F32, 2, 30), of(F32, 1)), ((0, 1),)),
+    *(Case(Convert(kind), (of(F32, 3, 40),), ((-300, 300),)) for kind in (I8, U8, I32, I64, DType.BOOL, F32)),
+    *(Case(Convert(kind), (of(x, 3, 40),)) for kind in (I8, I32, DType.BOOL, F32) for x in (I8, U8, I16, I64)),
+    *(Case(Convert(kind), (of(DType.BOOL, 3, 40),), ((0, 1),)) for kind in (I8, F32)),
+    Case(Binary(BinaryKind.MAXIMUM), (of(DType.BOOL, 3, 4), of(DType.BOOL, 4)), ((0, 1), (0, 1))),
+    *(Case(FixedDivide(3, zero, -5, 1374389534, shift), (of(I8, 4, 90), of(I8, 90))) for zero, shift in ((-128, 3), (9, -2))),
+    Case(FixedLogSoftmax(1374389534, 22, -124, 1717986918, -22), (of(I8, 3, 5, 40),)),
+    Case(FixedLogSoftmax(1374389534, 26, -8, 1717986918, -26), (of(I8, 5, 400),)),
+    *(Case(Sigmoid16(mult, shift, tangent), (of(I16, 3, 900),)) for mult, shift in ((3, 0), (20000, 14)) for tangent in (True, False)),
     Case(Softmax(0.5), (of(F32, 3, 40),)),
     *(
         Case(FixedSoftmax(1374389534, 22, -124, result), (of(x, 3, 5, 40),))

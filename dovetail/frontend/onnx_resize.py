@@ -130,11 +130,10 @@ def resize(ctx: OnnxContext, op: OnnxNode) -> None:
         return
     if mode not in ("linear", "cubic"):
         raise ctx.refuse(op, f"mode = {mode}, nearest_mode = {rounding}, antialias = {int(antialias)} is not supported")
-    stem = op.outputs[0]
-    for number, axis in enumerate(axes):
-        if axis.result == axis.size and axis.scale == 1.0:
-            continue
-        places, weights = taps(axis, mode == "cubic", coefficient, exclude, antialias)
-        operands = [ctx.builder.constant(f"{stem}_places", places), ctx.builder.constant(f"{stem}_weights", weights)]
-        x = ctx.add(op, Resample(number), [x, *operands], f"{stem}_axis_{number}")
-    ctx.alias(op, x)
+    stem, resized = op.outputs[0], [n for n, axis in enumerate(axes) if axis.result != axis.size or axis.scale != 1.0]
+    operands = [x]
+    for number in resized:
+        arrays = taps(axes[number], mode == "cubic", coefficient, exclude, antialias)
+        names = (f"{stem}_places", f"{stem}_weights")
+        operands += [ctx.builder.constant(name, array) for name, array in zip(names, arrays, strict=True)]
+    ctx.alias(op, ctx.add(op, Resample(tuple(resized)), operands, f"{stem}_resampled") if resized else x)

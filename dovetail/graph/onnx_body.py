@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from dovetail.graph import onnx_fixed_point
+from dovetail.graph import onnx_fixed_point, onnx_trace
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.arithmetic import Requantize
@@ -99,6 +99,10 @@ class OnnxBody:
     def fixed_softmax(self, operator: FixedSoftmax, x: str) -> str:
         """The meaning of `FixedSoftmax` in 64-bit integers."""
         return onnx_fixed_point.softmax(self, operator, x)
+
+    def traced(self, meaning: Callable[..., Any], inputs: Sequence[str], dtype: DType) -> str:
+        """The nodes of a numpy function of int64 arrays (`dovetail.graph.onnx_trace`), cast to `dtype`."""
+        return onnx_trace.traced(self, meaning, inputs, dtype)
 
     def convolution(
         self,

@@ -15,6 +15,7 @@ from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
 from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
+from dovetail.kernels.log_softmax import write_log_softmax
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
@@ -25,6 +26,7 @@ from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.operators.base import Operator
+from dovetail.operators.fixed import FixedLogSoftmax
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
@@ -43,6 +45,7 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     AveragePool2d: write_pooling,
     SumPool2d: write_pooling,
     FixedSoftmax: write_softmax,
+    FixedLogSoftmax: write_log_softmax,
     Transpose: write_movement,
     Reshape: write_movement,
     Slice: write_movement,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from dovetail.graph.types import DType
 from dovetail.kernels.elements import Writer, operand, place_in, without_pad, write_elements
 from dovetail.kernels.epilogue import Expression, Scope
-from dovetail.kernels.kernel import Unsupported
+from dovetail.kernels.kernel import Unsupported, accumulate_type
 from dovetail.kernels.region import Region
-from dovetail.kernels.text import loop, product, total
+from dovetail.kernels.text import atom, loop, product, total
 from dovetail.kernels.window import COLUMN, ROW, tap_loop, variable, window_of, wrapped
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Pad
@@ -84,19 +85,28 @@ def write_float_dense(region: Region, scope: Scope) -> Writer:
 
 
 def write_matrix_product(region: Region, scope: Scope) -> Writer:
-    """The writer of a MatrixProduct."""
+    """The writer of a MatrixProduct, float or integer."""
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, MatrixProduct)
     without_pad(region)
-    left, right = (region.graph.types[value].shape for value in anchor.inputs)
-    depth = left[-1]
+    operator = anchor.operator
+    a_kind, b_kind = (region.graph.types[value] for value in anchor.inputs)
+    left, right, depth = a_kind.shape, b_kind.shape, a_kind.shape[-1]
+    real = a_kind.dtype is DType.FLOAT32
+    reach = 0 if real else depth * prod(
+        max(kind.dtype.high - zero, zero - kind.dtype.low)
+        for kind, zero in ((a_kind, operator.left_zero_point), (b_kind, operator.right_zero_point))
+    )
+    held = "float" if real else accumulate_type(-reach, reach)
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         a, b = operand(region, scope, 0, "input"), operand(region, scope, 1, "other")
         inner = variable("depth", depth)
         x = place_in(left, (*places[:-1], inner))
         y = place_in(right, (*places[:-2], inner, places[-1]))
-        lines = ["float sum = 0.0f;", *loop("depth", depth, [f"sum += {a}[{x}] * {b}[{y}];"])]
-        return lines, Expression("sum", "float")
+        terms = (total(f"{a}[{x}]", -operator.left_zero_point), total(f"{b}[{y}]", -operator.right_zero_point))
+        step = f"sum += {atom(terms[0])} * {atom(terms[1])};"
+        start = "0.0f" if real else "0"
+        return [f"{held} sum = {start};", *loop("depth", depth, [step])], Expression("sum", held, -reach, reach)
 
     return write_elements(region, scope, element)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from dovetail.kernels.fixed_helpers import FIXED_HELPERS
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
 
 HELPERS: dict[str, str] = {
@@ -186,6 +187,14 @@ static inline int64_t divide_integers(int64_t left, int64_t right)
     return right == 0 ? 0 : left / right;
 }
 """,
+    "modulo_of_integers": """\
+/* What is left of `left` after whole multiples of `right`, with the sign of `right`; 0 where that is 0. */
+static inline int64_t modulo_of_integers(int64_t left, int64_t right)
+{
+    const int64_t rest = right == 0 || right == -1 ? 0 : left % right;
+    return rest != 0 && (rest < 0) != (right < 0) ? rest + right : rest;
+}
+""",
     "gathered": """\
 /* An index counted from either end as one from the front, limited to [0, size). */
 static inline int32_t gathered(int64_t index, int32_t size)
@@ -194,6 +203,7 @@ static inline int32_t gathered(int64_t index, int32_t size)
     return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
 }
 """,
+    **FIXED_HELPERS,
     **FLOAT_HELPERS,
 }
 """C source of each shared inline function, by its name."""
