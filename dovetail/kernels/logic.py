@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dovetail.graph.graph import Node
 from dovetail.graph.types import DType
-from dovetail.kernels.elementwise import named, real
+from dovetail.kernels.elementwise import real
 from dovetail.kernels.kernel import c_type
 from dovetail.kernels.scope import Expression, Scope
 from dovetail.kernels.text import atom, product, total

@@ -55,7 +55,7 @@ class Reduce(Operator):
         places = all(0 <= axis < len(x.shape) for axis in self.axes) and self.axes == tuple(sorted(set(self.axes)))
         require(places and x.elements > 0, f"cannot reduce {x} over the axes {list(self.axes)}")
         shape = tuple(1 if axis in self.axes else size for axis, size in enumerate(x.shape))
-        if x.dtype is DType.FLOAT32 or (x.dtype.is_integer and self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)):
+        if x.dtype is DType.FLOAT32 or (x.dtype.bits >= 8 and self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)):
             return TensorType(shape, x.dtype)
         count = prod(x.shape[axis] for axis in self.axes)
         small = x.dtype in (DType.INT8, DType.UINT8, DType.INT16) and count * (x.dtype.high - x.dtype.low) < 1 << 31

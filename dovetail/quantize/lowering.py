@@ -16,16 +16,19 @@ from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, GraphBuilder, Node
 from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import Clamp
-from dovetail.operators.arithmetic import Rounding
+from dovetail.operators.arithmetic import Add, Rounding
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.logic import Compare, Select
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
 from dovetail.operators.selection import Gather, Pick
+from dovetail.quantize.linear import moved_constant
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
+from dovetail.quantize.rules_fixed import compare
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 
 HINT = (
@@ -33,7 +36,7 @@ HINT = (
     "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator; "
     "or let the core compute in float32: dovetail compile --float"
 )
-_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, MaxPool2d)
+_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, Select, MaxPool2d)
 """Operators that mean the same on integers as on the floats these stand for."""
 
 
@@ -105,10 +108,20 @@ class _Lowering:
             if isinstance(node.operator, Quantize):
                 self.names[node.output] = self._lower(node)
             elif self.graph.types[node.output].dtype is not DType.FLOAT32:
+                if isinstance(node.operator, Compare) and self._compared(node, node.operator):
+                    continue
                 inputs = [self._integer_operand(node, name) for name in node.inputs]
                 self.emitter.origin = node.origin
                 self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
         return builder.finish([self._output(name) for name in self.graph.outputs])
+
+    def _compared(self, node: Node, operator: Compare) -> bool:
+        """True when both operands stand for quantised values: then their integers are compared."""
+        views = [self._view(name, "") for name in node.inputs]
+        values = [view for view in views if view is not None and view.per_tensor]
+        if len(values) == len(views):
+            self.names[node.output] = compare(self.emitter, operator, values, node.output)
+        return len(values) == len(views)
 
     def _lower(self, node: Node) -> str:
         """The integers a Quantize node gives."""
@@ -185,7 +198,7 @@ class _Lowering:
 
     def _arithmetic(self, node: Node, target: Target, bounds: Bounds, stem: str) -> str:
         rule = RULES.get(type(node.operator))
-        operands = [self._operand(name) for name in node.inputs]
+        operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
         if rule is None or len(found) < len(operands):
             if self.allow_float:
@@ -197,6 +210,15 @@ class _Lowering:
             if self.allow_float:
                 return self._border(self._real(node.output), target, bounds, stem)
             raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+
+    def _terms(self, node: Node) -> list[str]:
+        """The node's operands; of a sum of sums, which rounds nothing in between, all terms."""
+        terms = []
+        for name in node.inputs:
+            inner = self.producers.get(name)
+            sum_of_sums = isinstance(node.operator, Add) and inner is not None and isinstance(inner.operator, Add)
+            terms += self._terms(inner) if sum_of_sums and inner is not None else [name]
+        return terms
 
     def _operand(self, name: str) -> Quantised | Array | None:
         """An operand as quantised integers or as a float constant; None when it is a float of run time."""
@@ -249,7 +271,8 @@ class _Lowering:
         """The quantisation of the integers that movement operators bring to a float value, where it has any."""
         node = self.producers.get(value)
         while node is not None and _keeps_values(node.operator):
-            node = self.producers.get(node.inputs[0])
+            reals = [name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32]
+            node = self.producers.get(reals[0]) if reals else None
         if node is None or not isinstance(node.operator, Dequantize):
             return None
         view = self._dequantized(node, node.operator)
@@ -266,6 +289,8 @@ class _Lowering:
         first = parts[0]
         if first is None or any(part is None or not part.same_steps(first) for part in parts):
             return None
+        if not first.per_tensor and len(parts) == 1 and first.array is not None:
+            return moved_constant(self.emitter, operator, first, stem)
         axis = first.axis
         if not first.per_tensor:
             if not isinstance(operator, Transpose):
