@@ -28,13 +28,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SingleOperator:
-    """An operator of the TFLite schema with its options and tensors; the last tensor is the result."""
+    """An operator of the TFLite schema with its options and tensors; the last tensors are the results."""
 
     opcode: str
     tensors: Sequence[TensorEntry]
     options: Mapping[str, Any]
     options_type: str = ""
     version: int = 1
+    results: int = 1
 
 
 def _schema() -> Any:
@@ -56,9 +57,9 @@ def tflite_bytes(single: SingleOperator) -> bytes:
     graph.tensors, graph.inputs = [], []
     for index, entry in enumerate(single.tensors):
         graph.tensors.append(_tensor(schema, model, entry))
-        if entry.data is None and index < len(single.tensors) - 1:
+        if entry.data is None and index < len(single.tensors) - single.results:
             graph.inputs.append(index)
-    graph.outputs = [len(single.tensors) - 1]
+    graph.outputs = list(range(len(single.tensors) - single.results, len(single.tensors)))
     graph.operators = [_operator(schema, single)]
     model.subgraphs = [graph]
     code = schema.OperatorCodeT()
@@ -92,8 +93,8 @@ def _tensor(schema: Any, model: Any, entry: TensorEntry) -> Any:
 def _operator(schema: Any, single: SingleOperator) -> Any:
     operator = schema.OperatorT()
     operator.opcodeIndex = 0
-    operator.inputs = list(range(len(single.tensors) - 1))
-    operator.outputs = [len(single.tensors) - 1]
+    operator.inputs = list(range(len(single.tensors) - single.results))
+    operator.outputs = list(range(len(single.tensors) - single.results, len(single.tensors)))
     if single.options_type:
         options = getattr(schema, f"{single.options_type}T")()
         for name, value in single.options.items():
@@ -105,6 +106,11 @@ def _operator(schema: Any, single: SingleOperator) -> Any:
 
 def run_micro(model: bytes, inputs: Sequence[Array]) -> Array:
     """The result TensorFlow Lite Micro computes."""
+    return run_micro_all(model, inputs, 1)[0]
+
+
+def run_micro_all(model: bytes, inputs: Sequence[Array], results: int) -> list[Array]:
+    """The results TensorFlow Lite Micro computes."""
     _schema()
     from tflite_micro.python.tflite_micro import runtime
 
@@ -112,7 +118,19 @@ def run_micro(model: bytes, inputs: Sequence[Array]) -> Array:
     for index, array in enumerate(inputs):
         interpreter.set_input(array, index)
     interpreter.invoke()
-    return np.array(interpreter.get_output(0))
+    return [np.array(interpreter.get_output(index)) for index in range(results)]
+
+
+def run_lite(model: bytes, inputs: Sequence[Array], results: int) -> list[Array]:
+    """The results LiteRT's reference kernels compute: for operators TensorFlow Lite Micro does not have."""
+    interpreters = pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is the oracle")
+    kind = interpreters.OpResolverType.BUILTIN_REF
+    interpreter = interpreters.Interpreter(model_content=model, experimental_op_resolver_type=kind)
+    interpreter.allocate_tensors()
+    for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
+        interpreter.set_tensor(detail["index"], array)
+    interpreter.invoke()
+    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()[:results]]
 
 
 NETWORKS = ("ad_autoencoder", "ic_resnet8", "kws_dscnn", "vww_mobilenetv1")

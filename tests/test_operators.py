@@ -205,10 +205,17 @@ FLOAT = [
     *(Case(Convert(kind), (of(x, 3, 40),)) for kind in (I8, I32, DType.BOOL, F32) for x in (I8, U8, I16, I64)),
     *(Case(Convert(kind), (of(DType.BOOL, 3, 40),), ((0, 1),)) for kind in (I8, F32)),
     Case(Binary(BinaryKind.MAXIMUM), (of(DType.BOOL, 3, 4), of(DType.BOOL, 4)), ((0, 1), (0, 1))),
-    *(Case(FixedDivide(3, zero, -5, 1374389534, shift), (of(I8, 4, 90), of(I8, 90))) for zero, shift in ((-128, 3), (9, -2))),
+    *(
+        Case(FixedDivide(3, zero, -5, 1374389534, shift), (of(I8, 4, 90), of(I8, 90)))
+        for zero, shift in ((-128, 3), (9, -2))
+    ),
     Case(FixedLogSoftmax(1374389534, 22, -124, 1717986918, -22), (of(I8, 3, 5, 40),)),
     Case(FixedLogSoftmax(1374389534, 26, -8, 1717986918, -26), (of(I8, 5, 400),)),
-    *(Case(Sigmoid16(mult, shift, tangent), (of(I16, 3, 900),)) for mult, shift in ((3, 0), (20000, 14)) for tangent in (True, False)),
+    *(
+        Case(Sigmoid16(multiplier, shift, tangent), (of(I16, 3, 900),))
+        for multiplier, shift in ((3, 0), (20000, 14))
+        for tangent in (True, False)
+    ),
     Case(Softmax(0.5), (of(F32, 3, 40),)),
     *(
         Case(FixedSoftmax(1374389534, 22, -124, result), (of(x, 3, 5, 40),))

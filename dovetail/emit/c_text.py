@@ -67,7 +67,7 @@ def elements(array: Array) -> list[str]:
         return ["(-2147483647 - 1)" if value == -(2**31) else str(value) for value in values]
     if array.dtype.name == "uint32":
         return [f"{value}u" for value in values]
-    return [str(value) for value in values]
+    return [str(int(value)) for value in values]
 
 
 def _int64(value: int) -> str:

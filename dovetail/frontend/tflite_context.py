@@ -183,7 +183,7 @@ class TfliteContext:
         for step, kind in enumerate(steps):
             inputs = [*operands] if step == 0 else [value]
             inputs += self.parameters(op, self.output(op)) if isinstance(kind, Quantize) else []
-            suffix = {Clamp: "_clamped"}.get(type(kind), "_sum") if step < len(steps) - 1 else ""
+            suffix = "" if step == len(steps) - 1 else "_clamped" if isinstance(kind, Clamp) else "_sum"
             value = self.builder.add(kind, inputs, f"{name}{suffix}", self.origin(op))
         return value
 

@@ -71,7 +71,10 @@ def dequantize(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 
 IMPORTERS: Mapping[str, Importer] = {
-    **{name: Importer(pointwise(Unary(kind)), _UNARY_VERSIONS.get(name, 2)) for name, kind in elementwise.UNARY.items()},
+    **{
+        name: Importer(pointwise(Unary(kind)), _UNARY_VERSIONS.get(name, 2))
+        for name, kind in elementwise.UNARY.items()
+    },
     "ADD": Importer(elementwise.arithmetic(BinaryKind.ADD, "AddOptions"), 5),
     "ADD_N": Importer(elementwise.add_n, 1),
     "ARG_MAX": Importer(elementwise.arg_extreme(largest=True), 2),

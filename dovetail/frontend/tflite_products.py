@@ -33,7 +33,8 @@ def transpose_conv(ctx: TfliteContext, op: OperatorEntry) -> None:
     if not fits or w.shape[3] != x.shape[3] or w.shape[0] != result.shape[3]:
         raise ctx.refuse(op, f"{x}, the weights {w}, stride {list(stride)} and padding {padding} do not fit {result}")
     axes = [
-        _axis(x.shape[place], w.shape[place], stride[place - 1], result.shape[place], padding == SAME) for place in (1, 2)
+        _axis(x.shape[place], w.shape[place], stride[place - 1], result.shape[place], padding == SAME)
+        for place in (1, 2)
     ]
 
     def emit(operator: Operator, operands: Sequence[str], suffix: str) -> str:

@@ -31,7 +31,8 @@ def _cut(ctx: TfliteContext, op: OperatorEntry, x: Tensor, axis: int, sizes: Seq
         begin, end = [0] * len(x.shape), list(x.shape)
         begin[axis], end[axis] = start, start + size
         part = Slice(tuple(begin), tuple(end), (1,) * len(x.shape))
-        value = ctx.builder.add(part, [ctx.value(op, x)], f"{result.name}_part" if drop else result.name, ctx.origin(op))
+        stem = f"{result.name}_part" if drop else result.name
+        value = ctx.builder.add(part, [ctx.value(op, x)], stem, ctx.origin(op))
         if drop:
             shape = (*x.shape[:axis], *x.shape[axis + 1 :])
             value = ctx.builder.add(Reshape(shape), [value], result.name, ctx.origin(op))
@@ -192,8 +193,9 @@ def space_to_batch(ctx: TfliteContext, op: OperatorEntry) -> None:
     x, blocks = ctx.input(op, 0), ctx.integers(op, 1, "block shape")
     pads, count = ctx.integers(op, 2, "paddings"), len(blocks)
     rest = len(x.shape) - 1 - count
-    pad = Pad((0, *pads[::2], *(0,) * rest), (0, *pads[1::2], *(0,) * rest), border(ctx, op, x, None))
-    sizes = [n + a + b for n, a, b in zip(x.shape[1:], (*pads[::2], *(0,) * rest), (*pads[1::2], *(0,) * rest), strict=True)]
+    before, after = (0, *pads[::2], *(0,) * rest), (0, *pads[1::2], *(0,) * rest)
+    pad = Pad(before, after, border(ctx, op, x, None))
+    sizes = [size + lead + trail for size, lead, trail in zip(x.shape, before, after, strict=True)][1:]
     if any(size % block for size, block in zip(sizes, blocks, strict=False)):
         raise ctx.refuse(op, f"the padded sizes {sizes} do not divide into blocks {list(blocks)}")
     apart = [part for size, block in zip(sizes, blocks, strict=False) for part in (size // block, block)]
@@ -223,7 +225,7 @@ def batch_to_space(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 def nearest(ctx: TfliteContext, op: OperatorEntry) -> None:
     """RESIZE_NEAREST_NEIGHBOR: places in float32, as TFLite's resize_nearest_neighbor.h finds them."""
-    x, shape = _image(ctx, op)
+    _, shape = _image(ctx, op)
     options = ctx.options(op, "ResizeNearestNeighborOptions")
     align, centred = bool(options["AlignCorners"]), bool(options["HalfPixelCenters"])
     places: list[Sequence[int]] = [range(shape[0])]
@@ -234,4 +236,3 @@ def nearest(ctx: TfliteContext, op: OperatorEntry) -> None:
         taken = [floor(float(place) + 0.5) if align else floor(float(place)) for place in along]
         places.append([min(max(place, 0), size - 1) for place in taken])
     _picked(ctx, op, [*places, range(shape[3])])
-

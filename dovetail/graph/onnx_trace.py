@@ -114,4 +114,3 @@ _FUNCTIONS: dict[Callable[..., Any], Callable[[OnnxBody, list[str], dict[str, An
     np.where: _where,
     np.clip: _limited,
 }
-

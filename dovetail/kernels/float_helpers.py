@@ -273,8 +273,8 @@ static inline float gaussian_share(float value)
 }
 """,
     "turned": """\
-/* The cosine (where `quarter` is odd, else the sine) of value + quarter * pi / 2 - whole quarters are taken off in three
-   parts, whose first two have few enough bits that their multiples are exact. */
+/* The sine of value + quarter * pi / 2. Whole quarters of a turn are taken off in three parts, whose first two have
+   few enough bits that their multiples are exact. */
 static inline float turned(float value, int32_t quarter)
 {
     if (!(absolute(value) < 1.0e6f)) {

@@ -42,7 +42,9 @@ def write_convert(scope: Scope, node: Node, operands: Sequence[Expression]) -> E
         zero = "0.0f" if x.c_type == "float" else "0"
         return Expression(scope.define("holds", "int32_t", f"{atom(x.text)} != {zero}"), "int32_t", 0, 1)
     if dtype is DType.FLOAT32:
-        return x if x.c_type == "float" else Expression(scope.define("real", "float", f"(float){atom(x.text)}"), "float")
+        if x.c_type == "float":
+            return x
+        return Expression(scope.define("real", "float", f"(float){atom(x.text)}"), "float")
     wide = "int64_t" if dtype in (DType.INT64, DType.UINT32) else "int32_t"
     if x.c_type == "float":
         call = "converted_wide" if wide == "int64_t" else "converted"
@@ -58,7 +60,8 @@ def write_divide(scope: Scope, node: Node, operands: Sequence[Expression]) -> Ex
     """The C of a FixedDivide."""
     operator = node.operator
     assert isinstance(operator, FixedDivide)
-    left, right = total(operands[0].text, -operator.left_zero_point), total(operands[1].text, -operator.right_zero_point)
+    left = total(operands[0].text, -operator.left_zero_point)
+    right = total(operands[1].text, -operator.right_zero_point)
     text = f"divide_fixed({left}, {right}, {operator.multiplier}, {operator.shift})"
     text = f"wrap_add({text}, {operator.output_zero_point})" if operator.output_zero_point else text
     return Expression(scope.define("quotient", "int32_t", text), "int32_t", DType.INT32.low, DType.INT32.high)
@@ -73,4 +76,3 @@ def write_sigmoid(scope: Scope, node: Node, operands: Sequence[Expression]) -> E
     scaled = f"({scaled}) >> {operator.shift}" if operator.shift else scaled
     text = f"{'tangent_16' if operator.tangent else 'sigmoid_16'}({scaled}, {table})"
     return Expression(scope.define("function", "int32_t", text), "int32_t", DType.INT16.low, DType.INT16.high)
-

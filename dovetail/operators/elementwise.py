@@ -68,7 +68,8 @@ _REAL = (BinaryKind.PRELU, BinaryKind.POWER)
 class Binary(Operator):
     """A function of two operands of one type, float32 or integers of at least 8 bits, with broadcasting.
 
-    MINIMUM and MAXIMUM are "and" and "or" of bool. Rounded once, in the operands' type. `Add` is the addition the quantize stage knows.
+    MINIMUM and MAXIMUM are "and" and "or" of bool. Rounded once, in the operands' type. `Add` is the addition the
+    quantize stage knows.
     """
 
     kind: BinaryKind
@@ -102,7 +103,8 @@ class Binary(Operator):
             falling = body.add("Mul", [body.add("Min", [inputs[0], zero]), inputs[1]])
             return body.add("Add", [body.add("Max", [inputs[0], zero]), falling])
         if self.kind is BinaryKind.SQUARED_DIFFERENCE:
-            return Binary(BinaryKind.MULTIPLY).onnx(body, [Binary(BinaryKind.SUBTRACT).onnx(body, inputs, types)] * 2, types)
+            difference = Binary(BinaryKind.SUBTRACT).onnx(body, inputs, types)
+            return Binary(BinaryKind.MULTIPLY).onnx(body, [difference] * 2, types)
         if self.kind is BinaryKind.MODULO and kind is DType.FLOAT32:
             whole = body.add("Floor", [body.add("Div", list(inputs))])
             return body.add("Sub", [inputs[0], body.add("Mul", [whole, inputs[1]])])

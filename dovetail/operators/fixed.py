@@ -1,7 +1,7 @@
-"""TFLite Micro's fixed-point kernels that are no sums and no tables: quotient, log-softmax, 16-bit sigmoid and softmax.
+"""TFLite Micro's fixed-point kernels that are no sums and no tables: quotient, log-softmax, 16-bit functions.
 
-Facts from tflite-micro's kernels/internal/reference/{div,log_softmax,softmax}.h, reference/integer_ops/{logistic,tanh}.h
-and kernels/internal/common.h. Each meaning is one function of int64 arrays, which is followed for its ONNX form.
+Facts from tflite-micro's kernels/internal/reference/{div,log_softmax,softmax}.h, integer_ops/{logistic,tanh}.h beside
+them and kernels/internal/common.h. Each meaning is one function of int64 arrays, which is followed for its ONNX form.
 """
 
 from __future__ import annotations

@@ -137,11 +137,11 @@ def inverse_root(value: int) -> tuple[int, int]:
     while value >= 1 << 29:
         value, shift = value // 4, shift + 1
     pairs = (31 - value.bit_length()) // 2 - 1
-    shift, half = shift - pairs, np.int64(rounding_shift(np.int64((value << 2 * pairs) >> 1), 1))
-    x = np.int64(1 << 28)  # Q3.28, and so are the products below but for their 6 and 3 more integer bits
+    shift, half = shift - pairs, rounding_shift(np.array((value << 2 * pairs) >> 1, np.int64), 1)
+    x, three_halves = np.array(1 << 28, np.int64), np.array(3 << 27, np.int64)  # in Q3.28, as all below after a shift
     for _ in range(5):
         cube = _saturating_left(high_product(high_product(x, x), x), 6)
-        x = _saturating_left(high_product(np.int64(3 << 27), x) - high_product(half, cube), 3)
+        x = _saturating_left(high_product(three_halves, x) - high_product(half, cube), 3)
     multiplier = int(high_product(x, ROOT_OF_HALF))
     return (multiplier << -shift, 0) if shift < 0 else (multiplier, -shift)
 

@@ -98,7 +98,7 @@ class Resample(Operator):
     """Weighted sums along some axes: linear and cubic resizing. Operands: x, then for each axis constant places int32
     [R, K] and weights [R, K]; both x and the weights float32, or x of 8 bits, the weights int32 and the sums too.
 
-    Along one axis y[..., r, ...] = sum over k of x[..., places[r, k], ...] * weights[r, k]; several one after the other.
+    Along one axis y[..., r, ...] = sum over k of x[..., places[r, k], ...] * weights[r, k], and so on along the next.
     """
 
     axes: tuple[int, ...]
@@ -124,11 +124,11 @@ class Resample(Operator):
         result = x.astype(wide)
         for axis, places, weights in zip(self.axes, taps[::2], taps[1::2], strict=True):
             shape: Shape = (-1,) + (1,) * (x.ndim - 1 - axis)
-            terms = (
+            terms: list[Array] = [
                 np.take(result, places[:, tap], axis=axis) * weights[:, tap].astype(wide).reshape(shape)
                 for tap in range(places.shape[1])
-            )
-            result = sum(terms, np.zeros((), wide))
+            ]
+            result = sum(terms[1:], terms[0])
         return np.asarray(result, dtype=np.float32 if wide is np.float64 else np.int32)
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:

@@ -173,16 +173,8 @@ def _unary(
     (x,) = activations(operator, operands)
     if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
         return sixteen_bits(emitter, operator.kind is UnaryKind.TANH, x, target, bounds, stem)
-    if x.kind.dtype is DType.INT16 and operator.kind in _SLOPES:
-        scale, slope = x.target.scale, _SLOPES[operator.kind](operator.alpha)
-        # leaky_relu_common.cc multiplies in float32, elementwise.cc's Abs in double: its slope of -1 leaves no difference
-        factor = float(np.float32(scale) * np.float32(slope) / np.float32(target.scale))
-        above = float(np.float32(scale) / np.float32(target.scale)) if slope >= 0 else scale / target.scale
-        falling = negative_part(emitter, x, stem)
-        if slope < 0:
-            falling = emitter.add(Binary(BinaryKind.SUBTRACT), [emitter.constant(f"{stem}_0", np.zeros(1, np.int32)), falling], emitter.fresh(f"{stem}_turned"))
-            factor = scale * -slope / target.scale
-        return two_slopes(emitter, x, falling, (above, factor), target, bounds, stem)
+    if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE):
+        return _bent(emitter, operator, x, target, bounds, stem)
     if x.kind.dtype not in (DType.INT8, DType.UINT8):
         what = f"{operator.kind.name} of {x.kind.dtype.text} has no table in Dovetail"
         raise ModelError(what, hint="quantise its operand to 8 bits")
@@ -191,6 +183,19 @@ def _unary(
     limited = np.clip(table, *bounds.integers(target)).astype(table.dtype)
     name = emitter.constant(f"{stem}_table", limited, target.dtype)
     return emitter.add(Lookup(), [x.name, name], stem)
+
+
+def _bent(emitter: Emitter, operator: Unary, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
+    """One line for each sign: leaky_relu_common.cc takes its slopes in float32, Abs of elementwise.cc in double."""
+    source = x.target.scale
+    falling = negative_part(emitter, x, stem)
+    if operator.kind is UnaryKind.LEAKY_RELU:
+        steps = np.float32(target.scale)
+        above, below = (float(np.float32(source) * np.float32(slope) / steps) for slope in (1.0, operator.alpha))
+        return two_slopes(emitter, x, falling, (above, below), target, bounds, stem)
+    zero = emitter.constant(f"{stem}_nothing", np.zeros(1, np.int32))
+    rising = emitter.add(Binary(BinaryKind.SUBTRACT), [zero, falling], emitter.fresh(f"{stem}_turned"))
+    return two_slopes(emitter, x, rising, (source / target.scale,) * 2, target, bounds, stem)
 
 
 def _linear(
@@ -213,12 +218,6 @@ _BINARY: dict[BinaryKind, Rule] = {
     BinaryKind.SQUARED_DIFFERENCE: squared_difference,
 }
 """Rules of functions of two values, the product's aside."""
-
-_SLOPES: dict[UnaryKind, Callable[[float], float]] = {
-    UnaryKind.LEAKY_RELU: lambda alpha: alpha,
-    UnaryKind.ABSOLUTE: lambda _alpha: -1.0,
-}
-"""Functions of 16-bit values that are one line for each sign: the slope where these are negative."""
 
 RULES: dict[type[Operator], Rule] = {
     Conv2d: _linear,

@@ -51,18 +51,23 @@ def divide(
 
 
 def two_slopes(
-    emitter: Emitter, x: Quantised, falling: str, factors: tuple[float, float], target: Target, bounds: Bounds, stem: str
+    emitter: Emitter,
+    x: Quantised,
+    falling: str,
+    factors: tuple[float, float],
+    target: Target,
+    bounds: Bounds,
+    stem: str,
 ) -> str:
     """Positive values scaled by the first factor, plus `falling`, which is 0 where they are positive, by the second."""
     zero = emitter.constant(f"{stem}_zero", np.zeros(1, np.int32))
     rising = emitter.add(Binary(BinaryKind.MAXIMUM), [centred(emitter, x, f"{stem}_centred"), zero], f"{stem}_rising")
-    terms = [
-        emitter.requantize(value, multiplier_arrays([factor]), Requantize(emitter.rounding, 0, offset), emitter.fresh(name))
-        for value, factor, offset, name in (
-            (rising, factors[0], target.zero_point, f"{stem}_above"),
-            (falling, factors[1], 0, f"{stem}_below"),
-        )
-    ]
+    terms = []
+    parts = ((rising, factors[0], target.zero_point, "above"), (falling, factors[1], 0, "below"))
+    for value, factor, offset, side in parts:
+        scaling = Requantize(emitter.rounding, 0, offset)
+        name = emitter.fresh(f"{stem}_{side}")
+        terms.append(emitter.requantize(value, multiplier_arrays([factor]), scaling, name))
     return emitter.clip(emitter.add(Add(), terms, emitter.fresh(f"{stem}_sum")), target, bounds, stem)
 
 
@@ -98,7 +103,7 @@ def _quantised_slope(emitter: Emitter, slope: Array, stem: str) -> Quantised:
 def squared_difference(
     emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
 ) -> str:
-    """Both operands scaled to twice the larger scale, with 7 bits of head-room (micro/kernels/squared_difference.cc)."""
+    """Both operands scaled to twice the larger scale, 7 bits of head-room (micro/kernels/squared_difference.cc)."""
     values = activations(operator, operands)
     if any(value.kind.dtype.bits > 16 for value in values):
         raise refusal(operator, values[0])
@@ -110,7 +115,6 @@ def squared_difference(
         factors = multiplier_arrays([value.target.scale / twice_larger])
         terms.append(emitter.requantize(value.name, factors, scaling, emitter.fresh(f"{stem}_{side}")))
     square = emitter.add(operator, terms, emitter.fresh(f"{stem}_square"))
-    # The product of the power of two and the scale is a float32 there; a power of two leaves no rounding.
     factor = twice_larger * twice_larger / ((1 << 2 * left_shift) * target.scale)
     return emitter.scale_to(square, [factor], target, bounds, stem)
 
@@ -178,14 +182,13 @@ def resample(
     factors = (np.array([1 << 30], np.int32), np.array([-bits], np.int32))
     plain = Requantize(emitter.rounding, 0, 0, 1)
     if same:
-        return emitter.clip(emitter.requantize(total, factors, plain, emitter.fresh(f"{stem}_mean")), target, bounds, stem)
+        mean = emitter.requantize(total, factors, plain, emitter.fresh(f"{stem}_mean"))
+        return emitter.clip(mean, target, bounds, stem)
     factor = x.target.scale / target.scale / unit
     return emitter.scale_to(total, [factor], target, bounds, stem, x.target.zero_point * unit)
 
 
-def sixteen_bits(
-    emitter: Emitter, tangent: bool, x: Quantised, target: Target, bounds: Bounds, stem: str
-) -> str:
+def sixteen_bits(emitter: Emitter, tangent: bool, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
     """Sigmoid and tanh of int16 (micro/kernels/{logistic_common,tanh}.cc): a factor to steps of 1/12288."""
     native = Target(DType.INT16, 2.0**-15, 0)
     power = int(np.rint(np.log2(x.target.scale)))

@@ -127,8 +127,8 @@ def _reciprocal_root(_operator: Unary, centred: Array, x: Step, y: Step) -> Arra
     found = []
     for value in centred.tolist():
         inverse, inverse_shift = gemmlowp.inverse_root(max(value, 1))
-        fine = fixed_point(np.int64(1), inverse, inverse_shift + 20, Rounding.DOUBLE)
-        scaled = int(fixed_point(fine, multiplier, shift - 20, Rounding.DOUBLE)) + y.zero_point
+        fine = fixed_point(np.ones(1, np.int64), inverse, inverse_shift + 20, Rounding.DOUBLE)
+        scaled = int(fixed_point(fine, multiplier, shift - 20, Rounding.DOUBLE)[0]) + y.zero_point
         found.append(scaled if value > 0 else y.dtype.high)
     return np.array(found, np.int64)
 
