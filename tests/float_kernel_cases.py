@@ -63,7 +63,8 @@ def convolution(maker: Maker) -> Case:
         sides = [maker.number(0, (kernel[axis % 2] - 1) * dilation[axis % 2]) for axis in range(4)]
         x = maker.add(Pad((0, sides[0], sides[1], 0), (0, sides[2], sides[3], 0), 0.0), x)
     shape = (1, *kernel, outputs) if depthwise else (outputs, *kernel, depth)
-    weights = maker.constant(shape, F32) if maker.one_of(True, True, False) else maker.input(shape, F32)
+    narrow = maker.one_of(F32, F32, DType.INT8, DType.INT4, DType.INT2)
+    weights = maker.constant(shape, narrow) if maker.one_of(True, True, False) else maker.input(shape, F32)
     bias = [maker.constant((outputs,), F32)] if maker.one_of(True, False) else []
     value = maker.add((DepthwiseConv2d if depthwise else Conv2d)(stride, dilation), x, weights, *bias)
     return maker.case(finished(maker, value))
@@ -75,7 +76,8 @@ def product(maker: Maker) -> Case:
     if maker.one_of(True, False):
         bias = [maker.constant((outputs,), F32)] if maker.one_of(True, False) else []
         x = maker.input((*lead, depth), F32)
-        return maker.case(finished(maker, maker.add(FullyConnected(), x, maker.constant((outputs, depth), F32), *bias)))
+        weights = maker.constant((outputs, depth), maker.one_of(F32, DType.INT8, DType.INT4, DType.INT2))
+        return maker.case(finished(maker, maker.add(FullyConnected(), x, weights, *bias)))
     a = maker.input((*lead, maker.number(1, 4), depth), F32)
     b = maker.input((*broadcast(maker, lead), depth, outputs), F32)
     return maker.case(finished(maker, maker.add(MatrixProduct(), a, b)))

@@ -84,10 +84,16 @@ def _tensor(schema: Any, model: Any, entry: TensorEntry) -> Any:
     tensor.buffer = 0
     if entry.data is not None:
         buffer = schema.BufferT()
-        buffer.data = np.frombuffer(entry.data.tobytes(), np.uint8)
+        buffer.data = np.frombuffer((_nibbles(entry.data) if entry.dtype == "int4" else entry.data).tobytes(), np.uint8)
         tensor.buffer = len(model.buffers)
         model.buffers.append(buffer)
     return tensor
+
+
+def _nibbles(values: Array) -> Array:
+    """int4 values two to a byte, the first in the low half."""
+    flat = np.append(values.reshape(-1), np.zeros(values.size % 2, np.int8)).astype(np.uint8) & 15
+    return flat[0::2] | flat[1::2] << 4
 
 
 def _operator(schema: Any, single: SingleOperator) -> Any:

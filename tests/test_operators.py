@@ -117,6 +117,8 @@ LINEAR = [
     Case(FullyConnected(7, 128), (of(U8, 1, 2, 33), of(U8, 7, 33))),
     Case(FullyConnected(-70, 0), (of(I16, 5, 33), of(I8, 7, 33), of(I64, 7)), (None, None, (-(1 << 40), 1 << 40))),
     Case(FullyConnected(), (of(F32, 5, 33), of(F32, 7, 33), of(F32, 7))),
+    Case(FullyConnected(), (of(F32, 5, 33), of(I4, 7, 33), of(F32, 7))),
+    Case(Conv2d(), (of(F32, 1, 5, 6, 4), of(I8, 3, 2, 2, 4)), (None, (-9, 9))),
 ]
 MOVEMENT = [
     *(Case(Pad((0, 1, 0, 2), (0, 0, 3, 1), 5), (of(kind, 1, 3, 4, 2),)) for kind in (I8, U8, I16, I32, F32)),

@@ -289,6 +289,32 @@ def pack(rng: np.random.Generator, dtype: str) -> SingleOperator:
     return SingleOperator("PACK", [*parts, y], {"axis": axis, "valuesCount": count}, "PackOptions")
 
 
+def layer(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:
+    """A convolution, depthwise convolution or dense layer with 4-bit weights."""
+    deep, dense = opcode == "CONV_2D", opcode == "FULLY_CONNECTED"
+    depth, outputs = int(rng.integers(1, 9)), int(rng.integers(1, 12))
+    kernel = sizes(rng, 2, 1, 4)
+    outputs = outputs if deep or dense else depth * int(rng.integers(1, 3))
+    x = activation(rng, "x", (3, depth) if dense else (1, *kernel, depth), dtype)
+    shape = (outputs, depth) if dense else (outputs, *kernel, depth) if deep else (1, *kernel, outputs)
+    # TensorFlow Lite Micro's dense layer has one scale for int4 weights.
+    scales = tuple(float(scale) for scale in np.exp(rng.uniform(-4, -2, 1 if dense else outputs)))
+    values = rng.integers(-7, 8, shape).astype(np.int8)
+    w = TensorEntry("w", shape, "int4", scales, 0, values, 0 if deep or dense else 3)
+    steps = tuple(float(np.float32(x.scale[0]) * np.float32(scale)) for scale in scales)
+    bias = TensorEntry("b", (outputs,), "int32", steps, 0, rng.integers(-300, 300, outputs).astype(np.int32))
+    taps = depth if dense else int(np.prod(kernel)) * (depth if deep else 1)
+    spread = 74 * x.scale[0] * 4.3 * max(scales) * taps**0.5 / 60
+    tensors = [x, w, bias, activation(rng, "y", (3, outputs) if dense else (1, *kernel, outputs), dtype, spread)]
+    if dense:
+        return SingleOperator(opcode, tensors, {}, "FullyConnectedOptions", 4)
+    options = {"padding": 0, "strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
+    kind = "Conv2DOptions" if deep else "DepthwiseConv2DOptions"
+    return SingleOperator(
+        opcode, tensors, options if deep else options | {"depthMultiplier": outputs // depth}, kind, 3
+    )
+
+
 MOVEMENT: Mapping[str, Callable[[np.random.Generator, str], SingleOperator]] = {
     **{name: partial(split, name) for name in ("SPLIT", "SPLIT_V", "UNPACK")},
     **{name: partial(blocks, name) for name in ("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")},
@@ -315,6 +341,7 @@ EXACT: Mapping[str, tuple[Draw, ...]] = {
     **{name: (partial(logical, name),) for name in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
     **{name: (partial(reduction, name, dtype="int8"),) for name in ("REDUCE_MAX", "REDUCE_MIN")},
     **{name: tuple(partial(reduction, name, dtype=kind) for kind in ("int8", "int16")) for name in ("SUM", "MEAN")},
+    **{name: (partial(layer, name, dtype="int8"),) for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")},
     "REVERSE_V2": (partial(reverse, dtype="float32"),),
     "ABS": (partial(function, "ABS", dtype="int8"), partial(function, "ABS", dtype="int16")),
     "ADD_N": (partial(add_n, dtype="int8"),),

@@ -120,12 +120,14 @@ class OnnxBody:
             attributes: strides, dilations and group of ONNX's Conv.
         """
         if types[0].dtype is DType.FLOAT32:
+            weights = weights if types[1].dtype is DType.FLOAT32 else self.cast(weights, DType.FLOAT32)
             return self.add("Conv", [image, weights], **attributes)
         return self._products("ConvInteger", (image, weights), types, zero_points, attributes)
 
     def matrix_product(self, x: str, weights: str, types: Sequence[TensorType], zero_points: tuple[int, int]) -> str:
         """x [..., K] times weights [K, N], in the accumulator's type; arguments as for `convolution`."""
         if types[0].dtype is DType.FLOAT32:
+            weights = weights if types[1].dtype is DType.FLOAT32 else self.cast(weights, DType.FLOAT32)
             return self.add("MatMul", [x, weights])
         return self._products("MatMulInteger", (x, weights), types, zero_points, {})
 

@@ -34,7 +34,7 @@ def _cost(block: Blocking, outputs: int, columns: int, groups: int, others: int)
 
 
 def choose_blocking(
-    outputs: int, columns: int, rows: int, others: int, accumulators: int, whole: bool = False
+    outputs: int, columns: int, rows: int, others: int, accumulators: int, whole: bool = False, multiple: int = 1
 ) -> Blocking:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -45,11 +45,12 @@ def choose_blocking(
         others: output pixels besides these.
         accumulators: sums there are registers for.
         whole: when True the channels of a block must divide `outputs`.
+        multiple: what the channels of a block must be a multiple of; at most `outputs` and `accumulators`.
     """
     candidates = [
         Blocking(pixels, lanes)
         for pixels in range(1, min(_MOST_PIXELS, max(columns, 1), accumulators) + 1)
         for lanes in range(1, min(_MOST_LANES, outputs, accumulators // pixels) + 1)
-        if not whole or outputs % lanes == 0
+        if lanes % multiple == 0 and (not whole or outputs % lanes == 0)
     ]
     return min(candidates, key=lambda block: (_cost(block, outputs, columns, rows, others), block.pixels * block.lanes))

@@ -90,6 +90,8 @@ def _write(graph: Graph, name: str, accumulators: int, instructions: Sequence[Co
         scope = Scope(graph, accumulators)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
+            if graph.types[region.anchor.inputs[1]].dtype.bits < 8:
+                raise Unsupported("its operands are bytes, several of these weights share one.")
             found = write_scheduled(region, scope, products, instructions)
         except Unsupported as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in instructions)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from dovetail.kernels.fixed_helpers import FIXED_HELPERS
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
+from dovetail.kernels.narrow import NARROW_HELPERS
 
 HELPERS: dict[str, str] = {
     "in_order": """\
@@ -205,6 +206,7 @@ static inline int32_t gathered(int64_t index, int32_t size)
 """,
     **FIXED_HELPERS,
     **FLOAT_HELPERS,
+    **NARROW_HELPERS,
 }
 """C source of each shared inline function, by its name."""
 

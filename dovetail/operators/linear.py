@@ -1,4 +1,4 @@
-"""Convolutions and fully connected layers, integer and float."""
+"""Convolutions and fully connected layers, integer and float; float ones take integer weights too, as numbers."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.graph.types import Array, DType
-from dovetail.operators.arithmetic import Requantize, Rounding
+from dovetail.operators.arithmetic import Add, Requantize, Rounding
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
 from dovetail.operators.movement import Pad
 from dovetail.quantize.multiplier import multiplier_arrays
@@ -132,3 +134,22 @@ def moved_constant(emitter: Emitter, operator: Operator, weights: Quantised, ste
             kind = emitter.builder.type_of(name)
             return Quantised(name, kind, largest.reshape(-1).astype(np.float32), zeros, axis, array)
     return None
+
+
+def scaled_afterwards(
+    emitter: Emitter, operator: Operator, operands: Sequence[str], weights: Quantised, stem: str
+) -> str:
+    """A float layer on integer weights, which stay as small as they are: the sums times the scales, then the bias.
+
+    Args:
+        emitter: adds the nodes.
+        operator: the layer.
+        operands: the float activations, and the bias or none.
+        weights: without zero points, one scale or one per output channel.
+        stem: name of the result.
+    """
+    x, *bias = operands
+    total = emitter.add(operator, [x, weights.name], emitter.fresh(f"{stem}_sums"))
+    scale = emitter.constant(f"{stem}_steps", weights.scale.reshape(-1).astype(np.float32))
+    scaled = emitter.add(Binary(BinaryKind.MULTIPLY), [total, scale], emitter.fresh(f"{stem}_scaled") if bias else stem)
+    return emitter.add(Add(), [scaled, *bias], stem) if bias else scaled

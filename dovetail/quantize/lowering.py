@@ -19,13 +19,14 @@ from dovetail.operators.activation import Clamp
 from dovetail.operators.arithmetic import Add, Rounding
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.logic import Compare, Select
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
 from dovetail.operators.selection import Gather, Pick
-from dovetail.quantize.linear import moved_constant
+from dovetail.quantize.linear import moved_constant, scaled_afterwards
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
 from dovetail.quantize.rules_fixed import compare
@@ -252,13 +253,32 @@ class _Lowering:
         wanted = {value}
         for node in reversed(self.graph.nodes):
             if node.output in wanted and node.output not in self.reals and not isinstance(node.operator, Dequantize):
-                wanted.update(name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32)
+                read = node.inputs if self._integer_weights(node) is None else (node.inputs[0], *node.inputs[2:])
+                wanted.update(name for name in read if self.graph.types[name].dtype is DType.FLOAT32)
         for node in self.graph.nodes:
             if node.output in wanted and node.output not in self.reals:
-                operands = [self.reals.get(name) or self._integer(name) for name in node.inputs]
                 self.emitter.origin = node.origin
-                self.reals[node.output] = self.emitter.add(node.operator, operands, node.output)
+                self.reals[node.output] = self._computed(node)
         return self.reals.get(value) or self._integer(value)
+
+    def _computed(self, node: Node) -> str:
+        """A float node of the new graph, its operands being there."""
+        weights = self._integer_weights(node)
+        read = node.inputs if weights is None else (node.inputs[0], *node.inputs[2:])
+        operands = [self.reals.get(name) or self._integer(name) for name in read]
+        if weights is None:
+            return self.emitter.add(node.operator, operands, node.output)
+        return scaled_afterwards(self.emitter, node.operator, operands, weights, node.output)
+
+    def _integer_weights(self, node: Node) -> Quantised | None:
+        """The integers that a float layer's constant weights stand for, where its sums can be scaled instead."""
+        if not isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
+            return None
+        view = self._view(node.inputs[1], "")
+        if view is None or view.array is None or view.zero_point.any() or view.kind.dtype.bits > 8:
+            return None
+        axis = 3 if isinstance(node.operator, DepthwiseConv2d) else 0
+        return view if view.per_tensor or view.axis == axis else None
 
     def _view(self, value: str, stem: str) -> Quantised | None:
         """The integers a float value stands for without any arithmetic, None if there are none."""
