@@ -20,7 +20,7 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize,
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, Sigmoid16
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.logic import Compare, CompareKind, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
@@ -176,6 +176,7 @@ FLOAT = [
         for dtype in (I8, U8, I16, I32, I64)
         if kind not in (BinaryKind.PRELU, BinaryKind.POWER)
     ),
+    Case(Binary(BinaryKind.POWER), (of(I32, 2, 3, 5), of(I32, 5)), ((-9, 9), (0, 9))),
     *(Case(Reduce(kind, (0, 2)), (of(F32, 3, 4, 5),)) for kind in ReduceKind),
     *(Case(Reduce(kind, (1,)), (of(U8, 3, 4, 5),)) for kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)),
     Case(Reduce(ReduceKind.SUM, (1, 2), -7), (of(I8, 3, 4, 5),)),
@@ -211,6 +212,7 @@ FLOAT = [
         Case(FixedDivide(3, zero, -5, 1374389534, shift), (of(I8, 4, 90), of(I8, 90)))
         for zero, shift in ((-128, 3), (9, -2))
     ),
+    *(Case(FixedSoftmax16(1374389534, shift), (of(I16, 2, 3, count),)) for shift, count in ((3, 40), (-3, 700))),
     Case(FixedLogSoftmax(1374389534, 22, -124, 1717986918, -22), (of(I8, 3, 5, 40),)),
     Case(FixedLogSoftmax(1374389534, 26, -8, 1717986918, -26), (of(I8, 5, 400),)),
     *(

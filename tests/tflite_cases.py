@@ -23,7 +23,13 @@ def activation(
         return TensorEntry(name, tuple(shape), dtype)
     wide = dtype == "int16"
     scale = scale or float(np.exp(rng.uniform(-5, -2))) / (256 if wide else 1)
-    return TensorEntry(name, tuple(shape), dtype, (scale,), 0 if wide else int(rng.integers(-60, 60)))
+    return TensorEntry(
+        name,
+        tuple(shape),
+        dtype,
+        (scale,),
+        0 if wide else int(rng.integers(-60, 60)) + (128 if dtype == "uint8" else 0),
+    )
 
 
 def same(entry: TensorEntry, name: str, shape: Sequence[int]) -> TensorEntry:
@@ -289,6 +295,54 @@ def pack(rng: np.random.Generator, dtype: str) -> SingleOperator:
     return SingleOperator("PACK", [*parts, y], {"axis": axis, "valuesCount": count}, "PackOptions")
 
 
+def softmax_16(rng: np.random.Generator) -> SingleOperator:
+    shape = (*sizes(rng, int(rng.integers(0, 3))), int(rng.integers(1, 90)))
+    x = activation(rng, "x", shape, "int16", float(np.exp(rng.uniform(-11, -7))))
+    y = TensorEntry("y", shape, "int16", (2.0**-15,), 0)
+    return SingleOperator("SOFTMAX", [x, y], {"beta": float(rng.choice([1.0, 0.5]))}, "SoftmaxOptions", 3)
+
+
+def converted(rng: np.random.Generator, source: str, result: str) -> SingleOperator:
+    """QUANTIZE from one type to another."""
+    shape = (1, 400)
+    x = activation(rng, "x", shape, source)
+    spread = {"int8": 256, "int16": 65536, "uint8": 256, "int32": 1 << 18}
+    scale = x.scale[0] * spread[source] / spread[result] * float(rng.uniform(0.7, 2.0))
+    y = TensorEntry("y", shape, result, (scale,), {"int8": int(rng.integers(-9, 9)), "uint8": 120}.get(result, 0))
+    return SingleOperator("QUANTIZE", [x, y], {}, "QuantizeOptions", 2)
+
+
+def pool(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:
+    kernel, stride, padding = sizes(rng, 2, 1, 4), sizes(rng, 2, 1, 3), int(rng.integers(0, 2))
+    x = activation(rng, "x", (1, *(size + int(rng.integers(0, 6)) for size in kernel), 3), dtype)
+    sides = zip(x.shape[1:3], kernel, stride, strict=True)
+    result = [-(-size // s) if padding == 0 else (size - k) // s + 1 for size, k, s in sides]
+    options = {"padding": padding, "strideH": stride[0], "strideW": stride[1]}
+    options |= {"filterHeight": kernel[0], "filterWidth": kernel[1], "fusedActivationFunction": int(rng.integers(0, 2))}
+    return SingleOperator(opcode, [x, same(x, "y", (1, *result, 3))], options, "Pool2DOptions", 3)
+
+
+def concatenation(rng: np.random.Generator, dtype: str) -> SingleOperator:
+    shape, count = sizes(rng, 3), int(rng.integers(1, 4))
+    x = activation(rng, "x0", shape, dtype)
+    parts = [x, *(same(x, f"x{n}", (shape[0], n + 1, shape[2])) for n in range(1, count))]
+    y = same(x, "y", (shape[0], sum(part.shape[1] for part in parts), shape[2]))
+    return SingleOperator("CONCATENATION", [*parts, y], {"axis": 1}, "ConcatenationOptions", 2)
+
+
+def pad(rng: np.random.Generator, dtype: str) -> SingleOperator:
+    shape = sizes(rng, 4, 1, 5)
+    x, sides = activation(rng, "x", shape, dtype), rng.integers(0, 3, (4, 2)).astype(np.int32)
+    y = same(x, "y", np.array(shape) + sides.sum(axis=1))
+    return SingleOperator("PAD", [x, known("pads", sides), y], {}, "PadOptions", 2)
+
+
+def transpose(rng: np.random.Generator, dtype: str) -> SingleOperator:
+    x, order = activation(rng, "x", sizes(rng, 4), dtype), rng.permutation(4)
+    y = same(x, "y", [x.shape[axis] for axis in order])
+    return SingleOperator("TRANSPOSE", [x, known("order", order), y], {}, "TransposeOptions", 2)
+
+
 def layer(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:
     """A convolution, depthwise convolution or dense layer with 4-bit weights."""
     deep, dense = opcode == "CONV_2D", opcode == "FULLY_CONNECTED"
@@ -342,6 +396,19 @@ EXACT: Mapping[str, tuple[Draw, ...]] = {
     **{name: (partial(reduction, name, dtype="int8"),) for name in ("REDUCE_MAX", "REDUCE_MIN")},
     **{name: tuple(partial(reduction, name, dtype=kind) for kind in ("int8", "int16")) for name in ("SUM", "MEAN")},
     **{name: (partial(layer, name, dtype="int8"),) for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")},
+    "AVERAGE_POOL_2D": (partial(pool, "AVERAGE_POOL_2D", dtype="int16"),),
+    "CONCATENATION": (partial(concatenation, dtype="int16"),),
+    "MAX_POOL_2D": (partial(pool, "MAX_POOL_2D", dtype="int16"),),
+    "PAD": (partial(pad, dtype="int16"),),
+    "QUANTIZE": tuple(
+        partial(converted, source=source, result=result)
+        for source, result in (
+            *(("int8", "int8"), ("int8", "int16"), ("int8", "uint8"), ("uint8", "int8"), ("int8", "int32")),
+            *(("int16", "int8"), ("int16", "int16"), ("int16", "int32")),
+        )
+    ),
+    "SOFTMAX": (softmax_16,),
+    "TRANSPOSE": (partial(transpose, dtype="int16"),),
     "REVERSE_V2": (partial(reverse, dtype="float32"),),
     "ABS": (partial(function, "ABS", dtype="int8"), partial(function, "ABS", dtype="int16")),
     "ADD_N": (partial(add_n, dtype="int8"),),

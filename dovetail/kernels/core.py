@@ -10,12 +10,12 @@ from dovetail.graph.types import DType
 from dovetail.kernels.convolution import Products, convolution_products, write_convolution
 from dovetail.kernels.depthwise import write_depthwise
 from dovetail.kernels.epilogue import Scope
+from dovetail.kernels.fixed_rows import write_log_softmax, write_softmax_16
 from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
 from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
 from dovetail.kernels.helpers import needed_helpers
 from dovetail.kernels.kernel import CoreKernel, Unsupported
-from dovetail.kernels.log_softmax import write_log_softmax
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
@@ -26,7 +26,7 @@ from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.operators.base import Operator
-from dovetail.operators.fixed import FixedLogSoftmax
+from dovetail.operators.fixed import FixedLogSoftmax, FixedSoftmax16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
@@ -46,6 +46,7 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     SumPool2d: write_pooling,
     FixedSoftmax: write_softmax,
     FixedLogSoftmax: write_log_softmax,
+    FixedSoftmax16: write_softmax_16,
     Transpose: write_movement,
     Reshape: write_movement,
     Slice: write_movement,

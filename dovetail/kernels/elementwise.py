@@ -122,6 +122,8 @@ def _integers(scope: Scope, node: Node, kind: BinaryKind, a: Expression, b: Expr
         return Expression(scope.define("chosen", held, text), held, min(a.low, b.low), max(a.high, b.high))
     if kind is BinaryKind.DIVIDE:
         text = f"({stored})divide_integers({a.text}, {b.text})"
+    elif kind is BinaryKind.POWER:
+        text = f"({stored})power_of_integers({a.text}, {b.text})"
     elif kind is BinaryKind.MODULO:
         text = f"({stored})modulo_of_integers({a.text}, {b.text})"
     elif kind is BinaryKind.SQUARED_DIFFERENCE:

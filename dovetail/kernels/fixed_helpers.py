@@ -53,6 +53,14 @@ static inline int32_t fixed_logarithm(int32_t value)
     return double_saturating(power + multiply_high(round_shift(numerator, 6), inverse));
 }
 """,
+    "between_16": """\
+/* A function of an int16 value, between the points of a table of 513. */
+static inline int32_t between_16(const int16_t *table, int32_t value)
+{
+    const int32_t place = 256 + (value >> 7);
+    return table[place] + (((table[place + 1] - table[place]) * (value & 127) + 64) >> 7);
+}
+""",
     "sigmoid_16": """\
 /* The sigmoid of `value` / 12288 in Q0.15, between the points of a table of 257. */
 static inline int32_t sigmoid_16(int32_t value, const uint16_t *table)

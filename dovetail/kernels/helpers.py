@@ -188,6 +188,22 @@ static inline int64_t divide_integers(int64_t left, int64_t right)
     return right == 0 ? 0 : left / right;
 }
 """,
+    "power_of_integers": """\
+/* base to the power of exponent modulo 2^64; rounded towards zero where that is negative, 0 where base is 0 then. */
+static inline int64_t power_of_integers(int64_t base, int64_t exponent)
+{
+    uint64_t result = 1u;
+    uint64_t factor = (uint64_t)base;
+    if (exponent < 0) {
+        return base == 1 ? 1 : (base == -1 ? 1 - 2 * (exponent & 1) : 0);
+    }
+    for (int64_t rest = exponent; rest > 0; rest >>= 1) {
+        result = rest & 1 ? result * factor : result;
+        factor *= factor;
+    }
+    return (int64_t)result;
+}
+""",
     "modulo_of_integers": """\
 /* What is left of `left` after whole multiples of `right`, with the sign of `right`; 0 where that is 0. */
 static inline int64_t modulo_of_integers(int64_t left, int64_t right)

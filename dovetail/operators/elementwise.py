@@ -32,7 +32,7 @@ class BinaryKind(enum.Enum):
     SQUARED_DIFFERENCE = "SquaredDifference"
     """(a - b)**2"""
     POWER = "Pow"
-    """a**b: float32 only."""
+    """a**b; of integers rounded towards zero where b is negative, 0 where a is 0 then."""
     MODULO = "Mod"
     """a - floor(a / b) * b: the sign is the divisor's; of integers 0 where the divisor is 0."""
 
@@ -48,6 +48,12 @@ def _divide(a: Array, b: Array) -> Array:
     return wrapped.astype(f"uint{bits}").astype(a.dtype)
 
 
+def _power(a: Array, b: Array) -> Array:
+    whole = np.power(a, np.maximum(b, 0))
+    inverse = np.where(a == 1, 1, np.where(a + 1 == 0, np.where(b % 2 == 0, 1, -1), 0))
+    return np.where(b < 0, inverse.astype(a.dtype), whole)
+
+
 _FUNCTIONS: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     BinaryKind.ADD: np.add,
     BinaryKind.SUBTRACT: np.subtract,
@@ -57,11 +63,9 @@ _FUNCTIONS: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     BinaryKind.MAXIMUM: np.maximum,
     BinaryKind.PRELU: lambda a, b: np.where(a >= 0, a, a * b),
     BinaryKind.SQUARED_DIFFERENCE: lambda a, b: (a - b) * (a - b),
-    BinaryKind.POWER: lambda a, b: np.power(a.astype(np.float64), b),
+    BinaryKind.POWER: lambda a, b: np.power(a.astype(np.float64), b) if a.dtype == np.float32 else _power(a, b),
     BinaryKind.MODULO: lambda a, b: a - np.floor(a / b) * b if a.dtype == np.float32 else np.mod(a, b),
 }
-_REAL = (BinaryKind.PRELU, BinaryKind.POWER)
-"""Kinds of floats alone."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Binary(Operator):
         a, b = inputs
         real = a.dtype is DType.FLOAT32
         logic = a.dtype is DType.BOOL and self.kind in (BinaryKind.MINIMUM, BinaryKind.MAXIMUM)
-        fits = real or logic or (a.dtype.is_integer and a.dtype.bits >= 8 and self.kind not in _REAL)
+        fits = real or logic or (a.dtype.is_integer and a.dtype.bits >= 8 and self.kind is not BinaryKind.PRELU)
         require(a.dtype is b.dtype and fits, f"{self.kind.value} of {a} and {b} is not supported")
         try:
             shape = tuple(int(size) for size in np.broadcast_shapes(a.shape, b.shape))

@@ -6,7 +6,7 @@ them and kernels/internal/common.h. Each meaning is one function of int64 arrays
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,6 +109,75 @@ class FixedLogSoftmax(Operator):
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         return body.traced(self._meaning, inputs, DType.INT8)
+
+
+def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float], zero_points: tuple[int, int]) -> Array:
+    """A function of int16 values at 513 points, int16, chosen so that lines between them lie close
+    (common.h's LUTPopulateInt16, in float32 as there)."""
+    single, steps = np.float32, np.arange(512, dtype=np.float32)
+    low, high = (single(scales[0]) * single(bound - zero_points[0]) for bound in (-32768, 32767))
+    out_low, out_high = (single(scales[1]) * single(bound - zero_points[1]) for bound in (-32768, 32767))
+    step, raised = (high - low) / single(512), single(65536) / (out_high - out_low)
+
+    def rounded(values: Array) -> Array:
+        """Halves away from zero."""
+        return np.asarray(np.trunc(values + np.copysign(single(0.5), values)), dtype=np.float32)
+
+    places = (low + steps * step, low + steps * step + step / single(2), low + (steps + single(1)) * step)
+    here, middle, after = (function(place) * raised for place in places)
+    bent = rounded((after + rounded(here)) / single(2)) - rounded(middle)
+    table = np.append(rounded(here) - rounded(bent / single(2)), rounded(function(high[None]) * raised))
+    return np.clip(table, -32768, 32767).astype(np.int16)
+
+
+@dataclass(frozen=True)
+class FixedSoftmax16(Operator):
+    """Softmax over the last axis of int16 values in Q0.15: exponential and reciprocal lie between table points."""
+
+    multiplier: int
+    """Input scale * beta * 6553.5 as a Q0.31 multiplier, which makes differences of -10 into -65535."""
+    shift: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        require(x.dtype is DType.INT16 and 0 < x.shape[-1] < 1 << 15, f"expects int16, got {x}")
+        return x
+
+    def tables(self) -> tuple[Array, Array]:
+        """exp on [-10, 0] and 1 / (1 + x) on [0, 1], int16 [513] each."""
+        step = float(np.float32(2.0) / np.float32(65535))
+        exponential = table_of_16(np.exp, (float(np.float32(10.0) / np.float32(65535)), step), (32767, 0))
+        unit = float(np.float32(1.0) / np.float32(65535))
+        return exponential, table_of_16(lambda x: np.float32(1) / (np.float32(1) + x), (unit, step), (-32768, 0))
+
+    def _between(self, table: Array, value: Array) -> Array:
+        place = (value >> 7) + 256
+        low, high = (gemmlowp.look_up(table.astype(np.int64), place + step) for step in (0, 1))
+        result: Array = low + (((high - low) * (value & 127) + 64) >> 7)
+        return result
+
+    def _meaning(self, x: Array) -> Array:
+        exponential, inverse = self.tables()
+        raised = (x - np.max(x, axis=-1, keepdims=True)) << max(self.shift, 0)
+        scaled = gemmlowp.rounding_shift(gemmlowp.high_product(raised, self.multiplier), max(-self.shift, 0))
+        powers = self._between(exponential, np.clip(scaled + 32767, -32768, 32767))
+        total = np.sum(powers, axis=-1, keepdims=True)
+        zeros = gemmlowp.leading_zeros(total)
+        above_one = (((total << (zeros - 1)) + (1 << 13)) >> 14) - (1 << 15) - (1 << 16)
+        reciprocal = self._between(inverse, np.clip(above_one, -32768, 32767))
+        half = (total * 0 + 1) << (30 - zeros)
+        result: Array = np.clip((powers * reciprocal + half) >> (31 - zeros), 0, 32767)
+        return result
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.asarray(self._meaning(inputs[0].astype(np.int64)), dtype=np.int16)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), "a softmax is not tiled over its last axis")
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.traced(self._meaning, inputs, DType.INT16)
 
 
 _RAISED = (

@@ -32,6 +32,7 @@ from dovetail.quantize.rules_fixed import (
     resample,
     sixteen_bits,
     slope_per_channel,
+    softmax_16,
     squared_difference,
     two_slopes,
 )
@@ -154,6 +155,8 @@ def _softmax(
     """TFLite's fixed-point softmax, requantised where the result has another scale than its 1/256."""
     assert isinstance(operator, Softmax)
     (x,) = activations(operator, operands)
+    if x.kind.dtype is DType.INT16:
+        return softmax_16(emitter, operator.beta, x, target, bounds, stem)
     if x.kind.dtype not in (DType.INT8, DType.UINT8):
         raise ModelError(f"softmax of {x.kind.dtype.text} has no integer form", hint="quantise its operand to 8 bits")
     parameters = softmax_parameters(x.target.scale, operator.beta)

@@ -12,7 +12,7 @@ from dovetail.operators.activation import LogSoftmax
 from dovetail.operators.arithmetic import Add, Offset, Requantize, Rounding
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, Sigmoid16
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import FullyConnected, MatrixProduct
 from dovetail.operators.logic import Compare
 from dovetail.operators.selection import Resample
@@ -203,6 +203,16 @@ def sixteen_bits(emitter: Emitter, tangent: bool, x: Quantised, target: Target, 
         fixed = Sigmoid16(int(factor), shift, tangent)
     if x.target.zero_point or x.target.scale * 12288 > 32767:
         raise ModelError(f"a 16-bit sigmoid of {x.name} needs the zero point 0 and a smaller scale")
+    if target == native and bounds.open:
+        return emitter.add(fixed, [x.name], stem)
+    fine = emitter.add(fixed, [x.name], emitter.fresh(f"{stem}_native"))
+    return emitter.scale_to(fine, [native.scale / target.scale], target, bounds, stem)
+
+
+def softmax_16(emitter: Emitter, beta: float, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
+    """TFLite's softmax of int16 (micro/kernels/softmax_common.cc), requantised from its 1/32768 where wanted."""
+    fixed = FixedSoftmax16(*quantize_multiplier(x.target.scale * beta / (10.0 / 65535.0)))
+    native = Target(DType.INT16, 2.0**-15, 0)
     if target == native and bounds.open:
         return emitter.add(fixed, [x.name], stem)
     fine = emitter.add(fixed, [x.name], emitter.fresh(f"{stem}_native"))
