@@ -341,6 +341,9 @@ static inline float power(float base, float exponent)
 /* What is left of `left` after whole multiples of `right`, with the sign of `right`. */
 static inline float modulo(float left, float right)
 {
+    if (absolute(left) < __builtin_inff() && absolute(right) == __builtin_inff()) {
+        return left == 0.0f || (left < 0.0f) == (right < 0.0f) ? left : right;
+    }
     return left - floor_of(left / right) * right;
 }
 """,

@@ -48,6 +48,11 @@ def _divide(a: Array, b: Array) -> Array:
     return wrapped.astype(f"uint{bits}").astype(a.dtype)
 
 
+def _real_modulo(a: Array, b: Array) -> Array:
+    endless = np.where((a == 0) | ((a < 0) == (b < 0)), a, b)
+    return np.where(np.isinf(b) & np.isfinite(a), endless, a - np.floor(a / b) * b)
+
+
 def _power(a: Array, b: Array) -> Array:
     whole = np.power(a, np.maximum(b, 0))
     inverse = np.where(a == 1, 1, np.where(a + 1 == 0, np.where(b % 2 == 0, 1, -1), 0))
@@ -64,7 +69,7 @@ _FUNCTIONS: dict[BinaryKind, Callable[[Array, Array], Array]] = {
     BinaryKind.PRELU: lambda a, b: np.where(a >= 0, a, a * b),
     BinaryKind.SQUARED_DIFFERENCE: lambda a, b: (a - b) * (a - b),
     BinaryKind.POWER: lambda a, b: np.power(a.astype(np.float64), b) if a.dtype == np.float32 else _power(a, b),
-    BinaryKind.MODULO: lambda a, b: a - np.floor(a / b) * b if a.dtype == np.float32 else np.mod(a, b),
+    BinaryKind.MODULO: lambda a, b: _real_modulo(a, b) if a.dtype == np.float32 else np.mod(a, b),
 }
 
 

@@ -126,8 +126,9 @@ def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float],
     places = (low + steps * step, low + steps * step + step / single(2), low + (steps + single(1)) * step)
     here, middle, after = (function(place) * raised for place in places)
     bent = rounded((after + rounded(here)) / single(2)) - rounded(middle)
-    table = np.append(rounded(here) - rounded(bent / single(2)), rounded(function(high[None]) * raised))
-    return np.clip(table, -32768, 32767).astype(np.int16)
+    last = rounded(function(np.array([high], np.float32)) * raised)
+    table = np.append(rounded(here) - rounded(bent / single(2)), last)
+    return np.asarray(np.clip(table, -32768, 32767), dtype=np.int16)
 
 
 @dataclass(frozen=True)
