@@ -101,7 +101,9 @@ def pointwise(maker: Maker) -> Case:
 
 
 def rows(maker: Maker) -> Case:
-    operator = maker.one_of(Softmax(), Softmax(-0.3), LogSoftmax(), Normalise(1e-3), Normalise(0.1, False))
+    operator = maker.one_of(
+        Softmax(), Softmax(-0.3), LogSoftmax(), Normalise(1e-3), Normalise(0.1, False), Normalise(0.1, False, True)
+    )
     return maker.case(finished(maker, maker.add(operator, maker.input((*shape_of(maker), maker.number(1, 30)), F32))))
 
 

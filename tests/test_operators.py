@@ -20,7 +20,7 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize,
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.logic import Compare, CompareKind, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
@@ -185,6 +185,9 @@ FLOAT = [
         for largest, last, kind, x in ((True, False, I64, F32), (False, True, I32, I8), (True, True, I64, I8))
     ),
     Case(Normalise(1e-5), (of(F32, 3, 8),)),
+    Case(Normalise(0.1, False, True), (of(F32, 2, 3, 8),)),
+    Case(FixedNormalise(-5), (of(I8, 20, 3),)),
+    Case(FixedNormalise(127), (of(I8, 2, 3, 800),)),
     Case(Normalise(0.1, False), (of(F32, 2, 3, 8),)),
     Case(Pick(((2, 0, 0), (0, 1, 2, 3), (4, 3, 2, 1, 0))), (of(I8, 3, 4, 5),)),
     Case(Pick(((0,), (0, 0, 1, 1))), (of(F32, 1, 2),)),

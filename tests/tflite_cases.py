@@ -295,6 +295,12 @@ def pack(rng: np.random.Generator, dtype: str) -> SingleOperator:
     return SingleOperator("PACK", [*parts, y], {"axis": axis, "valuesCount": count}, "PackOptions")
 
 
+def normalised(rng: np.random.Generator, dtype: str) -> SingleOperator:
+    x = activation(rng, "x", (*sizes(rng, int(rng.integers(1, 3))), int(rng.integers(1, 40))), dtype)
+    y = replace(same(x, "y", x.shape), scale=(1 / 128,), zero_point=0) if x.scale else same(x, "y", x.shape)
+    return SingleOperator("L2_NORMALIZATION", [x, y], {}, "L2NormOptions", 2)
+
+
 def softmax_16(rng: np.random.Generator) -> SingleOperator:
     shape = (*sizes(rng, int(rng.integers(0, 3))), int(rng.integers(1, 90)))
     x = activation(rng, "x", shape, "int16", float(np.exp(rng.uniform(-11, -7))))
@@ -415,6 +421,7 @@ EXACT: Mapping[str, tuple[Draw, ...]] = {
     "BATCH_MATMUL": (partial(batch_matmul, dtype="int8"), partial(batch_matmul, dtype="int16")),
     "DIV": (partial(division, dtype="int8"),),
     "ELU": (partial(function, "ELU", dtype="int8"),),
+    "L2_NORMALIZATION": (partial(normalised, dtype="int8"),),
     "LEAKY_RELU": tuple(
         partial(function, "LEAKY_RELU", dtype=kind, options="LeakyReluOptions", alpha=0.1) for kind in ("int8", "int16")
     ),
@@ -441,6 +448,8 @@ CLOSE: Mapping[str, tuple[Draw, ...]] = {
     "DIV": (partial(division, dtype="float32"),),
     "FLOOR_DIV": (partial(binary, "FLOOR_DIV", dtype="float32"),),
     "FLOOR_MOD": (partial(binary, "FLOOR_MOD", dtype="float32"),),
+    "L2_NORMALIZATION": (partial(normalised, dtype="float32"),),
+    "L2_POOL_2D": (partial(pool, "L2_POOL_2D", dtype="float32"),),
     "LOG_SOFTMAX": (partial(log_softmax, dtype="float32"),),
     "PRELU": (partial(prelu, dtype="float32"),),
     "RESIZE_BILINEAR": (partial(resize, "RESIZE_BILINEAR", dtype="float32"),),

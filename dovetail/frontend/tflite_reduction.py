@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from dovetail.frontend.tflite_context import TfliteContext
 from dovetail.frontend.tflite_file import OperatorEntry
 from dovetail.frontend.tflite_linear import pool_options
 from dovetail.graph.types import DType
-from dovetail.operators.activation import Clamp, Unary, UnaryKind
+from dovetail.operators.activation import Unary, UnaryKind
 from dovetail.operators.base import Operator
-from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.movement import Reshape
 from dovetail.operators.pooling import AveragePool2d
-from dovetail.operators.reduction import Reduce, ReduceKind
+from dovetail.operators.reduction import Normalise, Reduce, ReduceKind
 
 Build = Callable[[TfliteContext, OperatorEntry], None]
 
@@ -57,15 +54,11 @@ def extreme(kind: ReduceKind) -> Build:
 
 
 def l2_normalization(ctx: TfliteContext, op: OperatorEntry) -> None:
-    """L2_NORMALIZATION over the last axis, float."""
+    """L2_NORMALIZATION over the last axis."""
     options, x = ctx.options(op, "L2NormOptions"), ctx.input(op, 0)
     ctx.same_type(op, x, ctx.output(op))
-    real = ctx.real(op, x)
-    squares = ctx.add(op, Unary(UnaryKind.SQUARE), [real], "squares")
-    total = ctx.add(op, Reduce(ReduceKind.SUM, (len(x.shape) - 1,)), [squares], "total")
-    limited = ctx.add(op, Clamp(1e-12, np.inf), [total], "limited")
-    inverse = ctx.add(op, Unary(UnaryKind.RECIPROCAL_ROOT), [limited], "inverse")
-    ctx.emit_real(op, Binary(BinaryKind.MULTIPLY), [real, inverse], int(options["FusedActivationFunction"]))
+    operator = Normalise(1e-12, centred=False, summed=True)
+    ctx.emit_real(op, operator, [ctx.real(op, x)], int(options["FusedActivationFunction"]))
 
 
 def l2_pool(ctx: TfliteContext, op: OperatorEntry) -> None:

@@ -10,7 +10,7 @@ from dovetail.graph.types import DType
 from dovetail.kernels.convolution import Products, convolution_products, write_convolution
 from dovetail.kernels.depthwise import write_depthwise
 from dovetail.kernels.epilogue import Scope
-from dovetail.kernels.fixed_rows import write_log_softmax, write_softmax_16
+from dovetail.kernels.fixed_rows import write_log_softmax, write_normalisation, write_softmax_16
 from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
 from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
@@ -26,7 +26,7 @@ from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.operators.base import Operator
-from dovetail.operators.fixed import FixedLogSoftmax, FixedSoftmax16
+from dovetail.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
@@ -47,6 +47,7 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     FixedSoftmax: write_softmax,
     FixedLogSoftmax: write_log_softmax,
     FixedSoftmax16: write_softmax_16,
+    FixedNormalise: write_normalisation,
     Transpose: write_movement,
     Reshape: write_movement,
     Slice: write_movement,

@@ -53,6 +53,27 @@ static inline int32_t fixed_logarithm(int32_t value)
     return double_saturating(power + multiply_high(round_shift(numerator, 6), inverse));
 }
 """,
+    "inverse_root": """\
+/* 1 / sqrt(value) as a Q0.31 factor and a power of two: Newton's iteration in Q3.28. */
+static inline int32_t inverse_root(int32_t value, int32_t *shift)
+{
+    if (value <= 1) {
+        return 0x7FFFFFFF;
+    }
+    const int32_t large = value >= 0x20000000;
+    const int32_t known = large ? value / 4 : value;
+    const int32_t pairs = (leading_zeros((uint32_t)known) - 1) / 2 - 1;
+    const int32_t power = 11 + large - pairs;
+    const int32_t half = round_shift((known << (2 * pairs)) >> 1, 1);
+    int32_t root = 0x10000000;
+    for (int32_t round = 0; round < 5; ++round) {
+        const int32_t cube = multiply_high(multiply_high(root, root), root) * 64;
+        root = (multiply_high(0x18000000, root) - multiply_high(half, cube)) * 8;
+    }
+    *shift = power > 0 ? -power : 0;
+    return multiply_high(root, 1518500250) << (power < 0 ? -power : 0);
+}
+""",
     "between_16": """\
 /* A function of an int16 value, between the points of a table of 513. */
 static inline int32_t between_16(const int16_t *table, int32_t value)

@@ -1,4 +1,4 @@
-"""Fixed-point log-softmax and 16-bit softmax: exponentials from tables, one logarithm or reciprocal per row."""
+"""Fixed-point functions of rows: log-softmax, 16-bit softmax, normalisation; one logarithm, reciprocal or root each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.kernels.elements import Writer, operand, place_in, without_pad, wr
 from dovetail.kernels.epilogue import Expression, Scope
 from dovetail.kernels.region import Region
 from dovetail.kernels.text import loop, total
-from dovetail.operators.fixed import FixedLogSoftmax, FixedSoftmax16
+from dovetail.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16
 
 
 def write_log_softmax(region: Region, scope: Scope) -> Writer:
@@ -78,5 +78,30 @@ def write_softmax_16(region: Region, scope: Scope) -> Writer:
         product = f"(int64_t){power(f'from[{places[-1]}]')} * reciprocal + ((int64_t)1 << (30 - zeros))"
         lines = [f"const int32_t limited = clip_wide(({product}) >> (31 - zeros), 0, 32767);"]
         return lines, Expression("limited", "int32_t", 0, 32767)
+
+    return write_elements(region, scope, element, row=row)
+
+
+def write_normalisation(region: Region, scope: Scope) -> Writer:
+    """The writer of a FixedNormalise."""
+    anchor = region.anchor
+    assert anchor is not None and isinstance(anchor.operator, FixedNormalise)
+    without_pad(region)
+    shape, offset = region.graph.types[anchor.inputs[0]].shape, -anchor.operator.zero_point
+
+    def row(places: Sequence[str]) -> list[str]:
+        start = total(operand(region, scope, 0, "input"), place_in(shape, (*places, "0")))
+        value = f"({total('from[along]', offset)})"
+        return [
+            f"const int8_t *from = {start};",
+            "int32_t squares = 0;",
+            *loop("along", shape[-1], [f"squares += {value} * {value};"]),
+            "int32_t shift = 0;",
+            "const int32_t inverse = inverse_root(squares, &shift);",
+        ]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        scaled = f"requantize_double_any({total(f'from[{places[-1]}]', offset)}, inverse, shift + 7)"
+        return [f"const int32_t limited = clip({scaled}, -128, 127);"], Expression("limited", "int32_t", -128, 127)
 
     return write_elements(region, scope, element, row=row)

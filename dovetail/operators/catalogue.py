@@ -6,7 +6,7 @@ from dovetail.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softm
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.logic import Compare, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
@@ -22,7 +22,7 @@ OPERATORS: dict[str, type[Operator]] = {
         *(Reshape, Transpose, Pad, Concat, Slice, Patches, Relayout),
         *(Requantize, ScaleShift, Clip, Offset, Add, Lookup, Binary),
         *(Compare, Select, Convert),
-        *(FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16),
+        *(FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16),
         *(Quantize, Dequantize),
         *(MaxPool2d, AveragePool2d, SumPool2d),
         *(Clamp, Unary, Softmax, LogSoftmax, FixedSoftmax),

@@ -111,6 +111,36 @@ class FixedLogSoftmax(Operator):
         return body.traced(self._meaning, inputs, DType.INT8)
 
 
+@dataclass(frozen=True)
+class FixedNormalise(Operator):
+    """Rows of int8 values along the last axis divided by their length, int8 with scale 1/128 and no zero point."""
+
+    zero_point: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        require(x.dtype is DType.INT8 and 0 < x.shape[-1] < 1 << 15, f"expects int8, up to 32767 in a row, got {x}")
+        return x
+
+    def _meaning(self, x: Array) -> Array:
+        centred = x - self.zero_point
+        multiplier, shift = gemmlowp.inverse_root(np.sum(centred * centred, axis=-1, keepdims=True))
+        raised = centred << np.maximum(shift + 7, 0)
+        scaled = gemmlowp.rounding_shift(gemmlowp.high_product(raised, multiplier), np.maximum(-shift - 7, 0))
+        result: Array = np.clip(scaled, -128, 127)
+        return result
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return self._meaning(inputs[0].astype(np.int64)).astype(np.int8)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), "a normalisation is not tiled over its last axis")
+        return self, (box,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.traced(self._meaning, inputs, DType.INT8)
+
+
 def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float], zero_points: tuple[int, int]) -> Array:
     """A function of int16 values at 513 points, int16, chosen so that lines between them lie close
     (common.h's LUTPopulateInt16, in float32 as there)."""

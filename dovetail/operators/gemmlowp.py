@@ -128,22 +128,21 @@ def logarithm(x: Array, integer_bits: int) -> Array:
     return _saturating_left(total, 1)
 
 
-def inverse_root(value: int) -> tuple[int, int]:
-    """1 / sqrt(value) as (multiplier, shift), value * 2**0: GetInvSqrtQuantizedMultiplierExp with its shift to the
+def inverse_root(value: Array) -> tuple[Array, Array]:
+    """1 / sqrt(value) of positive integers as (multiplier, shift): GetInvSqrtQuantizedMultiplierExp, shifts to the
     left."""
-    if value <= 1:
-        return ONE, 0
-    shift = 11
-    while value >= 1 << 29:
-        value, shift = value // 4, shift + 1
-    pairs = (31 - value.bit_length()) // 2 - 1
-    shift, half = shift - pairs, rounding_shift(np.array((value << 2 * pairs) >> 1, np.int64), 1)
-    x, three_halves = np.array(1 << 28, np.int64), np.array(3 << 27, np.int64)  # in Q3.28, as all below after a shift
+    known = np.maximum(value, 2)
+    large = (known >= 1 << 29) * 1
+    known = known >> (large * 2)
+    pairs = ((leading_zeros(known) - 1) >> 1) - 1
+    shift = large + 11 - pairs
+    half = rounding_shift((known << (pairs * 2)) >> 1, 1)
+    x = value * 0 + (1 << 28)  # in Q3.28, as all below after a shift
     for _ in range(5):
         cube = _saturating_left(high_product(high_product(x, x), x), 6)
-        x = _saturating_left(high_product(three_halves, x) - high_product(half, cube), 3)
-    multiplier = int(high_product(x, ROOT_OF_HALF))
-    return (multiplier << -shift, 0) if shift < 0 else (multiplier, -shift)
+        x = _saturating_left(high_product(x, 3 << 27) - high_product(half, cube), 3)
+    multiplier = high_product(x, ROOT_OF_HALF) << np.maximum(-shift, 0)
+    return np.where(value <= 1, ONE, multiplier), np.where(value <= 1, 0, np.minimum(-shift, 0))
 
 
 def sigmoid(a: Array) -> Array:

@@ -132,10 +132,12 @@ class Normalise(Operator):
     """Each row along the last axis divided by its spread, float32.
 
     y = (x - m) / sqrt(mean((x - m)**2) + epsilon) with m the row's mean, or 0 unless `centred` (RMS normalisation).
+    Where `summed` y = x / sqrt(max(sum(x**2), epsilon)): rows of length 1.
     """
 
     epsilon: float
     centred: bool = True
+    summed: bool = False
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x = inputs[0]
@@ -144,6 +146,8 @@ class Normalise(Operator):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x = inputs[0].astype(np.float64)
+        if self.summed:
+            return np.asarray(x / np.sqrt(np.maximum((x * x).sum(-1, keepdims=True), self.epsilon)), dtype=np.float32)
         if self.centred:
             x = x - x.mean(axis=-1, keepdims=True)
         spread = (x * x).mean(axis=-1, keepdims=True) + self.epsilon
@@ -156,6 +160,10 @@ class Normalise(Operator):
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         last, x = body.integers((-1,)), inputs[0]
+        if self.summed:
+            total = body.add("ReduceSum", [body.add("Mul", [x, x]), last], keepdims=1)
+            limited = body.add("Max", [total, body.scalar(self.epsilon, DType.FLOAT32)])
+            return body.add("Div", [x, body.add("Sqrt", [limited])])
         if self.centred:
             x = body.add("Sub", [x, body.add("ReduceMean", [x, last], keepdims=1)])
         mean = body.add("ReduceMean", [body.add("Mul", [x, x]), last], keepdims=1)

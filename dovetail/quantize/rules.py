@@ -19,7 +19,7 @@ from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.pooling import AveragePool2d, SumPool2d
-from dovetail.operators.reduction import Reduce, ReduceKind
+from dovetail.operators.reduction import Normalise, Reduce, ReduceKind
 from dovetail.operators.selection import Resample
 from dovetail.quantize.linear import lower_linear
 from dovetail.quantize.multiplier import mean_multiplier, multiplier_arrays, softmax_parameters
@@ -28,6 +28,7 @@ from dovetail.quantize.rules_fixed import (
     log_softmax,
     matrix_product,
     negative_part,
+    normalise,
     refusal,
     resample,
     sixteen_bits,
@@ -234,6 +235,7 @@ RULES: dict[type[Operator], Rule] = {
     LogSoftmax: log_softmax,
     MatrixProduct: matrix_product,
     Resample: resample,
+    Normalise: normalise,
     Unary: _unary,
 }
 """The rule of each operator that computes. Movement, maxima, minima and Clamp need none: `lowering` passes through."""

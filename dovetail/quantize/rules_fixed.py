@@ -12,9 +12,10 @@ from dovetail.operators.activation import LogSoftmax
 from dovetail.operators.arithmetic import Add, Offset, Requantize, Rounding
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedSoftmax16, Sigmoid16
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import FullyConnected, MatrixProduct
 from dovetail.operators.logic import Compare
+from dovetail.operators.reduction import Normalise
 from dovetail.operators.selection import Resample
 from dovetail.quantize.multiplier import multiplier_arrays, quantize_multiplier, softmax_parameters
 from dovetail.quantize.steps import Bounds, Emitter, Operand, Quantised, Target, activations
@@ -155,6 +156,21 @@ def log_softmax(
         return emitter.add(fixed, [x.name], stem)
     fine = emitter.add(fixed, [x.name], emitter.fresh(f"{stem}_native"))
     return emitter.scale_to(fine, [1 / 16 / target.scale], target, bounds, stem, 127)
+
+
+def normalise(
+    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
+) -> str:
+    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128."""
+    assert isinstance(operator, Normalise)
+    (x,) = activations(operator, operands)
+    if not operator.summed or x.kind.dtype is not DType.INT8:
+        raise refusal(operator, x)
+    fixed = FixedNormalise(x.target.zero_point)
+    if target == Target(DType.INT8, 1 / 128, 0) and bounds.open:
+        return emitter.add(fixed, [x.name], stem)
+    fine = emitter.add(fixed, [x.name], emitter.fresh(f"{stem}_native"))
+    return emitter.scale_to(fine, [1 / 128 / target.scale], target, bounds, stem)
 
 
 _WEIGHT_BITS = 10

@@ -124,13 +124,10 @@ def _absolute(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | Non
 def _reciprocal_root(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
     """micro/kernels/elementwise.cc, with 20 bits more in between; from 0 down the largest value."""
     multiplier, shift = quantize_multiplier(1.0 / (math.sqrt(x.scale) * y.scale))
-    found = []
-    for value in centred.tolist():
-        inverse, inverse_shift = gemmlowp.inverse_root(max(value, 1))
-        fine = fixed_point(np.ones(1, np.int64), inverse, inverse_shift + 20, Rounding.DOUBLE)
-        scaled = int(fixed_point(fine, multiplier, shift - 20, Rounding.DOUBLE)[0]) + y.zero_point
-        found.append(scaled if value > 0 else y.dtype.high)
-    return np.array(found, np.int64)
+    inverse, inverse_shift = gemmlowp.inverse_root(np.maximum(centred, 1))
+    fine = fixed_point(np.ones_like(centred), inverse, inverse_shift + 20, Rounding.DOUBLE)
+    scaled = fixed_point(fine, multiplier, shift - 20, Rounding.DOUBLE) + y.zero_point
+    return np.where(centred > 0, scaled, y.dtype.high)
 
 
 def _looked_up(operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
