@@ -325,7 +325,9 @@ def pool(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:
     result = [-(-size // s) if padding == 0 else (size - k) // s + 1 for size, k, s in sides]
     options = {"padding": padding, "strideH": stride[0], "strideW": stride[1]}
     options |= {"filterHeight": kernel[0], "filterWidth": kernel[1], "fusedActivationFunction": int(rng.integers(0, 2))}
-    return SingleOperator(opcode, [x, same(x, "y", (1, *result, 3))], options, "Pool2DOptions", 3)
+    return SingleOperator(
+        opcode, [x, same(x, "y", (1, *result, 3))], options, "Pool2DOptions", 1 if opcode == "L2_POOL_2D" else 3
+    )
 
 
 def concatenation(rng: np.random.Generator, dtype: str) -> SingleOperator:

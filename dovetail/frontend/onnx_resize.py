@@ -132,7 +132,10 @@ def _axes(ctx: OnnxContext, op: OnnxNode, shape: Shape) -> list[Axis]:
         raise ctx.refuse(op, f"the result {result} has no elements, or too many")
     regions = [(0.0, 1.0)] * len(shape)
     if mode == "tf_crop_and_resize":
-        bounds = ctx.constant(op, 1, "region").array.astype(np.float64).reshape(2, -1)
+        region = ctx.constant(op, 1, "region").array.astype(np.float64)
+        if region.size != 2 * len(axes) or not np.isfinite(region).all():
+            raise ctx.refuse(op, f"the region has {region.size} numbers; it must have a start and an end for each axis")
+        bounds = region.reshape(2, -1)
         for axis, start, end in zip(axes, *bounds.tolist(), strict=True):
             regions[axis] = (start, end)
     return [Axis(n, r, s, mode, span) for n, r, s, span in zip(shape, result, scales, regions, strict=True)]
