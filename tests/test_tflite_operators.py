@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from dovetail.compile import Options, compile_graph
 from dovetail.emit.project import write_project
+from dovetail.errors import ModelError
 from dovetail.frontend.tflite import load_tflite
 from dovetail.graph.graph import Graph, evaluate, verify
 from dovetail.graph.simplify import simplify
@@ -119,3 +121,27 @@ def test_emitted_c_equals_tflite_micro(kinds: str, tmp_path: Path, monkeypatch: 
     for number, (name, case, expected) in enumerate(drawn):
         for output, wanted in zip(case.graph.outputs, expected, strict=True):
             agree(result[f"t{number}_{output}"], wanted, kinds == "exact", f"{name}: {case.graph.types}")
+
+
+SPOILT: dict[str, tuple[str, int, Array, str]] = {
+    "blocks of nothing": ("BATCH_TO_SPACE_ND", 1, np.array([0, 2], np.int32), "do not fit"),
+    "a negative border": ("SPACE_TO_BATCH_ND", 2, np.array([[-1, 0], [0, 0]], np.int32), "do not fit"),
+    "an endless result": ("TILE", 1, np.array([1 << 30, 1, 1], np.int32), "the model declares"),
+    "a wide mirror": ("MIRROR_PAD", 1, np.full((3, 2), 1 << 30, np.int32), "the model declares"),
+    "no image": ("RESIZE_BILINEAR", 1, np.array([0, 0], np.int32), "the model declares"),
+    "no nearest image": ("RESIZE_NEAREST_NEIGHBOR", 1, np.array([0, 3], np.int32), "the model declares"),
+    "an axis outside": ("SPLIT", 0, np.array([7], np.int32), "outside the 3 axes"),
+    "parts of nothing": ("SPLIT_V", 1, np.array([0], np.int32), "do not make up"),
+    "an axis to sum outside": ("SUM", 1, np.array([9], np.int32), "outside the 4 axes"),
+}
+"""Which operand of a model is replaced by what, and the refusal."""
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_spoilt_operands_are_refused(what: str) -> None:
+    name, position, array, sentence = SPOILT[what]
+    single = EXACT[name][0](np.random.default_rng(1))
+    tensors = list(single.tensors)
+    tensors[position] = replace(tensors[position], shape=array.shape, data=array)
+    with pytest.raises(ModelError, match=sentence):
+        load_tflite("spoilt", tflite_bytes(replace(single, tensors=tensors)), "spoilt")

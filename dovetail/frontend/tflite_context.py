@@ -193,6 +193,11 @@ class TfliteContext:
             raise self.refuse(op, f"has {len(op.outputs)} results, expected {count}")
         return [self.file.tensors[index] for index in op.outputs]
 
+    def expect_shape(self, op: OperatorEntry, shape: Sequence[int]) -> None:
+        """Refuse a result of another shape than the model declares, before anything of its size is made."""
+        if tuple(shape) != self.output(op).shape:
+            raise self.refuse(op, f"gives the shape {list(shape)}, the model declares {self.output(op)}")
+
     def axis(self, op: OperatorEntry, axis: int, rank: int) -> int:
         """An axis counted from either end as one counted from the front."""
         if not -rank <= axis < rank:

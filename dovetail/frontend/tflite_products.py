@@ -94,8 +94,9 @@ def resize_bilinear(ctx: TfliteContext, op: OperatorEntry) -> None:
     if len(x.shape) != 4:
         raise ctx.refuse(op, f"needs an NHWC image, got {x}")
     align, centred = bool(options["AlignCorners"]), bool(options["HalfPixelCenters"])
-    operands = [ctx.real(op, x)]
-    for axis, result in zip((1, 2), ctx.integers(op, 1, "size"), strict=True):
+    operands, results = [ctx.real(op, x)], ctx.integers(op, 1, "size")
+    ctx.expect_shape(op, (x.shape[0], *results, x.shape[3]))
+    for axis, result in zip((1, 2), results, strict=True):
         arrays = _linear_taps(x.shape[axis], result, align, centred, x.dtype is DType.FLOAT32)
         operands += [ctx.constant(op, array, name) for array, name in zip(arrays, ("places", "weights"), strict=True)]
     ctx.emit_real(op, Resample((1, 2)), operands)

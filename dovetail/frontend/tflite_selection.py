@@ -44,6 +44,8 @@ def split(ctx: TfliteContext, op: OperatorEntry) -> None:
     """SPLIT into equal parts; the axis comes first."""
     x, count = ctx.input(op, 1), int(ctx.options(op, "SplitOptions")["NumSplits"])
     axis = ctx.axis(op, ctx.integers(op, 0, "axis")[0], len(x.shape))
+    if count != len(op.outputs):
+        raise ctx.refuse(op, f"the option NumSplits is {count}, there are {len(op.outputs)} results")
     _cut(ctx, op, x, axis, [x.shape[axis] // max(count, 1)] * count, drop=False)
 
 
@@ -60,6 +62,8 @@ def unpack(ctx: TfliteContext, op: OperatorEntry) -> None:
     """UNPACK: the slices along an axis, which they lose."""
     x = ctx.input(op, 0)
     axis = ctx.axis(op, int(ctx.options(op, "UnpackOptions")["Axis"]), len(x.shape))
+    if x.shape[axis] != len(op.outputs):
+        raise ctx.refuse(op, f"axis {axis} of {x} has not as many elements as there are results ({len(op.outputs)})")
     _cut(ctx, op, x, axis, [1] * x.shape[axis], drop=True)
 
 
@@ -115,6 +119,7 @@ def mirror_pad(ctx: TfliteContext, op: OperatorEntry) -> None:
     """MIRROR_PAD: the border repeats the edge (SYMMETRIC) or not (REFLECT)."""
     x, pads = ctx.input(op, 0), ctx.integers(op, 1, "paddings")
     symmetric = int(ctx.options(op, "MirrorPadOptions")["Mode"]) == 1
+    ctx.expect_shape(op, [size + a + b for size, a, b in zip(x.shape, pads[::2], pads[1::2], strict=True)])
     places = []
     for size, before, after in zip(x.shape, pads[::2], pads[1::2], strict=True):
         if max(before, after) > size - (not symmetric) or min(before, after) < 0:
@@ -130,6 +135,7 @@ def tile(ctx: TfliteContext, op: OperatorEntry) -> None:
     x, counts = ctx.input(op, 0), ctx.integers(op, 1, "multiples")
     if len(counts) != len(x.shape) or min(counts, default=1) < 1:
         raise ctx.refuse(op, f"the multiples {list(counts)} must be a positive number for each axis of {x}")
+    ctx.expect_shape(op, [size * count for size, count in zip(x.shape, counts, strict=True)])
     _picked(ctx, op, [list(range(size)) * count for size, count in zip(x.shape, counts, strict=True)])
 
 
@@ -137,6 +143,7 @@ def broadcast_to(ctx: TfliteContext, op: OperatorEntry) -> None:
     """BROADCAST_TO, and FILL, whose value has no axes."""
     filled = op.opcode == "FILL"
     x, shape = ctx.input(op, 1 if filled else 0), ctx.integers(op, 0 if filled else 1, "shape")
+    ctx.expect_shape(op, shape)
     whole = (1,) * (len(shape) - len(x.shape)) + x.shape
     if len(whole) != len(shape) or any(have not in (1, size) for have, size in zip(whole, shape, strict=True)):
         raise ctx.refuse(op, f"{x} cannot be broadcast to {list(shape)}")
@@ -188,10 +195,19 @@ def space_to_depth(ctx: TfliteContext, op: OperatorEntry) -> None:
     moved(ctx, op, Reshape(apart), Transpose((0, 1, 3, 2, 4, 5)), Reshape(whole))
 
 
+def _blocks(ctx: TfliteContext, op: OperatorEntry, blocks: Shape, what: str) -> Shape:
+    """What is added or cut on both sides of each axis that has blocks; refuses blocks that do not fit the operand."""
+    sides, x = ctx.integers(op, 2, what), ctx.input(op, 0)
+    fits = len(sides) == 2 * len(blocks) and len(blocks) < len(x.shape)
+    if not fits or min(blocks, default=1) < 1 or min(sides, default=0) < 0:
+        raise ctx.refuse(op, f"the blocks {list(blocks)} and {what} {list(sides)} do not fit {x}")
+    return sides
+
+
 def space_to_batch(ctx: TfliteContext, op: OperatorEntry) -> None:
     """SPACE_TO_BATCH_ND: padded, then the place in the block becomes the outer part of the batch."""
     x, blocks = ctx.input(op, 0), ctx.integers(op, 1, "block shape")
-    pads, count = ctx.integers(op, 2, "paddings"), len(blocks)
+    pads, count = _blocks(ctx, op, blocks, "paddings"), len(blocks)
     rest = len(x.shape) - 1 - count
     before, after = (0, *pads[::2], *(0,) * rest), (0, *pads[1::2], *(0,) * rest)
     pad = Pad(before, after, border(ctx, op, x, None))
@@ -207,7 +223,7 @@ def space_to_batch(ctx: TfliteContext, op: OperatorEntry) -> None:
 def batch_to_space(ctx: TfliteContext, op: OperatorEntry) -> None:
     """BATCH_TO_SPACE_ND: the inverse of SPACE_TO_BATCH_ND, then cut."""
     x, blocks = ctx.input(op, 0), ctx.integers(op, 1, "block shape")
-    crops, count = ctx.integers(op, 2, "crops"), len(blocks)
+    crops, count = _blocks(ctx, op, blocks, "crops"), len(blocks)
     batch, rest = x.shape[0] // prod(blocks), x.shape[1 + count :]
     order = [count]
     for axis in range(count):
@@ -229,7 +245,9 @@ def nearest(ctx: TfliteContext, op: OperatorEntry) -> None:
     options = ctx.options(op, "ResizeNearestNeighborOptions")
     align, centred = bool(options["AlignCorners"]), bool(options["HalfPixelCenters"])
     places: list[Sequence[int]] = [range(shape[0])]
-    for size, result in zip(shape[1:3], ctx.integers(op, 1, "size"), strict=True):
+    results = ctx.integers(op, 1, "size")
+    ctx.expect_shape(op, (shape[0], *results, shape[3]))
+    for size, result in zip(shape[1:3], results, strict=True):
         corners = align and result > 1
         scale = np.float32(size - 1) / np.float32(result - 1) if corners else np.float32(size) / np.float32(result)
         along = [np.float32(np.float32(place + (0.5 if centred else 0.0)) * scale) for place in range(result)]
