@@ -19,7 +19,8 @@ from dovetail.graph.types import Array, DType, TensorType
 from dovetail.quantize import quantize
 from onnx_nodes import Prepared, joined, roomy
 from oracles import SingleOperator, run_lite, run_micro_all, tflite_bytes
-from tflite_cases import CLOSE, COMPARISONS, EXACT, LITE, Draw
+from tflite_cases import Draw
+from tflite_tables import CLOSE, COMPARISONS, EXACT, LITE
 
 SEEDS = 6
 """Models of each kind."""
