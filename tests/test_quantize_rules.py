@@ -10,7 +10,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.check import check_stages
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
+from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import FullyConnected
@@ -295,3 +295,13 @@ def test_what_has_no_integer_form_is_computed_in_float_where_that_is_allowed() -
     for name, other in zip(plain.outputs, graph.outputs, strict=True):
         np.testing.assert_array_equal(expected[name], found[other])
     assert plain.outputs == graph.outputs
+
+
+def test_rows_too_long_for_the_fixed_point_are_refused() -> None:
+    made = QdqBuilder()
+    soft = made.builder.add(LogSoftmax(), [made.input((1, 5000), 0.1, 5)], "log", "LOG_SOFTMAX 0 (log)")
+    graph = made.graph(made.quantised(soft, 1 / 16, 127))
+    with pytest.raises(ModelError, match="up to 4095 in a row") as caught:
+        quantize(graph)
+    assert caught.value.where == "LOG_SOFTMAX 0 (log)"
+    assert quantize(graph, allow_float=True).outputs

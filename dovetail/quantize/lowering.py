@@ -207,10 +207,12 @@ class _Lowering:
             raise self._float_between(node)
         try:
             return rule(self.emitter, node.operator, found, target, bounds, stem)
-        except ModelError as error:
+        except (ModelError, ValueError) as error:  # a type rule may refuse what a rule makes: rows too long, say
             if self.allow_float:
                 return self._border(self._real(node.output), target, bounds, stem)
-            raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+            if isinstance(error, ModelError):
+                raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+            raise ModelError(str(error), where=_place(node), hint=HINT) from error
 
     def _terms(self, node: Node) -> list[str]:
         """The node's operands; of a sum of sums, which rounds nothing in between, all terms."""
