@@ -165,7 +165,7 @@ def convolution(depthwise: bool, maker: Maker) -> Case:
     if depthwise:
         groups, depth, share = maker.one_of(1, 3, 4, 8, 10), 1, maker.one_of(1, 1, 1, 2, 4)
     zero_point = maker.zero_point(dtype)
-    weight_dtype = maker.one_of(DType.INT8, DType.INT4, DType.UINT8)
+    weight_dtype = maker.one_of(DType.INT8, DType.INT4, DType.INT4, DType.INT2, DType.UINT8)
     weight_zero_point = maker.one_of(0, maker.zero_point(weight_dtype))
     x = padded(maker, image(maker, groups * depth, dtype, (span[0], span[1])), kernel, dilation, zero_point)
     outputs = groups * share
@@ -183,7 +183,7 @@ def fully_connected(maker: Maker) -> Case:
     dtype = maker.one_of(*ACTIVATIONS)
     depth, outputs = maker.number(1, 40), maker.number(1, 14)
     x = maker.input((*maker.one_of((), (1,), (2,), (3, 2)), depth), dtype)
-    operands = [x, maker.constant((outputs, depth), DType.INT8)]
+    operands = [x, maker.constant((outputs, depth), maker.one_of(DType.INT8, DType.INT8, DType.INT4, DType.INT2))]
     if maker.one_of(True, False):
         operands.append(maker.constant((outputs,), DType.INT64 if dtype is DType.INT16 else DType.INT32, 1 << 20))
     return maker.case(maker.finished(maker.add(FullyConnected(maker.zero_point(dtype), maker.one_of(0, 3)), *operands)))

@@ -22,9 +22,10 @@ F32 = DType.FLOAT32
 ANY = (F32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64)
 INTEGERS = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64)
 STEPS = ("ROUND", "FLOOR", "CEILING", "SIGN", "THRESHOLDED_RELU")
-STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL")
+STEEP = ("SQUARE_ROOT", "LOGARITHM", "RECIPROCAL", "EXPONENTIAL", "SQUARE", "RECIPROCAL_ROOT", "SINE", "COSINE")
 SAFE = tuple(kind for kind in UnaryKind if kind.name not in (*STEPS, *STEEP))
 """Functions that do not enlarge a small difference."""
+STEPPED = (BinaryKind.MODULO, BinaryKind.POWER)
 
 
 def shape_of(maker: Maker, least: int = 1) -> tuple[int, ...]:
@@ -63,7 +64,8 @@ def convolution(maker: Maker) -> Case:
         sides = [maker.number(0, (kernel[axis % 2] - 1) * dilation[axis % 2]) for axis in range(4)]
         x = maker.add(Pad((0, sides[0], sides[1], 0), (0, sides[2], sides[3], 0), 0.0), x)
     shape = (1, *kernel, outputs) if depthwise else (outputs, *kernel, depth)
-    weights = maker.constant(shape, F32) if maker.one_of(True, True, False) else maker.input(shape, F32)
+    narrow = maker.one_of(F32, F32, DType.INT8, DType.INT4, DType.INT2)
+    weights = maker.constant(shape, narrow) if maker.one_of(True, True, False) else maker.input(shape, F32)
     bias = [maker.constant((outputs,), F32)] if maker.one_of(True, False) else []
     value = maker.add((DepthwiseConv2d if depthwise else Conv2d)(stride, dilation), x, weights, *bias)
     return maker.case(finished(maker, value))
@@ -75,7 +77,8 @@ def product(maker: Maker) -> Case:
     if maker.one_of(True, False):
         bias = [maker.constant((outputs,), F32)] if maker.one_of(True, False) else []
         x = maker.input((*lead, depth), F32)
-        return maker.case(finished(maker, maker.add(FullyConnected(), x, maker.constant((outputs, depth), F32), *bias)))
+        weights = maker.constant((outputs, depth), maker.one_of(F32, DType.INT8, DType.INT4, DType.INT2))
+        return maker.case(finished(maker, maker.add(FullyConnected(), x, weights, *bias)))
     a = maker.input((*lead, maker.number(1, 4), depth), F32)
     b = maker.input((*broadcast(maker, lead), depth, outputs), F32)
     return maker.case(finished(maker, maker.add(MatrixProduct(), a, b)))
@@ -94,12 +97,14 @@ def pooling(maker: Maker) -> Case:
 def pointwise(maker: Maker) -> Case:
     shape = shape_of(maker)
     x = maker.input(shape, F32)
-    operator = maker.one_of(Add(), *(Binary(kind) for kind in BinaryKind))
+    operator = maker.one_of(Add(), *(Binary(kind) for kind in BinaryKind if kind not in STEPPED))
     return maker.case(finished(maker, maker.add(operator, x, maker.input(broadcast(maker, shape), F32))))
 
 
 def rows(maker: Maker) -> Case:
-    operator = maker.one_of(Softmax(), Softmax(-0.3), LogSoftmax(), Normalise(1e-3), Normalise(0.1, False))
+    operator = maker.one_of(
+        Softmax(), Softmax(-0.3), LogSoftmax(), Normalise(1e-3), Normalise(0.1, False), Normalise(0.1, False, True)
+    )
     return maker.case(finished(maker, maker.add(operator, maker.input((*shape_of(maker), maker.number(1, 30)), F32))))
 
 
@@ -112,10 +117,12 @@ def reduction(maker: Maker) -> Case:
 
 def resample(maker: Maker) -> Case:
     shape = shape_of(maker)
-    axis, result, taps = maker.number(0, len(shape) - 1), maker.number(1, 7), maker.number(1, 4)
-    places = np.random.default_rng(maker.number(0, 99)).integers(0, shape[axis], (result, taps)).astype(np.int32)
-    operands = [maker.builder.constant("places", places), maker.constant((result, taps), F32)]
-    return maker.case(finished(maker, maker.add(Resample(axis), maker.input(shape, F32), *operands)))
+    axes, operands = tuple(axis for axis in range(len(shape)) if maker.one_of(True, False)), []
+    for axis in axes:
+        result, taps = maker.number(1, 7), maker.number(1, 4)
+        places = np.random.default_rng(maker.number(0, 99)).integers(0, shape[axis], (result, taps)).astype(np.int32)
+        operands += [maker.builder.constant("places", places), maker.constant((result, taps), F32)]
+    return maker.case(finished(maker, maker.add(Resample(axes), maker.input(shape, F32), *operands)))
 
 
 def integers(maker: Maker) -> Case:

@@ -28,13 +28,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SingleOperator:
-    """An operator of the TFLite schema with its options and tensors; the last tensor is the result."""
+    """An operator of the TFLite schema with its options and tensors; the last tensors are the results."""
 
     opcode: str
     tensors: Sequence[TensorEntry]
     options: Mapping[str, Any]
     options_type: str = ""
     version: int = 1
+    results: int = 1
 
 
 def _schema() -> Any:
@@ -73,9 +74,10 @@ class OperatorNetwork:
 
 def tflite_bytes(single: SingleOperator) -> bytes:
     """The model as a file."""
-    last = len(single.tensors) - 1
-    call = OperatorCall(single.opcode, range(last), [last], single.options, single.options_type, single.version)
-    return network_file(OperatorNetwork(single.tensors, [call], [last]))
+    last = len(single.tensors) - single.results
+    outputs = range(last, len(single.tensors))
+    call = OperatorCall(single.opcode, range(last), outputs, single.options, single.options_type, single.version)
+    return network_file(OperatorNetwork(single.tensors, [call], outputs))
 
 
 def network_file(network: OperatorNetwork) -> bytes:
@@ -108,10 +110,16 @@ def _tensor(schema: Any, model: Any, entry: TensorEntry) -> Any:
     tensor.buffer = 0
     if entry.data is not None:
         buffer = schema.BufferT()
-        buffer.data = np.frombuffer(entry.data.tobytes(), np.uint8)
+        buffer.data = np.frombuffer((_nibbles(entry.data) if entry.dtype == "int4" else entry.data).tobytes(), np.uint8)
         tensor.buffer = len(model.buffers)
         model.buffers.append(buffer)
     return tensor
+
+
+def _nibbles(values: Array) -> Array:
+    """int4 values two to a byte, the first in the low half."""
+    flat = np.append(values.reshape(-1), np.zeros(values.size % 2, np.int8)).astype(np.uint8) & 15
+    return flat[0::2] | flat[1::2] << 4
 
 
 def _operator(schema: Any, model: Any, call: OperatorCall) -> Any:

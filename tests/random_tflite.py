@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dovetail.graph.types import Array
 from oracles import TensorEntry
 from tflite_maker import HIGH, LOW, Maker
 
@@ -48,12 +47,6 @@ def geometry(maker: Maker, sizes: Sequence[int], dilated: bool) -> tuple[list[in
     return kernel, stride, dilation, same
 
 
-def packed_int4(values: Array) -> Array:
-    """Elements of -8..7, two to a byte, the first in the low half."""
-    flat = np.append(values.reshape(-1), [0] * (values.size % 2)).astype(np.int8).view(np.uint8) & 15
-    return np.asarray(flat[0::2] | flat[1::2] << 4)
-
-
 def weights(maker: Maker, shape: tuple[int, ...], axis: int, bits: int = 8) -> int:
     """Constant weights, one scale for all or one for each index along `axis`."""
     count = shape[axis] if maker.often(0.6) else 1
@@ -66,7 +59,7 @@ def weights(maker: Maker, shape: tuple[int, ...], axis: int, bits: int = 8) -> i
     limit = 7 if bits == 4 else 127
     data = maker.rng.integers(-limit - maker.one_of(0, 1), limit + 1, shape).astype(np.int8)
     if bits == 4:
-        return maker.add(TensorEntry("w", shape, "int4", scales, 0, packed_int4(data), axis))
+        return maker.add(TensorEntry("w", shape, "int4", scales, 0, data, axis))
     return maker.add(TensorEntry("w", shape, "int8", scales, 0, data, axis))
 
 

@@ -41,7 +41,7 @@ FUNCTIONS: dict[str, tuple[Function, float, float]] = {
 @cache
 def library(folder: Path) -> ctypes.CDLL:
     source = ["#include <stdint.h>", helper_source(FLOAT_HELPERS)]
-    for name in (*FUNCTIONS, "gaussian_share", "nearest", "floor_of", "ceiling_of", "sign_of"):
+    for name in (*FUNCTIONS, "sine", "cosine", "gaussian_share", "nearest", "floor_of", "ceiling_of", "sign_of"):
         loop = f"for (int32_t i = 0; i < count; ++i) {{ y[i] = {name}(x[i]); }}"
         source.append(f"void run_{name}(float *y, const float *x, int32_t count);")
         source.append(f"void run_{name}(float *y, const float *x, int32_t count) {{ {loop} }}")
@@ -92,6 +92,13 @@ def test_the_share_of_the_normal_distribution(run: Callable[[str, Array], Array]
     exact = np.array([erfc(-value / np.sqrt(2.0)) / 2 for value in x.astype(np.float64)])
     shown = exact > 2.0**-100
     assert (np.abs(run("gaussian_share", x) - exact)[shown] / exact[shown]).max() < 2.0**-16
+
+
+@pytest.mark.parametrize(("name", "function"), [("sine", np.sin), ("cosine", np.cos)])
+def test_turns(name: str, function: Function, run: Callable[[str, Array], Array]) -> None:
+    x = operands(-8192.0, 8192.0)
+    assert np.abs(run(name, x) - function(x.astype(np.float64))).max() < 2.0**-22
+    assert np.isnan(run(name, np.array([np.inf, -np.inf, np.nan], np.float32))).all()
 
 
 def test_special_values(run: Callable[[str, Array], Array]) -> None:

@@ -20,7 +20,9 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize,
 from dovetail.operators.base import Operator
 from dovetail.operators.catalogue import OPERATORS
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.operators.logic import Compare, CompareKind, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
@@ -34,7 +36,11 @@ I64, F32 = DType.INT64, DType.FLOAT32
 PADDED = ((1, 0), (2, 1))
 
 
-DOMAINS = {UnaryKind.SQUARE_ROOT: (0.0, 9.0), UnaryKind.LOGARITHM: (0.01, 9.0)}
+DOMAINS = {
+    UnaryKind.SQUARE_ROOT: (0.0, 9.0),
+    UnaryKind.LOGARITHM: (0.01, 9.0),
+    UnaryKind.RECIPROCAL_ROOT: (0.01, 9.0),
+}
 """Where functions are defined, if that is not everywhere."""
 
 
@@ -113,6 +119,8 @@ LINEAR = [
     Case(FullyConnected(7, 128), (of(U8, 1, 2, 33), of(U8, 7, 33))),
     Case(FullyConnected(-70, 0), (of(I16, 5, 33), of(I8, 7, 33), of(I64, 7)), (None, None, (-(1 << 40), 1 << 40))),
     Case(FullyConnected(), (of(F32, 5, 33), of(F32, 7, 33), of(F32, 7))),
+    Case(FullyConnected(), (of(F32, 5, 33), of(I4, 7, 33), of(F32, 7))),
+    Case(Conv2d(), (of(F32, 1, 5, 6, 4), of(I8, 3, 2, 2, 4)), (None, (-9, 9))),
 ]
 MOVEMENT = [
     *(Case(Pad((0, 1, 0, 2), (0, 0, 3, 1), 5), (of(kind, 1, 3, 4, 2),)) for kind in (I8, U8, I16, I32, F32)),
@@ -160,13 +168,17 @@ FLOAT = [
     Case(Clamp(-1.0, 1.0), (of(F32, 3, 40),)),
     *(Case(Unary(kind, 0.3), (of(F32, 3, 40),), (DOMAINS.get(kind),)) for kind in UnaryKind),
     Case(LogSoftmax(), (of(F32, 3, 40),)),
-    *(Case(Binary(kind), (of(F32, 3, 1, 5), of(F32, 4, 5))) for kind in BinaryKind),
+    *(
+        Case(Binary(kind), (of(F32, 3, 1, 5), of(F32, 4, 5)), ((0.1, 4.0),) if kind is BinaryKind.POWER else ())
+        for kind in BinaryKind
+    ),
     *(
         Case(Binary(kind), (of(dtype, 2, 3, 5), of(dtype, 5)), (None, (1, 100)))
         for kind in BinaryKind
         for dtype in (I8, U8, I16, I32, I64)
-        if kind is not BinaryKind.PRELU
+        if kind not in (BinaryKind.PRELU, BinaryKind.POWER)
     ),
+    Case(Binary(BinaryKind.POWER), (of(I32, 2, 3, 5), of(I32, 5)), ((-9, 9), (0, 9))),
     *(Case(Reduce(kind, (0, 2)), (of(F32, 3, 4, 5),)) for kind in ReduceKind),
     *(Case(Reduce(kind, (1,)), (of(U8, 3, 4, 5),)) for kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)),
     Case(Reduce(ReduceKind.SUM, (1, 2), -7), (of(I8, 3, 4, 5),)),
@@ -175,13 +187,44 @@ FLOAT = [
         for largest, last, kind, x in ((True, False, I64, F32), (False, True, I32, I8), (True, True, I64, I8))
     ),
     Case(Normalise(1e-5), (of(F32, 3, 8),)),
+    Case(Normalise(0.1, False, True), (of(F32, 2, 3, 8),)),
+    Case(FixedNormalise(-5), (of(I8, 20, 3),)),
+    Case(FixedNormalise(127), (of(I8, 2, 3, 800),)),
     Case(Normalise(0.1, False), (of(F32, 2, 3, 8),)),
     Case(Pick(((2, 0, 0), (0, 1, 2, 3), (4, 3, 2, 1, 0))), (of(I8, 3, 4, 5),)),
     Case(Pick(((0,), (0, 0, 1, 1))), (of(F32, 1, 2),)),
     Case(Gather(1), (of(F32, 3, 4, 5), of(I64, 2, 3)), (None, (-4, 3))),
     Case(Gather(0), (of(I8, 6, 5), of(I32, 4)), (None, (-9, 9))),
-    Case(Resample(1), (of(F32, 2, 4, 3), of(I32, 5, 2), of(F32, 5, 2)), (None, (0, 3))),
+    Case(Resample((1,)), (of(F32, 2, 4, 3), of(I32, 5, 2), of(F32, 5, 2)), (None, (0, 3))),
+    Case(
+        Resample((1, 2)),
+        (of(I8, 2, 4, 3), of(I32, 5, 2), of(I32, 5, 2), of(I32, 6, 2), of(I32, 6, 2)),
+        (None, (0, 3), (-1024, 1024), (0, 2), (-1024, 1024)),
+    ),
     Case(MatrixProduct(), (of(F32, 2, 1, 3, 4), of(F32, 3, 4, 5))),
+    *(
+        Case(MatrixProduct(-3, 7), (of(a, 2, 1, 3, 4), of(b, 3, 4, 5)))
+        for a, b in ((I8, I8), (U8, I8), (U8, U8), (I16, I16))
+    ),
+    *(Case(Compare(kind), (of(x, 2, 300), of(x, 300))) for kind in CompareKind for x in (F32, I8, I32)),
+    Case(Select(), (of(DType.BOOL, 2, 1), of(I16, 2, 30), of(I16, 30)), ((0, 1),)),
+    Case(Select(), (of(DType.BOOL, 30), of(F32, 2, 30), of(F32, 1)), ((0, 1),)),
+    *(Case(Convert(kind), (of(F32, 3, 40),), ((-300, 300),)) for kind in (I8, U8, I32, I64, DType.BOOL, F32)),
+    *(Case(Convert(kind), (of(x, 3, 40),)) for kind in (I8, I32, DType.BOOL, F32) for x in (I8, U8, I16, I64)),
+    *(Case(Convert(kind), (of(DType.BOOL, 3, 40),), ((0, 1),)) for kind in (I8, F32)),
+    Case(Binary(BinaryKind.MAXIMUM), (of(DType.BOOL, 3, 4), of(DType.BOOL, 4)), ((0, 1), (0, 1))),
+    *(
+        Case(FixedDivide(3, zero, -5, 1374389534, shift), (of(I8, 4, 90), of(I8, 90)))
+        for zero, shift in ((-128, 3), (9, -2))
+    ),
+    *(Case(FixedSoftmax16(1374389534, shift), (of(I16, 2, 3, count),)) for shift, count in ((3, 40), (-3, 700))),
+    Case(FixedLogSoftmax(1374389534, 22, -124, 1717986918, -22), (of(I8, 3, 5, 40),)),
+    Case(FixedLogSoftmax(1374389534, 26, -8, 1717986918, -26), (of(I8, 5, 400),)),
+    *(
+        Case(Sigmoid16(multiplier, shift, tangent), (of(I16, 3, 900),))
+        for multiplier, shift in ((3, 0), (20000, 14))
+        for tangent in (True, False)
+    ),
     Case(Softmax(0.5), (of(F32, 3, 40),)),
     *(
         Case(FixedSoftmax(1374389534, 22, -124, result), (of(x, 3, 5, 40),))

@@ -10,7 +10,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.check import check_stages
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
+from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import FullyConnected
@@ -187,8 +187,10 @@ def test_pools_that_change_the_quantisation() -> None:
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
 def test_tables_are_the_functions_rounded(kind: UnaryKind, dtype: DType) -> None:
     made = QdqBuilder()
-    defined_below_zero = kind not in (UnaryKind.SQUARE_ROOT, UnaryKind.LOGARITHM)
-    x = made.input((1, 500), 0.05, 11 if defined_below_zero else dtype.low, dtype)
+    zero_point = 11
+    if kind in (UnaryKind.SQUARE_ROOT, UnaryKind.LOGARITHM, UnaryKind.RECIPROCAL_ROOT):
+        zero_point = dtype.low - (kind is UnaryKind.RECIPROCAL_ROOT)  # not defined below 0, nor the last at 0
+    x = made.input((1, 500), 0.05, zero_point, dtype)
     y = made.builder.add(Unary(kind, 0.2), [x])
     graph = check_meaning(made.graph(made.quantised(y, 0.03, 8, dtype)), 1)
     assert kinds_of(graph) == ["Lookup"]
@@ -283,13 +285,23 @@ def test_elements_are_taken_as_the_integers_they_are() -> None:
 def test_what_has_no_integer_form_is_computed_in_float_where_that_is_allowed() -> None:
     made = QdqBuilder()
     x = made.input((4, 5), 0.05, 11)
-    y = made.builder.add(Binary(BinaryKind.DIVIDE), [x, made.input((4, 1), 0.07, -128)], "ratio", "DIV 0 (ratio)")
+    y = made.builder.add(Binary(BinaryKind.POWER), [x, made.input((4, 1), 0.07, -128)], "ratio", "POW 0 (ratio)")
     plain = made.graph(made.quantised(y, 0.03), x)
     with pytest.raises(ModelError, match="no integer form"):
         quantize(plain)
     graph = quantize(plain, allow_float=True)
-    feeds = {name: np.maximum(array, -127) for name, array in random_inputs(plain).items()}  # no 0 / 0
+    feeds = {name: np.maximum(array, 11) for name, array in random_inputs(plain).items()}  # no root of less than 0
     expected, found = evaluate(plain, feeds), evaluate(graph, feeds)
     for name, other in zip(plain.outputs, graph.outputs, strict=True):
         np.testing.assert_array_equal(expected[name], found[other])
     assert plain.outputs == graph.outputs
+
+
+def test_rows_too_long_for_the_fixed_point_are_refused() -> None:
+    made = QdqBuilder()
+    soft = made.builder.add(LogSoftmax(), [made.input((1, 5000), 0.1, 5)], "log", "LOG_SOFTMAX 0 (log)")
+    graph = made.graph(made.quantised(soft, 1 / 16, 127))
+    with pytest.raises(ModelError, match="up to 4095 in a row") as caught:
+        quantize(graph)
+    assert caught.value.where == "LOG_SOFTMAX 0 (log)"
+    assert quantize(graph, allow_float=True).outputs

@@ -67,7 +67,7 @@ def elements(array: Array) -> list[str]:
         return ["(-2147483647 - 1)" if value == -(2**31) else str(value) for value in values]
     if array.dtype.name == "uint32":
         return [f"{value}u" for value in values]
-    return [str(value) for value in values]
+    return [str(int(value)) for value in values]
 
 
 def _int64(value: int) -> str:
@@ -76,7 +76,7 @@ def _int64(value: int) -> str:
 
 def _float(value: float) -> str:
     if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError("a constant is not finite")
+        return '__builtin_nanf("")' if value != value else f"{'-' if value < 0 else ''}__builtin_inff()"
     return f"{value.hex()}f" if value != int(value) or abs(value) > 2**20 else f"{value:.1f}f"
 
 

@@ -14,6 +14,7 @@ from dovetail.operators.activation import Clamp, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add, Clip
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.logic import Convert
 from dovetail.operators.movement import Reshape
 
 Importer = Callable[[OnnxContext, OnnxNode], None]
@@ -50,6 +51,21 @@ def binary(kind: BinaryKind) -> Importer:
         ctx.emit(op, _operator(ctx, kind, operands[0]), operands)
 
     return build
+
+
+def power(ctx: OnnxContext, op: OnnxNode) -> None:
+    """Pow; the exponent may be of another type, in which a float one computes. A square is one product."""
+    x, exponent, stem = ctx.value(op, 0), ctx.value(op, 1), op.outputs[0]
+    result, other = ctx.type_of(x).dtype, ctx.type_of(exponent).dtype
+    known = ctx.builder.constant_of(exponent)
+    if result is DType.FLOAT32 and known is not None and known.size == 1 and float(known.reshape(-1)[0]) == 2.0:
+        ctx.emit(op, Unary(UnaryKind.SQUARE), [x])
+        return
+    held = DType.FLOAT32 if DType.FLOAT32 in (result, other) else result
+    x = x if held is result else ctx.add(op, Convert(held), [x], f"{stem}_base")
+    exponent = exponent if held is other else ctx.add(op, Convert(held), [exponent], f"{stem}_exponent")
+    raised = ctx.add(op, Binary(BinaryKind.POWER), [x, exponent], stem if held is result else f"{stem}_raised")
+    ctx.values[stem] = raised if held is result else ctx.add(op, Convert(result), [raised])
 
 
 def several(kind: BinaryKind, mean: bool = False) -> Importer:

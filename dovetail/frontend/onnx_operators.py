@@ -8,6 +8,7 @@ import numpy as np
 
 from dovetail.frontend import onnx_elementwise as elementwise
 from dovetail.frontend import onnx_linear as linear
+from dovetail.frontend import onnx_logic as logic
 from dovetail.frontend import onnx_movement as movement
 from dovetail.frontend import onnx_pooling as pooling
 from dovetail.frontend import onnx_recurrent as recurrent
@@ -22,6 +23,7 @@ from dovetail.operators import arithmetic
 from dovetail.operators.activation import Unary, UnaryKind
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import BinaryKind
+from dovetail.operators.logic import CompareKind
 from dovetail.operators.recurrent_float import RecurrentKind
 from dovetail.operators.reduction import ReduceKind
 
@@ -41,7 +43,11 @@ def quantize_linear(ctx: OnnxContext, op: OnnxNode) -> None:
     default = element_type(named) or DType.UINT8
     x = ctx.value(op, 0)
     rank = len(ctx.type_of(x).shape)
-    scaling = ctx.scaling(op, 1, 2, int(ctx.attribute(op, "axis", 1)), default, rank)
+    axis = int(ctx.attribute(op, "axis", 1))
+    if ctx.has(op, 1) and op.inputs[1] not in ctx.constants:
+        logic.quantize_at_run_time(ctx, op, default)
+        return
+    scaling = ctx.scaling(op, 1, 2, axis, default, rank)
     if scaling.dtype not in QUANTISED_TYPES or (named and scaling.dtype is not element_type(named)):
         raise ctx.refuse(op, f"quantising to {scaling.dtype.text} is not supported")
     ctx.values[op.outputs[0]] = ctx.quantized(op, x, scaling)
@@ -114,21 +120,6 @@ def dropout(ctx: OnnxContext, op: OnnxNode) -> None:
     ctx.alias(op, ctx.value(op, 0))
 
 
-def cast(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Cast between equal types, and of an integer to float32 (its value with the scale 1)."""
-    ctx.attribute(op, "saturate", 1)  # concerns float8 only
-    ctx.attribute(op, "round_mode", "up")  # concerns float8 only
-    x = ctx.value(op, 0)
-    source, target = ctx.type_of(x).dtype, element_type(int(ctx.attribute(op, "to", 0)))
-    if target is source:
-        ctx.alias(op, x)
-        return
-    if target is not DType.FLOAT32 or not source.is_integer:
-        raise ctx.refuse(op, f"from {source.text} to {target.text if target else 'that type'} is not supported")
-    unit = ctx.scaling_of(op.outputs[0], np.ones(1, np.float32), np.zeros(1, np.int32), -1, source)
-    ctx.values[op.outputs[0]] = ctx.dequantized(op, x, unit, op.outputs[0])
-
-
 def shape(ctx: OnnxContext, op: OnnxNode) -> None:
     """Shape: known, since every size is fixed."""
     sizes = ctx.type_of(ctx.value(op, 0)).shape
@@ -139,11 +130,12 @@ def shape(ctx: OnnxContext, op: OnnxNode) -> None:
 STANDARD: Mapping[str, Importer] = {
     "Abs": elementwise.unary(UnaryKind.ABSOLUTE),
     "Add": elementwise.binary(BinaryKind.ADD),
+    "And": logic.logic(BinaryKind.MINIMUM),
     "ArgMax": reduction.arg_extreme(largest=True),
     "ArgMin": reduction.arg_extreme(largest=False),
     "AveragePool": pooling.average_pool,
     "BatchNormalization": linear.batch_normalization,
-    "Cast": cast,
+    "Cast": logic.cast,
     "Ceil": elementwise.unary(UnaryKind.CEILING),
     "Celu": elementwise.celu,
     "Clip": elementwise.clip,
@@ -151,11 +143,14 @@ STANDARD: Mapping[str, Importer] = {
     "Conv": linear.conv,
     "ConvInteger": linear.conv_integer,
     "ConvTranspose": transposed.conv_transpose,
+    "Cos": elementwise.unary(UnaryKind.COSINE),
     "DepthToSpace": selection.depth_to_space,
     "DequantizeLinear": dequantize_linear,
     "Div": elementwise.binary(BinaryKind.DIVIDE),
     "Dropout": dropout,
+    "DynamicQuantizeLinear": logic.dynamic_quantize,
     "Elu": elementwise.unary(UnaryKind.ELU, alpha=1.0),
+    "Equal": logic.relation(CompareKind.EQUAL),
     "Erf": elementwise.unary(UnaryKind.ERROR_FUNCTION),
     "Exp": elementwise.unary(UnaryKind.EXPONENTIAL),
     "Expand": selection.expand,
@@ -167,14 +162,20 @@ STANDARD: Mapping[str, Importer] = {
     "Gemm": linear.gemm,
     "GlobalAveragePool": pooling.global_average_pool,
     "GlobalMaxPool": reduction.global_pool(ReduceKind.MAXIMUM),
+    "Greater": logic.relation(CompareKind.LESS, exchanged=True),
+    "GreaterOrEqual": logic.relation(CompareKind.LESS_OR_EQUAL, exchanged=True),
     "GroupNormalization": reduction.group_normalisation,
     "HardSigmoid": elementwise.hard_sigmoid,
     "HardSwish": elementwise.unary(UnaryKind.HARD_SWISH),
     "Identity": identity,
     "InstanceNormalization": reduction.instance_normalisation,
+    "IsInf": logic.is_inf,
+    "IsNaN": logic.is_nan,
     "LSTM": recurrent.recurrent(RecurrentKind.LSTM),
     "LayerNormalization": reduction.layer_normalisation,
     "LeakyRelu": elementwise.unary(UnaryKind.LEAKY_RELU, alpha=0.01),
+    "Less": logic.relation(CompareKind.LESS),
+    "LessOrEqual": logic.relation(CompareKind.LESS_OR_EQUAL),
     "Log": elementwise.unary(UnaryKind.LOGARITHM),
     "LogSoftmax": reduction.log_softmax,
     "MatMul": linear.matmul,
@@ -184,10 +185,14 @@ STANDARD: Mapping[str, Importer] = {
     "Mean": elementwise.several(BinaryKind.ADD, mean=True),
     "Min": elementwise.several(BinaryKind.MINIMUM),
     "Mish": elementwise.mish,
+    "Mod": logic.modulo,
     "Mul": elementwise.binary(BinaryKind.MULTIPLY),
     "Neg": elementwise.unary(UnaryKind.NEGATIVE),
+    "Not": logic.logical_not,
+    "Or": logic.logic(BinaryKind.MAXIMUM),
     "PRelu": elementwise.prelu,
     "Pad": movement.pad,
+    "Pow": elementwise.power,
     "QLinearConv": linear.qlinear_conv,
     "QLinearMatMul": linear.qlinear_matmul,
     "QuantizeLinear": quantize_linear,
@@ -212,6 +217,7 @@ STANDARD: Mapping[str, Importer] = {
     "Shape": shape,
     "Sigmoid": elementwise.unary(UnaryKind.SIGMOID),
     "Sign": elementwise.unary(UnaryKind.SIGN),
+    "Sin": elementwise.unary(UnaryKind.SINE),
     "Slice": movement.slice_,
     "Softmax": reduction.softmax,
     "Softplus": elementwise.unary(UnaryKind.SOFTPLUS),
@@ -228,6 +234,8 @@ STANDARD: Mapping[str, Importer] = {
     "Tile": selection.tile,
     "Transpose": movement.transpose,
     "Unsqueeze": movement.unsqueeze,
+    "Where": logic.where,
+    "Xor": logic.relation(CompareKind.EQUAL, negative=True),
 }
 """Operators of the domain ai.onnx."""
 

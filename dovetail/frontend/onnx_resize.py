@@ -8,12 +8,17 @@ from math import ceil, floor, prod
 import numpy as np
 
 from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_elementwise import number
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.frontend.onnx_selection import pick
 from dovetail.graph.types import Array, Shape
+from dovetail.operators.logic import Select
 from dovetail.operators.selection import Resample
 
-_COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+_COORDINATES = (
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    "tf_crop_and_resize",
+)
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
@@ -27,12 +32,24 @@ class Axis:
     """Result over size; what the model says, which may be a little more than `result / size`."""
     mode: str
     """coordinate_transformation_mode"""
+    region: tuple[float, float] = (0.0, 1.0)
+    """Where tf_crop_and_resize begins and ends, as parts of the axis."""
+
+    @property
+    def still(self) -> bool:
+        """True where nothing is resized."""
+        return self.result == self.size and self.scale == 1.0 and self.region == (0.0, 1.0)
 
     def coordinates(self) -> Array:
         """Where the centre of each element of the result lies in the operand, float64 (ONNX's Resize)."""
         place = np.arange(self.result, dtype=np.float64)
         if self.mode == "align_corners":
             return place * (self.size - 1) / (self.result - 1) if self.result > 1 else place * 0.0
+        if self.mode == "tf_crop_and_resize":
+            start, end, last = *self.region, self.size - 1
+            if self.result == 1:
+                return place * 0.0 + 0.5 * (start + end) * last
+            return np.asarray(start * last + place * (end - start) * last / (self.result - 1))
         if self.mode == "asymmetric":
             return np.asarray(place / self.scale)
         if self.mode == "pytorch_half_pixel" and self.result == 1:
@@ -113,28 +130,51 @@ def _axes(ctx: OnnxContext, op: OnnxNode, shape: Shape) -> list[Axis]:
             result[axis], scales[axis] = floor(shape[axis] * scale), float(scale)
     if min(result, default=1) < 1 or prod(result) >= 1 << 31:
         raise ctx.refuse(op, f"the result {result} has no elements, or too many")
-    return [Axis(n, r, s, mode) for n, r, s in zip(shape, result, scales, strict=True)]
+    regions = [(0.0, 1.0)] * len(shape)
+    if mode == "tf_crop_and_resize":
+        region = ctx.constant(op, 1, "region").array.astype(np.float64)
+        if region.size != 2 * len(axes) or not np.isfinite(region).all():
+            raise ctx.refuse(op, f"the region has {region.size} numbers; it must have a start and an end for each axis")
+        bounds = region.reshape(2, -1)
+        for axis, start, end in zip(axes, *bounds.tolist(), strict=True):
+            regions[axis] = (start, end)
+    return [Axis(n, r, s, mode, span) for n, r, s, span in zip(shape, result, scales, regions, strict=True)]
 
 
 def resize(ctx: OnnxContext, op: OnnxNode) -> None:
-    """Resize; roi is read by tf_crop_and_resize only, which is refused."""
+    """Resize; roi is read by tf_crop_and_resize only."""
     x = ctx.value(op, 0)
     axes = _axes(ctx, op, ctx.type_of(x).shape)
     mode = ctx.attribute(op, "mode", "nearest")
     rounding = ctx.attribute(op, "nearest_mode", "round_prefer_floor" if ctx.opset > 10 else "floor")
     coefficient = float(ctx.attribute(op, "cubic_coeff_a", -0.75))
     exclude, antialias = bool(ctx.attribute(op, "exclude_outside", 0)), bool(ctx.attribute(op, "antialias", 0))
-    ctx.attribute(op, "extrapolation_value", 0.0)  # concerns tf_crop_and_resize only
-    if mode == "nearest" and rounding in _NEAREST and not antialias:
+    beyond = float(ctx.attribute(op, "extrapolation_value", 0.0))
+    outside = _outside(axes)
+    if mode == "nearest" and outside is None and rounding in _NEAREST and not antialias:
         pick(ctx, op, x, [nearest_places(axis, rounding) for axis in axes])
         return
     if mode not in ("linear", "cubic"):
         raise ctx.refuse(op, f"mode = {mode}, nearest_mode = {rounding}, antialias = {int(antialias)} is not supported")
-    stem = op.outputs[0]
-    for number, axis in enumerate(axes):
-        if axis.result == axis.size and axis.scale == 1.0:
-            continue
-        places, weights = taps(axis, mode == "cubic", coefficient, exclude, antialias)
-        operands = [ctx.builder.constant(f"{stem}_places", places), ctx.builder.constant(f"{stem}_weights", weights)]
-        x = ctx.add(op, Resample(number), [x, *operands], f"{stem}_axis_{number}")
-    ctx.alias(op, x)
+    stem, resized = op.outputs[0], [n for n, axis in enumerate(axes) if not axis.still]
+    operands = [x]
+    for place in resized:
+        arrays = taps(axes[place], mode == "cubic", coefficient, exclude, antialias)
+        names = (f"{stem}_places", f"{stem}_weights")
+        operands += [ctx.builder.constant(name, array) for name, array in zip(names, arrays, strict=True)]
+    value = ctx.add(op, Resample(tuple(resized)), operands, f"{stem}_resampled") if resized else x
+    if outside is not None:
+        border = [ctx.builder.constant(f"{stem}_outside", outside), number(ctx, op, beyond)]
+        value = ctx.add(op, Select(), [*border, value], f"{stem}_bordered")
+    ctx.alias(op, value)
+
+
+def _outside(axes: list[Axis]) -> Array | None:
+    """Where the result of tf_crop_and_resize lies beyond the operand, bool of the result's shape; None if nowhere."""
+    if axes and axes[0].mode != "tf_crop_and_resize":
+        return None
+    parts = [(axis.coordinates() < 0) | (axis.coordinates() > axis.size - 1) for axis in axes]
+    whole = np.zeros([axis.result for axis in axes], np.bool_)
+    for place, part in enumerate(parts):
+        whole |= part.reshape([-1 if place == other else 1 for other in range(len(axes))])
+    return whole if whole.any() else None

@@ -36,13 +36,13 @@ def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
 
 
 def _check_border(file: TfliteFile) -> None:
-    """The model has inputs and outputs, of types an activation may have; places of extremes may be outputs too."""
+    """The model has inputs and outputs, of types a value may have."""
     for what, indices in (("inputs", file.inputs), ("outputs", file.outputs)):
         if not indices or min(indices) < 0:
             raise ModelError(f"the model has no {what} or leaves one out", where=file.name)
         if len(set(indices)) != len(indices):
             raise ModelError(f"the model lists one of its {what} twice", where=file.name)
-        allowed = (*ACTIVATION_TYPES, *((DType.INT32, DType.INT64) if what == "outputs" else ()))
+        allowed = (*ACTIVATION_TYPES, DType.INT32, DType.INT64, DType.BOOL)
         for tensor in (file.tensors[index] for index in indices):
             if tensor.is_constant or tensor.dtype not in allowed:
                 raise ModelError(f"{tensor} cannot be one of the model's {what}", where=file.name)

@@ -160,31 +160,65 @@ class TfliteContext:
 
     def finish(self, op: OperatorEntry, operator: Operator, operands: Sequence[str], activation: int, name: str) -> str:
         """operator -> Clamp -> Quantize, the last one there is under `name`; returns its value."""
+        return self._chained(op, [operator, *self._ending(op, activation)], operands, name)
+
+    def finish_real(self, op: OperatorEntry, value: str, activation: int) -> None:
+        """Make a float value, clamped by a fused activation and quantised, the operator's result."""
+        steps = self._ending(op, activation)
+        self.bind(op, self._chained(op, steps, [value], self.output(op).name) if steps else value)
+
+    def _ending(self, op: OperatorEntry, activation: int) -> list[Operator]:
+        """What follows an operator that computes: Clamp, Quantize, each where there is one."""
         tensor = self.output(op)
         if activation not in ACTIVATIONS:
             number = ACTIVATION_NAMES[activation] if 0 <= activation < len(ACTIVATION_NAMES) else activation
             raise self.refuse(op, f"the fused activation {number} is not supported")
-        steps: list[tuple[Operator, str]] = [(operator, "sum")]
         limits = ACTIVATIONS[activation]
-        if limits is not None:
-            steps.append((Clamp(*limits), "clamped"))
-        parameters: list[str] = []
+        steps: list[Operator] = [] if limits is None else [Clamp(*limits)]
         if tensor.dtype.is_integer:
             if tensor.quantisation and len(tensor.quantisation.scale) != 1:
                 raise self.refuse(op, f"the result {tensor} is quantised per channel, which is not supported")
-            parameters.extend(self.parameters(op, tensor))
-            steps.append((Quantize(tensor.dtype), "quantised"))
+            steps.append(Quantize(tensor.dtype))
+        return steps
+
+    def _chained(self, op: OperatorEntry, steps: Sequence[Operator], operands: Sequence[str], name: str) -> str:
+        """The steps one behind the other; the last value is named `name`."""
         value = ""
-        for step, (kind, suffix) in enumerate(steps):
-            last = step == len(steps) - 1
-            chained = [value, *(parameters if isinstance(kind, Quantize) else [])]
-            stem = name if last else f"{name}_{suffix}"
-            value = self.builder.add(kind, operands if step == 0 else chained, stem, self.origin(op))
+        for step, kind in enumerate(steps):
+            inputs = [*operands] if step == 0 else [value]
+            inputs += self.parameters(op, self.output(op)) if isinstance(kind, Quantize) else []
+            suffix = "" if step == len(steps) - 1 else "_clamped" if isinstance(kind, Clamp) else "_sum"
+            value = self.builder.add(kind, inputs, f"{name}{suffix}", self.origin(op))
         return value
 
-    def bind(self, op: OperatorEntry, value: str) -> None:
-        """Make `value` the operator's result; it must have the type the model declares."""
-        tensor = self.output(op)
+    def results(self, op: OperatorEntry, count: int) -> list[Tensor]:
+        """The operator's results, where it has several."""
+        if len(op.outputs) != count or any(index < 0 for index in op.outputs):
+            raise self.refuse(op, f"has {len(op.outputs)} results, expected {count}")
+        return [self.file.tensors[index] for index in op.outputs]
+
+    def expect_shape(self, op: OperatorEntry, shape: Sequence[int]) -> None:
+        """Refuse a result of another shape than the model declares, before anything of its size is made."""
+        if tuple(shape) != self.output(op).shape:
+            raise self.refuse(op, f"gives the shape {list(shape)}, the model declares {self.output(op)}")
+
+    def axis(self, op: OperatorEntry, axis: int, rank: int) -> int:
+        """An axis counted from either end as one counted from the front."""
+        if not -rank <= axis < rank:
+            raise self.refuse(op, f"axis {axis} is outside the {rank} axes")
+        return axis % rank
+
+    def add(self, op: OperatorEntry, operator: Operator, operands: Sequence[str], suffix: str) -> str:
+        """Add a node on the way to the result; its name is the result's with a suffix."""
+        return self.builder.add(operator, operands, f"{self.output(op).name}_{suffix}", self.origin(op))
+
+    def constant(self, op: OperatorEntry, array: Array, suffix: str) -> str:
+        """A constant on the way to the result; its name is the result's with a suffix."""
+        return self.builder.constant(f"{self.output(op).name}_{suffix}", array)
+
+    def bind(self, op: OperatorEntry, value: str, result: Tensor | None = None) -> None:
+        """Make `value` the operator's result (one of several); it must have the type the model declares."""
+        tensor = result or self.output(op)
         if tensor.index in self._values or tensor.is_constant or tensor.is_variable:
             raise self.refuse(op, f"tensor {tensor} is written twice or is a constant")
         found = self.builder.type_of(value)

@@ -6,7 +6,6 @@ from math import prod
 
 import numpy as np
 
-from dovetail.errors import ModelError
 from dovetail.frontend.tflite_context import TfliteContext, bias_scale
 from dovetail.frontend.tflite_file import OperatorEntry, Tensor
 from dovetail.graph.types import DType, Shape
@@ -61,9 +60,9 @@ def _image(ctx: TfliteContext, op: OperatorEntry) -> Tensor:
     return x
 
 
-def _weights(ctx: TfliteContext, op: OperatorEntry, x: Tensor, rank: int, axis: int) -> Tensor:
+def weights_of(ctx: TfliteContext, op: OperatorEntry, x: Tensor, rank: int, axis: int, position: int = 1) -> Tensor:
     """The weight operand: constant, of a type that fits x, quantised per tensor or along `axis`."""
-    w = ctx.input(op, 1)
+    w = ctx.input(op, position)
     if not w.is_constant or len(w.shape) != rank:
         raise ctx.refuse(op, f"the weights {w} must be a constant with {rank} axes")
     if w.dtype not in WEIGHT_TYPES.get(x.dtype, ()):
@@ -73,9 +72,9 @@ def _weights(ctx: TfliteContext, op: OperatorEntry, x: Tensor, rank: int, axis: 
     return w
 
 
-def _bias(ctx: TfliteContext, op: OperatorEntry, x: Tensor, w: Tensor) -> list[str]:
+def bias_of(ctx: TfliteContext, op: OperatorEntry, x: Tensor, w: Tensor, position: int = 2) -> list[str]:
     """The bias in float: none, as it is, or counted in units of input scale * weight scale."""
-    bias = ctx.optional(op, 2)
+    bias = ctx.optional(op, position)
     if bias is None:
         return []
     ctx.array(op, bias, "bias")
@@ -114,7 +113,7 @@ def convolution(ctx: TfliteContext, op: OperatorEntry) -> None:
     """CONV_2D, groups included (they show in the depth of the weights)."""
     options = ctx.options(op, "Conv2DOptions")
     x = _image(ctx, op)
-    _convolve(ctx, op, x, _weights(ctx, op, x, rank=4, axis=0), depthwise=False)
+    _convolve(ctx, op, x, weights_of(ctx, op, x, rank=4, axis=0), depthwise=False)
     _check_bias_type(ctx, op, int(options["QuantizedBiasType"]))
 
 
@@ -122,7 +121,7 @@ def depthwise(ctx: TfliteContext, op: OperatorEntry) -> None:
     """DEPTHWISE_CONV_2D. The depth multiplier is implied by the shapes; the option must agree unless it is 0."""
     options = ctx.options(op, "DepthwiseConv2DOptions")
     x = _image(ctx, op)
-    w = _weights(ctx, op, x, rank=4, axis=3)
+    w = weights_of(ctx, op, x, rank=4, axis=3)
     if w.shape[0] != 1 or w.shape[3] % x.shape[3] != 0:
         raise ctx.refuse(op, f"the weights {w} do not fit the input {x}")
     multiplier, declared = w.shape[3] // x.shape[3], int(options["DepthMultiplier"])
@@ -138,7 +137,7 @@ def _convolve(ctx: TfliteContext, op: OperatorEntry, x: Tensor, w: Tensor, depth
     dilation = _pair(ctx, op, int(options["DilationHFactor"]), int(options["DilationWFactor"]), "dilation")
     span = ((w.shape[1] - 1) * dilation[0] + 1, (w.shape[2] - 1) * dilation[1] + 1)
     padding = _image_padding(ctx, op, x.shape, span, stride)
-    operands = [_padded(ctx, op, ctx.real(op, x), padding), ctx.real(op, w), *_bias(ctx, op, x, w)]
+    operands = [_padded(ctx, op, ctx.real(op, x), padding), ctx.real(op, w), *bias_of(ctx, op, x, w)]
     operator: Operator = DepthwiseConv2d(stride, dilation) if depthwise else Conv2d(stride, dilation)
     ctx.emit_real(op, operator, operands, int(options["FusedActivationFunction"]))
 
@@ -161,7 +160,7 @@ def fully_connected(ctx: TfliteContext, op: OperatorEntry) -> None:
             op, "the weights are stored in the shuffled format (SHUFFLED4x16INT8)", "convert with the default format"
         )
     x, result = ctx.input(op, 0), ctx.output(op)
-    w = _weights(ctx, op, x, rank=2, axis=0)
+    w = weights_of(ctx, op, x, rank=2, axis=0)
     ctx.same_type(op, x, result)
     depth = w.shape[1]
     if prod(x.shape) % depth != 0:
@@ -174,11 +173,11 @@ def fully_connected(ctx: TfliteContext, op: OperatorEntry) -> None:
         scale, zero_point = ctx.parameters(op, x)
         value = ctx.dequantize(op, value, scale, zero_point, -1)
     activation = int(options["FusedActivationFunction"])
-    ctx.emit_real(op, FullyConnected(), [value, ctx.real(op, w), *_bias(ctx, op, x, w)], activation)
+    ctx.emit_real(op, FullyConnected(), [value, ctx.real(op, w), *bias_of(ctx, op, x, w)], activation)
     _check_bias_type(ctx, op, int(options["QuantizedBiasType"]))
 
 
-def _pool_options(ctx: TfliteContext, op: OperatorEntry) -> tuple[tuple[int, int], tuple[int, int], Padding2d]:
+def pool_options(ctx: TfliteContext, op: OperatorEntry) -> tuple[tuple[int, int], tuple[int, int], Padding2d]:
     """Kernel, stride and padding of a pool."""
     options = ctx.options(op, "Pool2DOptions")
     x = _image(ctx, op)
@@ -189,7 +188,7 @@ def _pool_options(ctx: TfliteContext, op: OperatorEntry) -> tuple[tuple[int, int
 
 def average_pool(ctx: TfliteContext, op: OperatorEntry) -> None:
     """AVERAGE_POOL_2D: padding does not count."""
-    kernel, stride, padding = _pool_options(ctx, op)
+    kernel, stride, padding = pool_options(ctx, op)
     x, result = ctx.input(op, 0), ctx.output(op)
     _check_pool_quantisation(ctx, op, x, result)
     activation = int(op.options["FusedActivationFunction"])
@@ -198,7 +197,7 @@ def average_pool(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 def max_pool(ctx: TfliteContext, op: OperatorEntry) -> None:
     """MAX_POOL_2D: on the integers themselves unless an activation is fused."""
-    kernel, stride, padding = _pool_options(ctx, op)
+    kernel, stride, padding = pool_options(ctx, op)
     x, result = ctx.input(op, 0), ctx.output(op)
     _check_pool_quantisation(ctx, op, x, result)
     activation = int(op.options["FusedActivationFunction"])
@@ -214,25 +213,3 @@ def _check_pool_quantisation(ctx: TfliteContext, op: OperatorEntry, x: Tensor, r
     ctx.same_type(op, x, result)
     if not ctx.same_quantisation(x, result):
         raise ctx.refuse(op, f"a pool must keep the quantisation, that of {x} and {result} differ")
-
-
-def mean(ctx: TfliteContext, op: OperatorEntry) -> None:
-    """MEAN over rows and columns: an average pool over the whole image, then a reshape."""
-    options = ctx.options(op, "ReducerOptions")
-    x, result = _image(ctx, op), ctx.output(op)
-    ctx.same_type(op, x, result)
-    axes = {axis + len(x.shape) if axis < 0 else axis for axis in ctx.integers(op, 1, "axes")}
-    if axes != {1, 2}:
-        raise _mean_axes(ctx, op, axes)
-    kernel = (x.shape[1], x.shape[2])
-    pool = AveragePool2d(kernel, kernel, ((0, 0), (0, 0)), scaled_sum=True)
-    batch, channels = x.shape[0], x.shape[3]
-    if options["KeepDims"]:
-        ctx.emit_real(op, pool, [ctx.real(op, x)])
-        return
-    pooled = ctx.finish(op, pool, [ctx.real(op, x)], 0, f"{result.name}_image")
-    ctx.emit(op, Reshape((batch, channels)), [pooled])
-
-
-def _mean_axes(ctx: TfliteContext, op: OperatorEntry, axes: set[int]) -> ModelError:
-    return ctx.refuse(op, f"the mean over the axes {sorted(axes)} is not supported, only over rows and columns [1, 2]")

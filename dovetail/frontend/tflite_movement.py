@@ -6,7 +6,7 @@ import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext
 from dovetail.frontend.tflite_file import OperatorEntry, Tensor
-from dovetail.graph.types import DType, Shape
+from dovetail.graph.types import DType, Shape, TensorType
 from dovetail.operators.base import Operator
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 
@@ -20,28 +20,36 @@ def shape(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 
 def pack(ctx: TfliteContext, op: OperatorEntry) -> None:
-    """PACK of known integers along a new first axis: how converters put a shape together."""
-    options = ctx.options(op, "PackOptions")
-    parts = [ctx.integers(op, position, "part") for position in range(len(op.inputs))]
-    if int(options["Axis"]) != 0 or any(len(part) != 1 for part in parts):
-        raise ctx.refuse(op, "only single integers are packed, along axis 0")
-    ctx.bind_known(op, np.array([part[0] for part in parts], np.int64).reshape(-1))
+    """PACK: operands along a new axis; of known integers now, which is how converters put a shape together."""
+    parts = [ctx.input(op, position) for position in range(len(op.inputs))]
+    axis = ctx.axis(op, int(ctx.options(op, "PackOptions")["Axis"]), len(parts[0].shape) + 1)
+    known = [ctx.known(part) for part in parts]
+    arrays = [array for array in known if array is not None]
+    if len(arrays) == len(parts) and parts[0].dtype in SHAPE_TYPES:
+        ctx.bind_known(op, np.stack(arrays, axis))
+        return
+    if not all(ctx.same_quantisation(part, ctx.output(op)) for part in parts):
+        raise ctx.refuse(op, "copies elements, but the quantisations of its operands and its result differ")
+    shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
+    names = [ctx.add(op, Reshape(shape), [ctx.value(op, part)], "part") for part in parts]
+    ctx.emit(op, Concat(axis), names)
 
 
-def _moved(ctx: TfliteContext, op: OperatorEntry, operator: Operator) -> None:
-    """Emit an operator that copies elements of operand 0."""
-    x, result = ctx.input(op, 0), ctx.output(op)
-    ctx.same_type(op, x, result)
+def moved(ctx: TfliteContext, op: OperatorEntry, *operators: Operator, position: int = 0) -> None:
+    """Emit operators, one behind the other, that copy elements of an operand; of a known one now."""
+    x, result = ctx.input(op, position), ctx.output(op)
+    known = ctx.known(x)
+    if known is not None and x.dtype in SHAPE_TYPES:
+        for operator in operators:
+            known = operator.evaluate([known])
+        ctx.bind_known(op, known)
+        return
     if not ctx.same_quantisation(x, result):
-        raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {result} differ")
-    ctx.emit(op, operator, [ctx.value(op, x)])
-
-
-def _axis(ctx: TfliteContext, op: OperatorEntry, axis: int, rank: int) -> int:
-    """An axis counted from either end as one counted from the front."""
-    if not -rank <= axis < rank:
-        raise ctx.refuse(op, f"axis {axis} is outside the {rank} axes")
-    return axis % rank
+        raise ctx.refuse(op, f"copies elements, but the type or quantisation of {x} and {result} differ")
+    value = ctx.value(op, x)
+    for operator in operators[:-1]:
+        value = ctx.add(op, operator, [value], "moved")
+    ctx.emit(op, operators[-1], [value])
 
 
 def reshape(ctx: TfliteContext, op: OperatorEntry) -> None:
@@ -54,34 +62,34 @@ def reshape(ctx: TfliteContext, op: OperatorEntry) -> None:
     fits = len(wanted) == len(result.shape) and sum(size == -1 for size in wanted) <= 1
     if not fits or any(a not in (-1, b) for a, b in zip(wanted, result.shape, strict=True)):
         raise ctx.refuse(op, f"the new shape {list(wanted)} of {x} does not give the declared {result}")
-    _moved(ctx, op, Reshape(result.shape))
+    moved(ctx, op, Reshape(result.shape))
 
 
 def squeeze(ctx: TfliteContext, op: OperatorEntry) -> None:
     """SQUEEZE: drops the listed axes of size 1, or all of them."""
     x = ctx.input(op, 0)
     listed = ctx.options(op, "SqueezeOptions")["SqueezeDims"]
-    dropped = {_axis(ctx, op, axis, len(x.shape)) for axis in listed}
+    dropped = {ctx.axis(op, axis, len(x.shape)) for axis in listed}
     if not dropped:
         dropped = {axis for axis, size in enumerate(x.shape) if size == 1}
     if any(x.shape[axis] != 1 for axis in dropped):
         raise ctx.refuse(op, f"the axes {sorted(dropped)} of {x} are not all of size 1")
-    _moved(ctx, op, Reshape(tuple(size for axis, size in enumerate(x.shape) if axis not in dropped)))
+    moved(ctx, op, Reshape(tuple(size for axis, size in enumerate(x.shape) if axis not in dropped)))
 
 
 def expand_dims(ctx: TfliteContext, op: OperatorEntry) -> None:
     """EXPAND_DIMS: a new axis of size 1."""
     x = ctx.input(op, 0)
     (axis,) = _expect(ctx, op, ctx.integers(op, 1, "axis"), 1, "axis")
-    place = _axis(ctx, op, axis, len(x.shape) + 1)
-    _moved(ctx, op, Reshape((*x.shape[:place], 1, *x.shape[place:])))
+    place = ctx.axis(op, axis, len(x.shape) + 1)
+    moved(ctx, op, Reshape((*x.shape[:place], 1, *x.shape[place:])))
 
 
 def transpose(ctx: TfliteContext, op: OperatorEntry) -> None:
     """TRANSPOSE."""
     order = ctx.integers(op, 1, "permutation")
     rank = len(ctx.input(op, 0).shape)
-    _moved(ctx, op, Transpose(tuple(_axis(ctx, op, axis, rank) for axis in order)))
+    moved(ctx, op, Transpose(tuple(ctx.axis(op, axis, rank) for axis in order)))
 
 
 def pad(ctx: TfliteContext, op: OperatorEntry) -> None:
@@ -91,12 +99,11 @@ def pad(ctx: TfliteContext, op: OperatorEntry) -> None:
     if len(pads) != 2 * len(x.shape) or (pads < 0).any():
         raise ctx.refuse(op, f"the paddings {pads.tolist()} do not fit {x}")
     before, after = pads[0::2].tolist(), pads[1::2].tolist()
-    _moved(ctx, op, Pad(tuple(before), tuple(after), _border(ctx, op, x)))
+    moved(ctx, op, Pad(tuple(before), tuple(after), border(ctx, op, x, ctx.optional(op, 2))))
 
 
-def _border(ctx: TfliteContext, op: OperatorEntry, x: Tensor) -> float:
-    """The element PAD writes, as stored."""
-    value = ctx.optional(op, 2)
+def border(ctx: TfliteContext, op: OperatorEntry, x: Tensor, value: Tensor | None) -> float:
+    """The element a padding of x writes, as stored: `value`, or 0."""
     if value is None:
         return int(x.quantisation.zero_point[0]) if x.quantisation else 0
     array = ctx.array(op, value, "border value")
@@ -114,7 +121,7 @@ def concatenation(ctx: TfliteContext, op: OperatorEntry) -> None:
     if not parts or any(len(part.shape) != len(result.shape) for part in parts):
         raise ctx.refuse(op, f"the operands do not have the axes of the result {result}")
     ctx.same_type(op, result, *parts)
-    operator = Concat(_axis(ctx, op, int(options["Axis"]), len(result.shape)))
+    operator = Concat(ctx.axis(op, int(options["Axis"]), len(result.shape)))
     activation = int(options["FusedActivationFunction"])
     if activation == 0 and all(ctx.same_quantisation(part, result) for part in parts):
         ctx.emit(op, operator, [ctx.value(op, part) for part in parts])
@@ -128,7 +135,7 @@ def slice_(ctx: TfliteContext, op: OperatorEntry) -> None:
     begin = _expect(ctx, op, ctx.integers(op, 1, "begin"), len(x.shape), "begin")
     size = _expect(ctx, op, ctx.integers(op, 2, "size"), len(x.shape), "size")
     stop = tuple(whole if s == -1 else b + s for b, s, whole in zip(begin, size, x.shape, strict=True))
-    _moved(ctx, op, Slice(begin, stop, (1,) * len(begin)))
+    moved(ctx, op, Slice(begin, stop, (1,) * len(begin)))
 
 
 def strided_slice(ctx: TfliteContext, op: OperatorEntry) -> None:
@@ -153,25 +160,9 @@ def strided_slice(ctx: TfliteContext, op: OperatorEntry) -> None:
         starts.append(first)
         stops.append(first + 1 if shrink >> axis & 1 else last)
     operator = Slice(tuple(starts), tuple(stops), step)
-    known = ctx.known(x)
-    if known is not None and x.dtype in SHAPE_TYPES:
-        part = operator.evaluate([known])
-        ctx.bind_known(op, part.reshape([n for axis, n in enumerate(part.shape) if not shrink >> axis & 1]))
-        return
-    _moved_part(ctx, op, operator, shrink)
-
-
-def _moved_part(ctx: TfliteContext, op: OperatorEntry, operator: Slice, shrink: int) -> None:
-    """Emit a slice, and a reshape that drops the axes of the mask `shrink`."""
-    x = ctx.input(op, 0)
-    if shrink == 0:
-        _moved(ctx, op, operator)
-        return
-    part = ctx.builder.add(operator, [ctx.value(op, x)], f"{ctx.output(op).name}_part", ctx.origin(op))
-    kept: Shape = tuple(n for axis, n in enumerate(ctx.builder.type_of(part).shape) if not shrink >> axis & 1)
-    if not ctx.same_quantisation(x, ctx.output(op)):
-        raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {ctx.output(op)} differ")
-    ctx.emit(op, Reshape(kept), [part])
+    part = operator.infer([TensorType(x.shape, x.dtype)]).shape
+    dropped = [Reshape(tuple(n for axis, n in enumerate(part) if not shrink >> axis & 1))] if shrink else []
+    moved(ctx, op, operator, *dropped)
 
 
 def _clamped(position: int, size: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from dovetail.graph import onnx_fixed_point
+from dovetail.graph import onnx_fixed_point, onnx_trace
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.arithmetic import Requantize
@@ -106,6 +106,10 @@ class OnnxBody:
         """The meaning of `FixedSoftmax` in 64-bit integers."""
         return onnx_fixed_point.softmax(self, operator, x)
 
+    def traced(self, meaning: Callable[..., Any], inputs: Sequence[str], dtype: DType) -> str:
+        """The nodes of a numpy function of int64 arrays (`dovetail.graph.onnx_trace`), cast to `dtype`."""
+        return onnx_trace.traced(self, meaning, inputs, dtype)
+
     def convolution(
         self,
         image: str,
@@ -122,12 +126,14 @@ class OnnxBody:
             attributes: strides, dilations and group of ONNX's Conv.
         """
         if types[0].dtype is DType.FLOAT32:
+            weights = weights if types[1].dtype is DType.FLOAT32 else self.cast(weights, DType.FLOAT32)
             return self.add("Conv", [image, weights], **attributes)
         return self._products("ConvInteger", (image, weights), types, zero_points, attributes)
 
     def matrix_product(self, x: str, weights: str, types: Sequence[TensorType], zero_points: tuple[int, int]) -> str:
         """x [..., K] times weights [K, N], in the accumulator's type; arguments as for `convolution`."""
         if types[0].dtype is DType.FLOAT32:
+            weights = weights if types[1].dtype is DType.FLOAT32 else self.cast(weights, DType.FLOAT32)
             return self.add("MatMul", [x, weights])
         return self._products("MatMulInteger", (x, weights), types, zero_points, {})
 

@@ -34,7 +34,14 @@ def _cost(block: Blocking, outputs: int, columns: int, groups: int, others: int)
 
 
 def choose_blocking(
-    outputs: int, columns: int, rows: int, others: int, accumulators: int, whole: bool = False, lanes: int | None = None
+    outputs: int,
+    columns: int,
+    rows: int,
+    others: int,
+    accumulators: int,
+    whole: bool = False,
+    lanes: int | None = None,
+    multiple: int = 1,
 ) -> Blocking:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -46,13 +53,14 @@ def choose_blocking(
         accumulators: sums there are registers for.
         whole: when True the channels of a block must divide `outputs`.
         lanes: the channels of a block, where they are given and there are registers for them.
+        multiple: what the channels of a block must be a multiple of; at most `outputs` and `accumulators`.
     """
     candidates = [
         Blocking(pixels, count)
         for pixels in range(1, min(_MOST_PIXELS, max(columns, 1), accumulators) + 1)
         for count in range(1, min(_MOST_LANES, outputs, accumulators // pixels) + 1)
-        if (not whole or outputs % count == 0) and lanes in (None, count)
+        if count % multiple == 0 and (not whole or outputs % count == 0) and lanes in (None, count)
     ]
     if not candidates:
-        return choose_blocking(outputs, columns, rows, others, accumulators, whole)
+        return choose_blocking(outputs, columns, rows, others, accumulators, whole, multiple=multiple)
     return min(candidates, key=lambda block: (_cost(block, outputs, columns, rows, others), block.pixels * block.lanes))

@@ -127,6 +127,13 @@ def _in_blocks(weights: Array, lanes: int) -> Array:
     return whole.reshape(-1, lanes, *weights.shape[1:]).transpose(0, 2, 3, 4, 1).reshape(-1)
 
 
+def _whole_bytes(sums: Sums) -> Sums:
+    """The sums; raises Unsupported where several weights share a byte."""
+    if sums.bits < 8:
+        raise Unsupported("weights of less than a byte have no compact form.")
+    return sums
+
+
 def _write_sums(region: Region, scope: Scope, products: Products, lanes: int, one: bool = False) -> Writer:
     """The writer of sums over all channels: `lanes` outputs at a time, one pixel after the other, or the one told."""
     window, weights = products.window, products.weights
@@ -134,7 +141,7 @@ def _write_sums(region: Region, scope: Scope, products: Products, lanes: int, on
         scope.known(name)
     if weights.shape[3] != window.channels:
         raise Unsupported("a convolution of groups has no compact form.")
-    sums, place = sums_of(region, weights, products.zero_points), _Place(scope, window, one)
+    sums, place = _whole_bytes(sums_of(region, weights, products.zero_points)), _Place(scope, window, one)
 
     def write(name: str) -> list[str]:
         """The function."""
@@ -276,7 +283,7 @@ def write_compact_depthwise(region: Region, scope: Scope, one: bool = False) -> 
     if weights.shape[3] != window.channels:
         raise Unsupported("a depthwise convolution with a multiplier has no compact form.")
     zero_points = (operator.input_zero_point, operator.weight_zero_point)
-    sums = sums_of(region, weights.transpose(3, 1, 2, 0), zero_points)
+    sums = _whole_bytes(sums_of(region, weights.transpose(3, 1, 2, 0), zero_points))
 
     def taps(lanes: int) -> tuple[list[str], list[str], list[str]]:
         """The statements of one tap."""

@@ -12,6 +12,7 @@ from dovetail.graph.types import Array, DType
 from dovetail.kernels.blocking import choose_blocking
 from dovetail.kernels.epilogue import Expression, Scope, finish
 from dovetail.kernels.kernel import accumulate_type, c_type
+from dovetail.kernels.narrow import WIDTHS, fits, packed, row_bytes, unpacked
 from dovetail.kernels.region import Region, require_dtype
 from dovetail.kernels.text import channel_lanes, loop, product, total
 from dovetail.kernels.window import (
@@ -55,6 +56,8 @@ class Sums:
     """C type of a sum."""
     reach: int
     """No sum, partial or final, is larger than this."""
+    bits: int = 8
+    """Bits of a weight in the kernel's constants: below 8 they share bytes (`dovetail.kernels.narrow`)."""
 
 
 def sums_of(region: Region, weights: Array, zero_points: tuple[int, int]) -> Sums:
@@ -84,7 +87,9 @@ def sums_of(region: Region, weights: Array, zero_points: tuple[int, int]) -> Sum
     kind = accumulate_type(-reach, reach)
     start = np.int32 if kind == "int32_t" else np.int64
     stored = wide.astype(np.int8 if narrow else np.int16)
-    return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach)
+    bits = types[anchor.inputs[1]].dtype.bits
+    bits = bits if bits in WIDTHS and fits(wide, bits) else 8
+    return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, bits)
 
 
 def anchor_expression(region: Region, sums: Sums, text: str) -> Expression:
@@ -127,7 +132,18 @@ class _Convolution:
         whole = np.zeros((blocks * self.lanes, *weights.shape[1:]), weights.dtype)
         whole[: self.outputs] = weights
         ordered = whole.reshape(blocks, self.lanes, *weights.shape[1:]).transpose(0, 2, 3, 4, 1)
+        ordered = packed(ordered, self.sums.bits) if self.sums.bits < 8 else ordered
         return self.scope.constant("sums", "weights", ordered.reshape(-1))
+
+    @property
+    def tap_size(self) -> int:
+        """Elements of the constants that hold the weights of all lanes at one tap."""
+        return row_bytes(self.lanes, self.sums.bits) if self.sums.bits < 8 else self.lanes
+
+    def weight(self, element: int, lane: int) -> str:
+        """C text of a weight: of a lane, at the tap `element` after the one pointed at."""
+        base = element * self.tap_size
+        return unpacked("tap", self.sums.bits, base, lane) if self.sums.bits < 8 else f"tap[{base + lane}]"
 
     def starts(self, clamped: bool) -> str:
         """The constant each sum begins with."""
@@ -151,7 +167,7 @@ class _Convolution:
             for lane in range(self.lanes):
                 for pixel in range(pixels):
                     name = f"value_{pixel}" if pixels > 1 else "value"
-                    lines.append(f"{self.sum(pixel, lane, pixels)} += {name} * tap[{element * self.lanes + lane}];")
+                    lines.append(f"{self.sum(pixel, lane, pixels)} += {name} * {self.weight(element, lane)};")
                     count += 1
                 if crowded and count >= _IN_ORDER:
                     lines.append("in_order();")
@@ -169,9 +185,13 @@ class _Convolution:
         top = total("top", product(row, window.dilation[ROW]))
         left = total("left", product(column, window.dilation[COLUMN]))
         element = window.input_index(top, left, product(variable("group", self.groups), depth))
-        tap = product(wrapped(total(product(row, columns), column)), depth * self.lanes)
-        block_start = product(variable("channel", self.outputs), rows * columns * depth)
-        kinds = (self.region.graph.types[self.region.source()].dtype, DType.of(self.sums.weights.dtype))
+        tap = product(wrapped(total(product(row, columns), column)), depth * self.tap_size)
+        channel, size = variable("channel", self.outputs), rows * columns * depth
+        block_start = product(channel, size)
+        if self.tap_size != self.lanes:
+            block_start = product(f"{channel} / {self.lanes}" if channel != "0" else "0", size * self.tap_size)
+        stored = DType.UINT8 if self.sums.bits < 8 else DType.of(self.sums.weights.dtype)
+        kinds = (self.region.graph.types[self.region.source()].dtype, stored)
         return [
             f"const {c_type(kinds[0])} *from = {total(self.input, element)};",
             f"const {c_type(kinds[1])} *tap = {total(self.packed(), block_start, tap)};",
@@ -198,7 +218,7 @@ class _Convolution:
         products = self.multiply(pixels, taken_off, step)
         if length == str(step):
             return products
-        advance = [f"from += {step};", f"tap += {step * self.lanes};"]
+        advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
         return loop("count", int(length) if length.isdigit() else length, [*products, *advance], step=step)
 
     def body(self, pixels: int, clamped: bool) -> list[str]:
@@ -323,6 +343,8 @@ def choose_sums(region: Region, scope: Scope, products: Products) -> tuple[_Conv
     columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
-    block = choose_blocking(share, columns, rows, others, registers, whole=groups > 1, lanes=scope.lanes)
+    fields = 8 // sums.bits
+    multiple = fields if min(share, registers) >= fields and (groups == 1 or share % fields == 0) else 1
+    block = choose_blocking(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
     scope.lanes = block.lanes
     return _Convolution(region, scope, window, sums, groups, block.lanes), block.pixels

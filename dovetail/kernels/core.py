@@ -10,6 +10,7 @@ from dovetail.graph.types import DType
 from dovetail.kernels.convolution import Products, convolution_products, write_convolution
 from dovetail.kernels.depthwise import write_depthwise
 from dovetail.kernels.epilogue import Scope
+from dovetail.kernels.fixed_rows import write_log_softmax, write_normalisation, write_softmax_16
 from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
 from dovetail.kernels.float_pooling import write_float_pooling
 from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
@@ -28,6 +29,7 @@ from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.operators.base import Operator
+from dovetail.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
@@ -48,6 +50,9 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     AveragePool2d: write_pooling,
     SumPool2d: write_pooling,
     FixedSoftmax: write_softmax,
+    FixedLogSoftmax: write_log_softmax,
+    FixedSoftmax16: write_softmax_16,
+    FixedNormalise: write_normalisation,
     Transpose: write_movement,
     Reshape: write_movement,
     Slice: write_movement,
@@ -108,6 +113,8 @@ def _write(
         scope = Scope(graph, accumulators, overwritten, room=room)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
+            if graph.types[region.anchor.inputs[1]].dtype.bits < 8:
+                raise Unsupported("its operands are bytes, several of these weights share one.")
             found = write_scheduled(region, scope, products, instructions)
         except Unsupported as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in instructions)

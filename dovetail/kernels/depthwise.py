@@ -9,6 +9,7 @@ from dovetail.graph.types import DType
 from dovetail.kernels.convolution import ACTIVATIONS, Sums, anchor_expression, sums_of, write_convolution
 from dovetail.kernels.epilogue import Scope, finish
 from dovetail.kernels.kernel import c_type
+from dovetail.kernels.narrow import looked_up, packed
 from dovetail.kernels.region import Region, require_dtype
 from dovetail.kernels.text import block, channel_lanes, loop, product, total
 from dovetail.kernels.window import (
@@ -152,17 +153,27 @@ class _Depthwise:
             channel: the channel.
         """
         window, channels = self.window, self.window.channels
-        weights = self.sums.weights.transpose(1, 2, 3, 0).reshape(-1)
-        kinds = (self.region.graph.types[self.region.source()].dtype, DType.of(weights.dtype))
+        kinds = (self.region.graph.types[self.region.source()].dtype, DType.of(self.sums.weights.dtype))
         top = total("top", product(row, window.dilation[ROW]))
         left = total("left", int(columns[1]) if columns[1].isdigit() else columns[1])
         line = total(product(row, window.kernel[COLUMN]), columns[0])
         tap = total(product(f"({line})" if " " in line else line, channels), channel)
         image = self.scope.input(self.region.source(), "input")
-        return [
-            f"const {c_type(kinds[0])} *from = {total(image, window.input_index(top, left, channel))};",
-            f"const {c_type(kinds[1])} *tap = {total(self.scope.constant('sums', 'weights', weights), tap)};",
-        ]
+        pointed = f"const {c_type(kinds[1])} *tap = {total(self.weights(), tap)};"
+        pointed = f"int32_t tap = {tap};" if self.sums.bits < 8 else pointed
+        return [f"const {c_type(kinds[0])} *from = {total(image, window.input_index(top, left, channel))};", pointed]
+
+    def weights(self) -> str:
+        """The C identifier of the weights, channels innermost; narrow ones share bytes."""
+        ordered = self.sums.weights.transpose(1, 2, 3, 0).reshape(-1)
+        ordered = packed(ordered, self.sums.bits) if self.sums.bits < 8 else ordered
+        return self.scope.constant("sums", "weights", ordered)
+
+    def weight(self, offset: int) -> str:
+        """C text of the weight `offset` elements after the one pointed at."""
+        if self.sums.bits == 8:
+            return f"tap[{offset}]"
+        return looked_up(self.weights(), self.sums.bits, total("tap", offset))
 
     def start(self, clamped: bool) -> str:
         """The constant each sum begins with."""
@@ -192,7 +203,7 @@ class _Depthwise:
         for lane in range(lanes):
             value = total(f"from[{lane}]", -taken_off)
             value = f"({value})" if taken_off else value
-            products.append(f"sum_{lane} += {value} * tap[{lane}];")
+            products.append(f"sum_{lane} += {value} * {self.weight(lane)};")
         if window.kernel[COLUMN] > 1:
             products += [f"from += {window.dilation[COLUMN] * channels};", f"tap += {channels};"]
         lines = self.pointers(variable("kernel_row", window.kernel[ROW]), (column, first), channel)
@@ -219,7 +230,7 @@ class _Depthwise:
         row, channel = variable("kernel_row", window.kernel[ROW]), variable("channel", channels)
         lines = self.pointers(row, ("0", str(nearest)), channel)
         visited = sorted({tap for taps in group.taps for tap in taps})
-        lines += [f"const int32_t weight_{tap} = tap[{tap * channels}];" for tap in visited]
+        lines += [f"const int32_t weight_{tap} = {self.weight(tap * channels)};" for tap in visited]
         for number, (place, products) in enumerate(reads):
             value = total(f"from[{(place - nearest) * channels}]", -taken_off)
             lines += [f"{'' if number else 'int32_t '}value = {value};", *products, "in_order();"]

@@ -38,6 +38,10 @@ CALLS: Mapping[UnaryKind, str] = {
     UnaryKind.ERROR_FUNCTION: "error_function({x})",
     UnaryKind.SOFTPLUS: "soft_plus({x})",
     UnaryKind.SOFTSIGN: "{x} / (1.0f + absolute({x}))",
+    UnaryKind.SINE: "sine({x})",
+    UnaryKind.COSINE: "cosine({x})",
+    UnaryKind.SQUARE: "{x} * {x}",
+    UnaryKind.RECIPROCAL_ROOT: "1.0f / square_root({x})",
     UnaryKind.THRESHOLDED_RELU: "{x} > {alpha} ? {x} : 0.0f",
 }
 """The C of each function of `x`, an identifier."""
@@ -48,6 +52,7 @@ _SIGNS = {
     BinaryKind.MULTIPLY: "*",
     BinaryKind.DIVIDE: "/",
 }
+_CALLS = {BinaryKind.POWER: "power", BinaryKind.MODULO: "modulo"}
 
 
 def real(value: float) -> str:
@@ -95,6 +100,11 @@ def write_binary(scope: Scope, node: Node, operands: Sequence[Expression]) -> Ex
     elif operator.kind is BinaryKind.PRELU:
         x = named(scope, a, "operand")
         text = f"{x} >= 0.0f ? {x} : {x} * {atom(b.text)}"
+    elif operator.kind is BinaryKind.SQUARED_DIFFERENCE:
+        x = scope.define("difference", "float", f"{atom(a.text)} - {atom(b.text)}")
+        text = f"{x} * {x}"
+    elif operator.kind in _CALLS:
+        text = f"{_CALLS[operator.kind]}({a.text}, {b.text})"
     else:
         text = f"{'larger' if operator.kind is BinaryKind.MAXIMUM else 'smaller'}({a.text}, {b.text})"
     return Expression(scope.define("term", "float", text), "float")
@@ -112,6 +122,13 @@ def _integers(scope: Scope, node: Node, kind: BinaryKind, a: Expression, b: Expr
         return Expression(scope.define("chosen", held, text), held, min(a.low, b.low), max(a.high, b.high))
     if kind is BinaryKind.DIVIDE:
         text = f"({stored})divide_integers({a.text}, {b.text})"
+    elif kind is BinaryKind.POWER:
+        text = f"({stored})power_of_integers({a.text}, {b.text})"
+    elif kind is BinaryKind.MODULO:
+        text = f"({stored})modulo_of_integers({a.text}, {b.text})"
+    elif kind is BinaryKind.SQUARED_DIFFERENCE:
+        x = scope.define("difference", f"u{wide}", f"(u{wide}){atom(a.text)} - (u{wide}){atom(b.text)}")
+        text = f"({stored})({x} * {x})"
     elif kind in _SIGNS:
         text = f"({stored})((u{wide}){atom(a.text)} {_SIGNS[kind]} (u{wide}){atom(b.text)})"
     else:

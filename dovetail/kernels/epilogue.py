@@ -10,6 +10,7 @@ from dovetail.graph.graph import Node
 from dovetail.graph.types import Array, DType
 from dovetail.kernels.elementwise import write_binary, write_clamp, write_unary
 from dovetail.kernels.kernel import Unsupported, c_type
+from dovetail.kernels.logic import write_compare, write_convert, write_divide, write_select, write_sigmoid
 from dovetail.kernels.scope import INT32, Rule
 from dovetail.kernels.scope import Expression as Expression
 from dovetail.kernels.scope import Index as Index
@@ -20,6 +21,8 @@ from dovetail.operators.activation import Clamp, Unary
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary
+from dovetail.operators.fixed import FixedDivide, Sigmoid16
+from dovetail.operators.logic import Compare, Convert, Select
 from dovetail.operators.quantization import Dequantize, Quantize
 
 
@@ -228,8 +231,17 @@ RULES: Mapping[type[Operator], Rule] = {
     Clamp: write_clamp,
     Unary: write_unary,
     Binary: write_binary,
+    Compare: write_compare,
+    Select: write_select,
+    Convert: write_convert,
+    FixedDivide: write_divide,
+    Sigmoid16: write_sigmoid,
 }
 """The C of each pointwise operator: a new one needs its function and a line here."""
+
+
+_OPERANDS: Mapping[type[Operator], int] = {Add: 2, Binary: 2, Compare: 2, FixedDivide: 2, Select: 3}
+"""Operands that are elements, where that is more than the first; what follows them are parameters."""
 
 
 def is_pointwise(operator: Operator) -> bool:
@@ -262,9 +274,7 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
 
     users = graph.users()
     for node in tree:
-        operands = [value_of(node.inputs[0])]
-        if isinstance(node.operator, (Add, Binary)):
-            operands.append(value_of(node.inputs[1]))
+        operands = [value_of(name) for name in node.inputs[: _OPERANDS.get(type(node.operator), 1)]]
         result = RULES[type(node.operator)](scope, node, operands)
         if len(users[node.output]) > 1 and not result.text.isidentifier():
             name = scope.define("shared", result.c_type, result.text)

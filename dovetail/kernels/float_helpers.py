@@ -272,5 +272,80 @@ static inline float gaussian_share(float value)
     return value < 0.0f ? tail : (value != value ? value : 1.0f - tail);
 }
 """,
+    "turned": """\
+/* The sine of value + quarter * pi / 2. Whole quarters of a turn are taken off in three parts, whose first two have
+   few enough bits that their multiples are exact. */
+static inline float turned(float value, int32_t quarter)
+{
+    if (!(absolute(value) < 1.0e6f)) {
+        return value == value && absolute(value) < __builtin_inff() ? 0.0f : __builtin_nanf("");
+    }
+    const float whole = nearest(value * 0.636619772f);
+    const float rest = ((value - whole * 1.5703125f) - whole * 4.83751297e-4f) - whole * 7.54978995e-8f;
+    const int32_t place = ((int32_t)whole + quarter) & 3;
+    const float square = rest * rest;
+    float result;
+    if (place & 1) {
+        float series = 2.44331571e-5f;
+        series = series * square - 1.38873163e-3f;
+        series = series * square + 4.16666457e-2f;
+        result = (series * square * square - 0.5f * square) + 1.0f;
+    } else {
+        float series = -1.95152959e-4f;
+        series = series * square + 8.33216087e-3f;
+        series = series * square - 1.66666546e-1f;
+        result = series * square * rest + rest;
+    }
+    return place & 2 ? -result : result;
+}
+""",
+    "sine": """\
+/* The sine, within 2^-22 of it where the operand is below 8192; 0 from a million on. */
+static inline float sine(float value)
+{
+    return turned(value, 0);
+}
+""",
+    "cosine": """\
+/* The cosine, within 2^-22 of it where the operand is below 8192; 0 from a million on. */
+static inline float cosine(float value)
+{
+    return turned(value, 1);
+}
+""",
+    "power": """\
+/* base to the power of exponent: by multiplication where that is a small integer, else by logarithms. */
+static inline float power(float base, float exponent)
+{
+    const float whole = nearest(exponent);
+    if (whole == exponent && absolute(exponent) <= 64.0f) {
+        float result = 1.0f;
+        float factor = base;
+        for (int32_t rest = (int32_t)absolute(exponent); rest > 0; rest >>= 1) {
+            result = rest & 1 ? result * factor : result;
+            factor *= factor;
+        }
+        return exponent < 0.0f ? 1.0f / result : result;
+    }
+    const float size = exponential(exponent * logarithm(absolute(base)));
+    if (!(base < 0.0f)) {
+        return base == base ? size : base;
+    }
+    if (whole != exponent) {
+        return __builtin_nanf("");
+    }
+    return absolute(whole) < 16777216.0f && ((int32_t)whole & 1) ? -size : size;
+}
+""",
+    "modulo": """\
+/* What is left of `left` after whole multiples of `right`, with the sign of `right`. */
+static inline float modulo(float left, float right)
+{
+    if (absolute(left) < __builtin_inff() && absolute(right) == __builtin_inff()) {
+        return left == 0.0f || (left < 0.0f) == (right < 0.0f) ? left : right;
+    }
+    return left - floor_of(left / right) * right;
+}
+""",
 }
 """C source of each function, by its name; `helpers.HELPERS` holds them too."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from dovetail.kernels.fixed_helpers import FIXED_HELPERS
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
+from dovetail.kernels.narrow import NARROW_HELPERS
 from dovetail.kernels.recurrent_helpers import RECURRENT_HELPERS
 
 SMALL = """\
@@ -229,6 +231,30 @@ static inline int64_t divide_integers(int64_t left, int64_t right)
     return right == 0 ? 0 : left / right;
 }
 """,
+    "power_of_integers": """\
+/* base to the power of exponent modulo 2^64; rounded towards zero where that is negative, 0 where base is 0 then. */
+static inline int64_t power_of_integers(int64_t base, int64_t exponent)
+{
+    uint64_t result = 1u;
+    uint64_t factor = (uint64_t)base;
+    if (exponent < 0) {
+        return base == 1 ? 1 : (base == -1 ? 1 - 2 * (exponent & 1) : 0);
+    }
+    for (int64_t rest = exponent; rest > 0; rest >>= 1) {
+        result = rest & 1 ? result * factor : result;
+        factor *= factor;
+    }
+    return (int64_t)result;
+}
+""",
+    "modulo_of_integers": """\
+/* What is left of `left` after whole multiples of `right`, with the sign of `right`; 0 where that is 0. */
+static inline int64_t modulo_of_integers(int64_t left, int64_t right)
+{
+    const int64_t rest = right == 0 || right == -1 ? 0 : left % right;
+    return rest != 0 && (rest < 0) != (right < 0) ? rest + right : rest;
+}
+""",
     "gathered": """\
 /* An index counted from either end as one from the front, limited to [0, size). */
 static inline int32_t gathered(int64_t index, int32_t size)
@@ -237,7 +263,9 @@ static inline int32_t gathered(int64_t index, int32_t size)
     return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
 }
 """,
+    **FIXED_HELPERS,
     **FLOAT_HELPERS,
+    **NARROW_HELPERS,
     **RECURRENT_HELPERS,
 }
 """C source of each shared inline function, by its name."""

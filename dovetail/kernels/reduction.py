@@ -131,4 +131,6 @@ def _spread(operator: Normalise, size: int) -> list[str]:
         lines.append(f"const float mean = sum / {size}.0f;")
         centred = "(from[along] - mean)"
     lines += ["float squares = 0.0f;", *loop("along", size, [f"squares += {centred} * {centred};"])]
+    if operator.summed:
+        return [*lines, f"const float spread = square_root(larger(squares, {real(operator.epsilon)}));"]
     return [*lines, f"const float spread = square_root(squares / {size}.0f + {real(operator.epsilon)});"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
+from dovetail.graph.types import DType
 from dovetail.kernels.elements import Writer, operand, place_in, without_pad, write_elements
 from dovetail.kernels.epilogue import Expression, Scope, expression_of
+from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.region import Region
 from dovetail.kernels.text import loop, product, total
 from dovetail.kernels.window import variable
@@ -73,17 +76,33 @@ def write_resample(region: Region, scope: Scope) -> Writer:
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, Resample)
     without_pad(region)
-    axis = anchor.operator.axis
-    kind, taps = region.graph.types[anchor.inputs[0]], region.graph.types[anchor.inputs[1]].shape[1]
-    places_of, weights_of = (scope.known(value) for value in anchor.inputs[1:])
+    axes, kind = anchor.operator.axes, region.graph.types[anchor.inputs[0]]
+    taps = [scope.known(value) for value in anchor.inputs[1:]]
+    real = kind.dtype is DType.FLOAT32
+    share = 1 if real else prod(int(np.abs(weights).sum(axis=1).max(initial=0)) for weights in taps[1::2])
+    reach = 0 if real else share * max(-kind.dtype.low, kind.dtype.high)
+    if reach >= 1 << 31:
+        raise Unsupported(f"sums of up to {reach} do not fit 32 bits.")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x = operand(region, scope, 0, "input")
-        table = scope.constant(anchor.output, "places", places_of)
-        weights = scope.constant(anchor.output, "weights", weights_of)
-        tap = total(product(places[axis], taps), variable("tap", taps))
-        source = place_in(kind.shape, (*places[:axis], f"{table}[{tap}]", *places[axis + 1 :]))
-        step = f"sum += {x}[{source}] * {weights}[{tap}];"
-        return ["float sum = 0.0f;", *loop("tap", taps, [step])], Expression("sum", "float")
+        source, factor = list(places), "1"
+        lines = []
+        loops = []
+        for number, axis in enumerate(axes):
+            count = taps[2 * number].shape[1]
+            name = f"tap_{number}"
+            tap = total(product(places[axis], count), variable(name, count))
+            table = scope.constant(anchor.output, f"places_{axis}", taps[2 * number])
+            weights = scope.constant(anchor.output, f"weights_{axis}", taps[2 * number + 1])
+            source[axis] = f"{table}[{tap}]"
+            weight = f"{weights}[{tap}]"
+            factor = weight if factor == "1" else f"{factor} * {weight}"
+            loops.append((name, count))
+        lines = [f"sum += {x}[{place_in(kind.shape, source)}] * ({factor});"]
+        for name, count in reversed(loops):
+            lines = loop(name, count, lines)
+        held, start = ("float", "0.0f") if real else ("int32_t", "0")
+        return [f"{held} sum = {start};", *lines], Expression("sum", held, -reach, reach)
 
     return write_elements(region, scope, element)

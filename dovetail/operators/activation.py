@@ -79,6 +79,11 @@ class UnaryKind(enum.Enum):
     """log(1 + exp(x))"""
     SOFTSIGN = "Softsign"
     """x / (1 + |x|)"""
+    SINE = "Sin"
+    COSINE = "Cos"
+    SQUARE = "Square"
+    RECIPROCAL_ROOT = "Rsqrt"
+    """1 / sqrt(x)"""
     THRESHOLDED_RELU = "ThresholdedRelu"
     """x where x > alpha, else 0"""
 
@@ -127,6 +132,10 @@ UNARY_FUNCTIONS: dict[UnaryKind, Callable[[Array, float], Array]] = {
     UnaryKind.ERROR_FUNCTION: _erf,
     UnaryKind.SOFTPLUS: lambda x, _alpha: np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))),
     UnaryKind.SOFTSIGN: lambda x, _alpha: x / (1.0 + np.abs(x)),
+    UnaryKind.SINE: lambda x, _alpha: np.sin(x),
+    UnaryKind.COSINE: lambda x, _alpha: np.cos(x),
+    UnaryKind.SQUARE: lambda x, _alpha: x * x,
+    UnaryKind.RECIPROCAL_ROOT: lambda x, _alpha: 1.0 / np.sqrt(x),
     UnaryKind.THRESHOLDED_RELU: lambda x, alpha: np.where(x > alpha, x, 0.0),
 }
 """Each function on float64 arrays, with the operator's alpha."""
@@ -156,6 +165,10 @@ class Unary(Operator):
         return True
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        if self.kind is UnaryKind.SQUARE:
+            return body.add("Mul", [inputs[0], inputs[0]])
+        if self.kind is UnaryKind.RECIPROCAL_ROOT:
+            return body.add("Reciprocal", [body.add("Sqrt", [inputs[0]])])
         if self.kind is UnaryKind.GELU_TANH:
             return body.add("Gelu", [inputs[0]], approximate="tanh")
         if self.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ELU, UnaryKind.THRESHOLDED_RELU):

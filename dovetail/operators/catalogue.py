@@ -6,7 +6,9 @@ from dovetail.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softm
 from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary
+from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.operators.logic import Compare, Convert, Select
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
@@ -21,6 +23,8 @@ OPERATORS: dict[str, type[Operator]] = {
         *(Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct),
         *(Reshape, Transpose, Pad, Concat, Slice, Patches, Relayout),
         *(Requantize, ScaleShift, Clip, Offset, Add, Lookup, Binary),
+        *(Compare, Select, Convert),
+        *(FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16),
         *(Quantize, Dequantize),
         *(MaxPool2d, AveragePool2d, SumPool2d),
         *(Clamp, Unary, Softmax, LogSoftmax, FixedSoftmax),

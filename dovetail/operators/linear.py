@@ -1,4 +1,4 @@
-"""Convolutions and fully connected layers, integer and float."""
+"""Convolutions and fully connected layers, integer and float; float ones take integer weights too, as numbers."""
 
 from __future__ import annotations
 
@@ -227,19 +227,29 @@ def _accumulate(total: Array, x: Array, bias: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class MatrixProduct(Operator):
-    """Products of two computed matrices, float32. Operands: a [..., M, K], b [..., K, N]; leading axes broadcast."""
+    """Products of two computed matrices. Operands: a [..., M, K], b [..., K, N] of one type, float32, int8, uint8 or
+    int16; leading axes broadcast. Integers give the accumulator's type."""
+
+    left_zero_point: int = 0
+    """Taken off every element of a (integer types only)."""
+    right_zero_point: int = 0
+    """Taken off every element of b (integer types only)."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs
-        real = a.dtype is DType.FLOAT32 and b.dtype is DType.FLOAT32
+        known = a.dtype in (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
+        same = a.dtype is b.dtype or {a.dtype, b.dtype} == {DType.INT8, DType.UINT8}
         fits = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[-1:] == b.shape[-2:-1]
-        require(real and fits, f"expects float32 [..., M, K] and [..., K, N], got {a} and {b}")
+        require(known and same and fits, f"expects [..., M, K] and [..., K, N] of one type, got {a} and {b}")
         lead = tuple(int(size) for size in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-        return TensorType((*lead, a.shape[-2], b.shape[-1]), DType.FLOAT32)
+        return TensorType((*lead, a.shape[-2], b.shape[-1]), accumulator_type(a.dtype))
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        a, b = (array.astype(np.float64) for array in inputs)
-        return np.asarray(a @ b, dtype=np.float32)
+        a, b = inputs
+        if a.dtype == np.float32:
+            return np.asarray(a.astype(np.float64) @ b.astype(np.float64), dtype=np.float32)
+        exact = (a.astype(np.int64) - self.left_zero_point) @ (b.astype(np.int64) - self.right_zero_point)
+        return np.asarray(exact.astype(accumulator_type(DType.of(a.dtype)).numpy))
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         a, b = inputs
@@ -251,4 +261,11 @@ class MatrixProduct(Operator):
         return self.infer(inputs).elements * inputs[0].shape[-1]
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        return body.add("MatMul", list(inputs))
+        if types[0].dtype is DType.FLOAT32:
+            return body.add("MatMul", list(inputs))
+        # ONNX Runtime multiplies int64 matrices, exactly.
+        terms = [
+            body.add("Sub", [body.cast(name, DType.INT64), body.scalar(zero_point, DType.INT64)])
+            for name, zero_point in zip(inputs, (self.left_zero_point, self.right_zero_point), strict=True)
+        ]
+        return body.cast(body.add("MatMul", terms), accumulator_type(types[0].dtype))

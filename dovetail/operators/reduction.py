@@ -55,7 +55,7 @@ class Reduce(Operator):
         places = all(0 <= axis < len(x.shape) for axis in self.axes) and self.axes == tuple(sorted(set(self.axes)))
         require(places and x.elements > 0, f"cannot reduce {x} over the axes {list(self.axes)}")
         shape = tuple(1 if axis in self.axes else size for axis, size in enumerate(x.shape))
-        if x.dtype is DType.FLOAT32 or (x.dtype.is_integer and self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)):
+        if x.dtype is DType.FLOAT32 or (x.dtype.bits >= 8 and self.kind in (ReduceKind.MAXIMUM, ReduceKind.MINIMUM)):
             return TensorType(shape, x.dtype)
         count = prod(x.shape[axis] for axis in self.axes)
         small = x.dtype in (DType.INT8, DType.UINT8, DType.INT16) and count * (x.dtype.high - x.dtype.low) < 1 << 31
@@ -132,10 +132,12 @@ class Normalise(Operator):
     """Each row along the last axis divided by its spread, float32.
 
     y = (x - m) / sqrt(mean((x - m)**2) + epsilon) with m the row's mean, or 0 unless `centred` (RMS normalisation).
+    Where `summed` y = x / sqrt(max(sum(x**2), epsilon)): rows of length 1.
     """
 
     epsilon: float
     centred: bool = True
+    summed: bool = False
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         x = inputs[0]
@@ -144,6 +146,8 @@ class Normalise(Operator):
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         x = inputs[0].astype(np.float64)
+        if self.summed:
+            return np.asarray(x / np.sqrt(np.maximum((x * x).sum(-1, keepdims=True), self.epsilon)), dtype=np.float32)
         if self.centred:
             x = x - x.mean(axis=-1, keepdims=True)
         spread = (x * x).mean(axis=-1, keepdims=True) + self.epsilon
@@ -156,6 +160,10 @@ class Normalise(Operator):
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         last, x = body.integers((-1,)), inputs[0]
+        if self.summed:
+            total = body.add("ReduceSum", [body.add("Mul", [x, x]), last], keepdims=1)
+            limited = body.add("Max", [total, body.scalar(self.epsilon, DType.FLOAT32)])
+            return body.add("Div", [x, body.add("Sqrt", [limited])])
         if self.centred:
             x = body.add("Sub", [x, body.add("ReduceMean", [x, last], keepdims=1)])
         mean = body.add("ReduceMean", [body.add("Mul", [x, x]), last], keepdims=1)

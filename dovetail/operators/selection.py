@@ -95,37 +95,58 @@ class Gather(Operator):
 
 @dataclass(frozen=True)
 class Resample(Operator):
-    """Weighted sums along one axis. Operands: x float32, places int32 [R, K], weights float32 [R, K], both constant.
+    """Weighted sums along some axes: linear and cubic resizing. Operands: x, then for each axis constant places int32
+    [R, K] and weights [R, K]; both x and the weights float32, or x of 8 bits, the weights int32 and the sums too.
 
-    y[..., r, ...] = sum over k of x[..., places[r, k], ...] * weights[r, k]: linear and cubic resizing of an axis.
+    Along one axis y[..., r, ...] = sum over k of x[..., places[r, k], ...] * weights[r, k], and so on along the next.
     """
 
-    axis: int
-    """From 0."""
+    axes: tuple[int, ...]
+    """From 0, in rising order."""
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
-        x, places, weights = inputs
-        require(x.dtype is DType.FLOAT32 and 0 <= self.axis < len(x.shape), f"cannot resample {x}, axis {self.axis}")
-        fits = places.dtype is DType.INT32 and weights.dtype is DType.FLOAT32 and len(places.shape) == 2
-        require(fits and places.shape == weights.shape, f"expects places and weights [R, K], got {places}, {weights}")
-        return TensorType((*x.shape[: self.axis], places.shape[0], *x.shape[self.axis + 1 :]), x.dtype)
+        x, *taps = inputs
+        fits = self.axes == tuple(sorted(set(self.axes))) and all(0 <= axis < len(x.shape) for axis in self.axes)
+        require(fits and len(taps) == 2 * len(self.axes), f"cannot resample {x} along the axes {list(self.axes)}")
+        real = x.dtype is DType.FLOAT32
+        require(real or x.dtype in (DType.INT8, DType.UINT8), f"cannot resample {x}")
+        shape = list(x.shape)
+        for axis, places, weights in zip(self.axes, taps[::2], taps[1::2], strict=True):
+            kinds = places.dtype is DType.INT32 and weights.dtype is (DType.FLOAT32 if real else DType.INT32)
+            alike = kinds and len(places.shape) == 2 and places.shape == weights.shape
+            require(alike, f"expects places and weights [R, K], got {places}, {weights}")
+            shape[axis] = places.shape[0]
+        return TensorType(tuple(shape), DType.FLOAT32 if real else DType.INT32)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        x, places, weights = inputs
-        shape: Shape = (-1,) + (1,) * (x.ndim - 1 - self.axis)
-        total = np.zeros((*x.shape[: self.axis], places.shape[0], *x.shape[self.axis + 1 :]), np.float64)
-        for tap in range(places.shape[1]):
-            total += np.take(x, places[:, tap], axis=self.axis) * weights[:, tap].astype(np.float64).reshape(shape)
-        return np.asarray(total, dtype=np.float32)
+        x, *taps = inputs
+        wide = np.float64 if x.dtype == np.float32 else np.int64
+        result = x.astype(wide)
+        for axis, places, weights in zip(self.axes, taps[::2], taps[1::2], strict=True):
+            shape: Shape = (-1,) + (1,) * (x.ndim - 1 - axis)
+            terms: list[Array] = [
+                np.take(result, places[:, tap], axis=axis) * weights[:, tap].astype(wide).reshape(shape)
+                for tap in range(places.shape[1])
+            ]
+            result = sum(terms[1:], terms[0])
+        return np.asarray(result, dtype=np.float32 if wide is np.float64 else np.int32)
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
-        whole, taps = (0, inputs[0].shape[self.axis]), (0, inputs[1].shape[1])
-        rows: Box = (box[self.axis], taps)
-        return self, ((*box[: self.axis], whole, *box[self.axis + 1 :]), rows, rows)
+        source = tuple((0, inputs[0].shape[axis]) if axis in self.axes else span for axis, span in enumerate(box))
+        rows: list[Box] = []
+        for axis, places in zip(self.axes, inputs[1::2], strict=True):
+            rows += [(box[axis], (0, places.shape[1]))] * 2
+        return self, (source, *rows)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
-        after = len(types[0].shape) - 1 - self.axis
-        taken = body.add("Gather", [inputs[0], inputs[1]], axis=self.axis)
-        shape = body.integers((*types[1].shape, *(1,) * after))
-        weighted = body.add("Mul", [taken, body.add("Reshape", [inputs[2], shape])])
-        return body.add("ReduceSum", [weighted, body.integers((self.axis + 1,))], keepdims=0)
+        kind = self.infer(types).dtype
+        result = body.cast(inputs[0], kind)
+        for axis, places, weights, shape in zip(
+            self.axes, inputs[1::2], inputs[2::2], (entry.shape for entry in types[1::2]), strict=True
+        ):
+            taken = body.add("Gather", [result, places], axis=axis)
+            after = len(types[0].shape) - 1 - axis
+            aligned = body.add("Reshape", [weights, body.integers((*shape, *(1,) * after))])
+            weighted = body.add("Mul", [taken, aligned])
+            result = body.add("ReduceSum", [weighted, body.integers((axis + 1,))], keepdims=0)
+        return result

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.graph.types import Array, DType
-from dovetail.operators.arithmetic import Requantize, Rounding
+from dovetail.operators.arithmetic import Add, Requantize, Rounding
+from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
+from dovetail.operators.movement import Pad
 from dovetail.quantize.multiplier import multiplier_arrays
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 
@@ -109,3 +113,43 @@ def _integer_bias(bias: Quantised | Array, scale: Array, channels: int, dtype: D
     steps = np.rint(np.broadcast_to(real, (channels,)) / scale)
     limit = float(DType.INT32.high)  # also for int64: larger biases cannot be meant
     return np.asarray(np.clip(steps, -limit, limit).astype(dtype.numpy))
+
+
+def moved_constant(emitter: Emitter, operator: Operator, weights: Quantised, stem: str) -> Quantised | None:
+    """Constant weights quantised per channel after a movement, whose scales are moved alike; None where these then run
+    along no axis."""
+    assert weights.array is not None
+    if weights.zero_point.any() or (isinstance(operator, Pad) and operator.value != 0.0):
+        return None
+    along = [1] * weights.array.ndim
+    along[weights.axis] = weights.scale.size
+    scales = operator.evaluate([np.array(np.broadcast_to(weights.scale.reshape(along), weights.array.shape))])
+    array = operator.evaluate([weights.array])
+    for axis in range(array.ndim):
+        rest = tuple(place for place in range(array.ndim) if place != axis)
+        largest = scales.max(axis=rest, keepdims=True)
+        if (largest > 0).all() and ((scales == largest) | (scales == 0)).all():  # 0: zeros around the weights
+            name = emitter.constant(stem or f"{weights.name}_moved", array, weights.kind.dtype)
+            zeros = np.zeros(array.shape[axis], np.int64)
+            kind = emitter.builder.type_of(name)
+            return Quantised(name, kind, largest.reshape(-1).astype(np.float32), zeros, axis, array)
+    return None
+
+
+def scaled_afterwards(
+    emitter: Emitter, operator: Operator, operands: Sequence[str], weights: Quantised, stem: str
+) -> str:
+    """A float layer on integer weights, which stay as small as they are: the sums times the scales, then the bias.
+
+    Args:
+        emitter: adds the nodes.
+        operator: the layer.
+        operands: the float activations, and the bias or none.
+        weights: without zero points, one scale or one per output channel.
+        stem: name of the result.
+    """
+    x, *bias = operands
+    total = emitter.add(operator, [x, weights.name], emitter.fresh(f"{stem}_sums"))
+    scale = emitter.constant(f"{stem}_steps", weights.scale.reshape(-1).astype(np.float32))
+    scaled = emitter.add(Binary(BinaryKind.MULTIPLY), [total, scale], emitter.fresh(f"{stem}_scaled") if bias else stem)
+    return emitter.add(Add(), [scaled, *bias], stem) if bias else scaled

@@ -16,16 +16,20 @@ from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, GraphBuilder, Node
 from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import Clamp
-from dovetail.operators.arithmetic import Rounding
+from dovetail.operators.arithmetic import Add, Rounding
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.logic import Compare, Select
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
 from dovetail.operators.selection import Gather, Pick
+from dovetail.quantize.linear import moved_constant, scaled_afterwards
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
+from dovetail.quantize.rules_fixed import compare
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 
 HINT = (
@@ -33,7 +37,7 @@ HINT = (
     "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator; "
     "or let the core compute in float32: dovetail compile --float"
 )
-_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, MaxPool2d)
+_MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, Select, MaxPool2d)
 """Operators that mean the same on integers as on the floats these stand for."""
 
 
@@ -105,10 +109,20 @@ class _Lowering:
             if isinstance(node.operator, Quantize):
                 self.names[node.output] = self._lower(node)
             elif self.graph.types[node.output].dtype is not DType.FLOAT32:
+                if isinstance(node.operator, Compare) and self._compared(node, node.operator):
+                    continue
                 inputs = [self._integer_operand(node, name) for name in node.inputs]
                 self.emitter.origin = node.origin
                 self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
         return builder.finish([self._output(name) for name in self.graph.outputs], self.graph.states)
+
+    def _compared(self, node: Node, operator: Compare) -> bool:
+        """True when both operands stand for quantised values: then their integers are compared."""
+        views = [self._view(name, "") for name in node.inputs]
+        values = [view for view in views if view is not None and view.per_tensor]
+        if len(values) == len(views):
+            self.names[node.output] = compare(self.emitter, operator, values, node.output)
+        return len(values) == len(views)
 
     def _lower(self, node: Node) -> str:
         """The integers a Quantize node gives."""
@@ -185,7 +199,7 @@ class _Lowering:
 
     def _arithmetic(self, node: Node, target: Target, bounds: Bounds, stem: str) -> str:
         rule = RULES.get(type(node.operator))
-        operands = [self._operand(name) for name in node.inputs]
+        operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
         if rule is None or len(found) < len(operands):
             if self.allow_float:
@@ -193,10 +207,21 @@ class _Lowering:
             raise self._float_between(node)
         try:
             return rule(self.emitter, node.operator, found, target, bounds, stem)
-        except ModelError as error:
+        except (ModelError, ValueError) as error:  # a type rule may refuse what a rule makes: rows too long, say
             if self.allow_float:
                 return self._border(self._real(node.output), target, bounds, stem)
-            raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+            if isinstance(error, ModelError):
+                raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
+            raise ModelError(str(error), where=_place(node), hint=HINT) from error
+
+    def _terms(self, node: Node) -> list[str]:
+        """The node's operands; of a sum of sums, which rounds nothing in between, all terms."""
+        terms = []
+        for name in node.inputs:
+            inner = self.producers.get(name)
+            sum_of_sums = isinstance(node.operator, Add) and inner is not None and isinstance(inner.operator, Add)
+            terms += self._terms(inner) if sum_of_sums and inner is not None else [name]
+        return terms
 
     def _operand(self, name: str) -> Quantised | Array | None:
         """An operand as quantised integers or as a float constant; None when it is a float of run time."""
@@ -230,13 +255,32 @@ class _Lowering:
         wanted = {value}
         for node in reversed(self.graph.nodes):
             if node.output in wanted and node.output not in self.reals and not isinstance(node.operator, Dequantize):
-                wanted.update(name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32)
+                read = node.inputs if self._integer_weights(node) is None else (node.inputs[0], *node.inputs[2:])
+                wanted.update(name for name in read if self.graph.types[name].dtype is DType.FLOAT32)
         for node in self.graph.nodes:
             if node.output in wanted and node.output not in self.reals:
-                operands = [self.reals.get(name) or self._integer(name) for name in node.inputs]
                 self.emitter.origin = node.origin
-                self.reals[node.output] = self.emitter.add(node.operator, operands, node.output)
+                self.reals[node.output] = self._computed(node)
         return self.reals.get(value) or self._integer(value)
+
+    def _computed(self, node: Node) -> str:
+        """A float node of the new graph, its operands being there."""
+        weights = self._integer_weights(node)
+        read = node.inputs if weights is None else (node.inputs[0], *node.inputs[2:])
+        operands = [self.reals.get(name) or self._integer(name) for name in read]
+        if weights is None:
+            return self.emitter.add(node.operator, operands, node.output)
+        return scaled_afterwards(self.emitter, node.operator, operands, weights, node.output)
+
+    def _integer_weights(self, node: Node) -> Quantised | None:
+        """The integers that a float layer's constant weights stand for, where its sums can be scaled instead."""
+        if not isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
+            return None
+        view = self._view(node.inputs[1], "")
+        if view is None or view.array is None or view.zero_point.any() or view.kind.dtype.bits > 8:
+            return None
+        axis = 3 if isinstance(node.operator, DepthwiseConv2d) else 0
+        return view if view.per_tensor or view.axis == axis else None
 
     def _view(self, value: str, stem: str) -> Quantised | None:
         """The integers a float value stands for without any arithmetic, None if there are none."""
@@ -249,7 +293,8 @@ class _Lowering:
         """The quantisation of the integers that movement operators bring to a float value, where it has any."""
         node = self.producers.get(value)
         while node is not None and _keeps_values(node.operator):
-            node = self.producers.get(node.inputs[0])
+            reals = [name for name in node.inputs if self.graph.types[name].dtype is DType.FLOAT32]
+            node = self.producers.get(reals[0]) if reals else None
         if node is None or not isinstance(node.operator, Dequantize):
             return None
         view = self._dequantized(node, node.operator)
@@ -266,6 +311,8 @@ class _Lowering:
         first = parts[0]
         if first is None or any(part is None or not part.same_steps(first) for part in parts):
             return None
+        if not first.per_tensor and len(parts) == 1 and first.array is not None:
+            return moved_constant(self.emitter, operator, first, stem)
         axis = first.axis
         if not first.per_tensor:
             if not isinstance(operator, Transpose):

@@ -12,23 +12,35 @@ from math import prod
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.graph.types import Array, DType
-from dovetail.operators.activation import FixedSoftmax, Softmax, Unary
+from dovetail.graph.types import DType
+from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add, Lookup, Offset, Requantize
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.pooling import AveragePool2d, SumPool2d
-from dovetail.operators.reduction import Reduce, ReduceKind
+from dovetail.operators.reduction import Normalise, Reduce, ReduceKind
+from dovetail.operators.selection import Resample
 from dovetail.quantize.linear import lower_linear
 from dovetail.quantize.multiplier import mean_multiplier, multiplier_arrays, softmax_parameters
-from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
+from dovetail.quantize.rules_fixed import (
+    divide,
+    log_softmax,
+    matrix_product,
+    negative_part,
+    normalise,
+    refusal,
+    resample,
+    sixteen_bits,
+    slope_per_channel,
+    softmax_16,
+    squared_difference,
+    two_slopes,
+)
+from dovetail.quantize.steps import Bounds, Emitter, Operand, Quantised, Target, activations
 from dovetail.quantize.tables import Step, unary_table
 
 _SUMMED = (DType.INT8, DType.UINT8, DType.INT16)
-
-Operand = Quantised | Array
-"""A quantised value, or a float constant."""
 
 Rule = Callable[[Emitter, Operator, Sequence[Operand], Target, Bounds, str], str]
 """(emitter, float operator, operands, quantisation and range of the result, its name) -> name of the integers.
@@ -36,19 +48,9 @@ Rule = Callable[[Emitter, Operator, Sequence[Operand], Target, Bounds, str], str
 Raises ModelError for operands it has no integer form for."""
 
 
-def _activations(operator: Operator, operands: Sequence[Operand]) -> list[Quantised]:
-    """The operands as values with one scale each; raises ModelError for others."""
-    found = [operand for operand in operands if isinstance(operand, Quantised) and operand.per_tensor]
-    if len(found) != len(operands):
-        kind = type(operator).__name__
-        what = f"an operand of {kind} is a float constant or quantised per channel"
-        raise ModelError(what, hint="quantise all operands per tensor")
-    return found
-
-
 def emit_requantized(emitter: Emitter, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
     """x in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in double)."""
-    (x,) = _activations(Requantize(), [x])
+    (x,) = activations(Requantize(), [x])
     name, source = x.name, x.target
     if source.scale == target.scale and source.zero_point != target.zero_point:
         offset = target.zero_point - source.zero_point
@@ -69,15 +71,17 @@ def _add(
 
     A difference is computed alike (sub_common.cc).
     """
-    values = _activations(operator, operands)
+    values = activations(operator, operands)
     left_shift = 15 if target.dtype is DType.INT16 else 20
     twice_larger = 2.0 * max(float(value.scale[0]) for value in values)
     terms = []
-    for side, value in zip(("left", "right"), values, strict=True):
+    for side, value in zip(("left", "right", *map(str, range(2, len(values)))), values, strict=False):
         scaling = Requantize(emitter.rounding, value.target.zero_point, 0, left_shift)
         factors = multiplier_arrays([value.target.scale / twice_larger])
         terms.append(emitter.requantize(value.name, factors, scaling, emitter.fresh(f"{stem}_{side}")))
-    total = emitter.add(operator, terms, emitter.fresh(f"{stem}_accumulator"))
+    total = terms[0]
+    for term in terms[1:]:
+        total = emitter.add(operator, [total, term], emitter.fresh(f"{stem}_accumulator"))
     return emitter.scale_to(total, [twice_larger / ((1 << left_shift) * target.scale)], target, bounds, stem)
 
 
@@ -86,12 +90,11 @@ def _binary(
 ) -> str:
     """A difference as a sum; a product of the centred integers, scaled once (micro/kernels/mul_common.cc)."""
     assert isinstance(operator, Binary)
-    if operator.kind is BinaryKind.SUBTRACT:
-        return _add(emitter, operator, operands, target, bounds, stem)
-    values = _activations(operator, operands)
+    if operator.kind in _BINARY:
+        return _BINARY[operator.kind](emitter, operator, operands, target, bounds, stem)
+    values = activations(operator, operands)
     if operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
-        what = f"{operator.kind.value} of {values[0].kind.dtype.text} has no integer form in Dovetail"
-        raise ModelError(what, hint="take this operator out of the quantised part of the network")
+        raise refusal(operator, values[0])
     if all(value.kind.dtype.bits > 8 and value.target.zero_point for value in values):
         raise ModelError("a product of two 16-bit values with zero points may leave 32 bits")
     terms = [
@@ -108,7 +111,7 @@ def _reduce(
 ) -> str:
     """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
     assert isinstance(operator, Reduce)
-    (x,) = _activations(operator, operands)
+    (x,) = activations(operator, operands)
     if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in _SUMMED:
         raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail")
     summed = Reduce(ReduceKind.SUM, operator.axes, x.target.zero_point)
@@ -128,7 +131,7 @@ def _average_pool(
 ) -> str:
     """Equal quantisation: TFLite's integer average. Else its MEAN: the sum, scaled by the scales and 1/count."""
     assert isinstance(operator, AveragePool2d)
-    (x,) = _activations(operator, operands)
+    (x,) = activations(operator, operands)
     inner = emitter.fresh(f"{stem}_accumulator")
     if x.target == target and not operator.scaled_sum:
         return emitter.clip(emitter.add(operator, [x.name], inner), target, bounds, stem)
@@ -152,7 +155,9 @@ def _softmax(
 ) -> str:
     """TFLite's fixed-point softmax, requantised where the result has another scale than its 1/256."""
     assert isinstance(operator, Softmax)
-    (x,) = _activations(operator, operands)
+    (x,) = activations(operator, operands)
+    if x.kind.dtype is DType.INT16:
+        return softmax_16(emitter, operator.beta, x, target, bounds, stem)
     if x.kind.dtype not in (DType.INT8, DType.UINT8):
         raise ModelError(f"softmax of {x.kind.dtype.text} has no integer form", hint="quantise its operand to 8 bits")
     parameters = softmax_parameters(x.target.scale, operator.beta)
@@ -167,9 +172,13 @@ def _softmax(
 def _unary(
     emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
 ) -> str:
-    """A table of the 256 results."""
+    """A table of the 256 results; of 16 bits what TFLite Micro has."""
     assert isinstance(operator, Unary)
-    (x,) = _activations(operator, operands)
+    (x,) = activations(operator, operands)
+    if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
+        return sixteen_bits(emitter, operator.kind is UnaryKind.TANH, x, target, bounds, stem)
+    if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE):
+        return _bent(emitter, operator, x, target, bounds, stem)
     if x.kind.dtype not in (DType.INT8, DType.UINT8):
         what = f"{operator.kind.name} of {x.kind.dtype.text} has no table in Dovetail"
         raise ModelError(what, hint="quantise its operand to 8 bits")
@@ -180,18 +189,39 @@ def _unary(
     return emitter.add(Lookup(), [x.name, name], stem)
 
 
+def _bent(emitter: Emitter, operator: Unary, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
+    """One line for each sign: leaky_relu_common.cc takes its slopes in float32, Abs of elementwise.cc in double."""
+    source = x.target.scale
+    falling = negative_part(emitter, x, stem)
+    if operator.kind is UnaryKind.LEAKY_RELU:
+        steps = np.float32(target.scale)
+        above, below = (float(np.float32(source) * np.float32(slope) / steps) for slope in (1.0, operator.alpha))
+        return two_slopes(emitter, x, falling, (above, below), target, bounds, stem)
+    zero = emitter.constant(f"{stem}_nothing", np.zeros(1, np.int32))
+    rising = emitter.add(Binary(BinaryKind.SUBTRACT), [zero, falling], emitter.fresh(f"{stem}_turned"))
+    return two_slopes(emitter, x, rising, (source / target.scale,) * 2, target, bounds, stem)
+
+
 def _linear(
     emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
 ) -> str:
     """Sums of products, bias, requantisation: see `dovetail.quantize.linear`."""
     assert isinstance(operator, (Conv2d, DepthwiseConv2d, FullyConnected))
-    (x,) = _activations(operator, operands[:1])
+    (x,) = activations(operator, operands[:1])
     weights = operands[1]
     if not isinstance(weights, Quantised):
         raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
     bias = operands[2] if len(operands) > 2 else None
     return lower_linear(emitter, operator, x, weights, bias, target, bounds, stem)
 
+
+_BINARY: dict[BinaryKind, Rule] = {
+    BinaryKind.SUBTRACT: _add,
+    BinaryKind.DIVIDE: divide,
+    BinaryKind.PRELU: slope_per_channel,
+    BinaryKind.SQUARED_DIFFERENCE: squared_difference,
+}
+"""Rules of functions of two values, the product's aside."""
 
 RULES: dict[type[Operator], Rule] = {
     Conv2d: _linear,
@@ -202,6 +232,10 @@ RULES: dict[type[Operator], Rule] = {
     Reduce: _reduce,
     AveragePool2d: _average_pool,
     Softmax: _softmax,
+    LogSoftmax: log_softmax,
+    MatrixProduct: matrix_product,
+    Resample: resample,
+    Normalise: normalise,
     Unary: _unary,
 }
 """The rule of each operator that computes. Movement, maxima, minima and Clamp need none: `lowering` passes through."""

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from dovetail.errors import ModelError
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.arithmetic import Clip, Requantize, Rounding
@@ -137,3 +138,17 @@ class Emitter:
         operator = Requantize(self.rounding, zero_point, target.zero_point)
         scaled = self.requantize(x, multiplier_arrays(factors), operator, self.fresh(f"{stem}_scaled"))
         return self.clip(scaled, target, bounds, stem)
+
+
+Operand = Quantised | Array
+"""A quantised value, or a float constant."""
+
+
+def activations(operator: Operator, operands: Sequence[Operand]) -> list[Quantised]:
+    """The operands as values with one scale each; raises ModelError for others."""
+    found = [operand for operand in operands if isinstance(operand, Quantised) and operand.per_tensor]
+    if len(found) != len(operands):
+        kind = type(operator).__name__
+        what = f"an operand of {kind} is a float constant or quantised per channel"
+        raise ModelError(what, hint="quantise all operands per tensor")
+    return found

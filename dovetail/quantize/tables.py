@@ -114,9 +114,40 @@ def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array:
     return np.asarray(np.where(centred >= 0, above, below) + y.zero_point)
 
 
+def _absolute(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    if x.scale == y.scale:
+        return np.asarray(np.abs(centred) + y.zero_point)
+    multiplier, shift = quantize_multiplier(x.scale / y.scale)
+    return np.asarray(fixed_point(np.abs(centred), multiplier, shift, Rounding.DOUBLE) + y.zero_point)
+
+
+def _reciprocal_root(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    """micro/kernels/elementwise.cc, with 20 bits more in between; from 0 down the largest value."""
+    multiplier, shift = quantize_multiplier(1.0 / (math.sqrt(x.scale) * y.scale))
+    inverse, inverse_shift = gemmlowp.inverse_root(np.maximum(centred, 1))
+    fine = fixed_point(np.ones_like(centred), inverse, inverse_shift + 20, Rounding.DOUBLE)
+    scaled = fixed_point(fine, multiplier, shift - 20, Rounding.DOUBLE) + y.zero_point
+    return np.where(centred > 0, scaled, y.dtype.high)
+
+
+def _looked_up(operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+    """The function in float32, rounded with halves away from zero (kernels/internal/common.h: LUTPopulateInt8)."""
+    operand = (np.float32(x.scale) * centred.astype(np.float32)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        real = UNARY_FUNCTIONS[operator.kind](operand.astype(np.float64), operator.alpha).astype(np.float32)
+    if not np.isfinite(real).all():
+        return None
+    scaled = (real * (np.float32(1) / np.float32(y.scale))).astype(np.float64)
+    away = np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)
+    return np.asarray(np.clip(away, -(1 << 20), 1 << 20).astype(np.int64) + y.zero_point)
+
+
 _EXACT: dict[UnaryKind, Callable[[Unary, Array, Step, Step], Array | None]] = {
     UnaryKind.SIGMOID: _sigmoid,
     UnaryKind.TANH: _tanh,
     UnaryKind.HARD_SWISH: _hard_swish,
     UnaryKind.LEAKY_RELU: _leaky_relu,
+    UnaryKind.ABSOLUTE: _absolute,
+    UnaryKind.RECIPROCAL_ROOT: _reciprocal_root,
+    **dict.fromkeys((UnaryKind.ELU, UnaryKind.GELU, UnaryKind.GELU_TANH, UnaryKind.EXPONENTIAL), _looked_up),
 }
