@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from dovetail.errors import ModelError
@@ -44,7 +45,25 @@ def load_keras(file_name: str, data: bytes, name: str) -> Graph:
     for value in run_network(ctx, model, arguments):
         idle = value in arguments or value in outputs or ctx.builder.constant_of(value) is not None
         outputs.append(ctx.add(model, Reshape(ctx.shape(value)), [value], "output") if idle else value)
-    return fold_normalisations(ctx.builder.finish(outputs))
+    names = [ref.layer for ref in model.network.outputs]
+    return _renamed(fold_normalisations(ctx.builder.finish(outputs)), names)
+
+
+def _renamed(graph: Graph, wanted: Sequence[str]) -> Graph:
+    """The graph with its outputs named after the layers that give them, with a number where that is taken."""
+    taken, names = set(graph.types) - set(graph.outputs), dict[str, str]()
+    for output, name in zip(graph.outputs, wanted, strict=True):
+        free = (f"{name}_{count}" if count else name for count in range(len(taken) + 1))
+        names[output] = next(candidate for candidate in free if candidate not in taken)
+        taken.add(names[output])
+
+    def new(name: str) -> str:
+        """The name a value now has."""
+        return names.get(name, name)
+
+    nodes = (replace(n, output=new(n.output), inputs=tuple(map(new, n.inputs))) for n in graph.nodes)
+    types = {new(name): kind for name, kind in graph.types.items()}
+    return replace(graph, outputs=tuple(map(new, graph.outputs)), nodes=tuple(nodes), types=types)
 
 
 def _inputs(network: Network) -> list[tuple[str, TensorType]]:
@@ -123,13 +142,14 @@ def import_call(ctx: KerasContext, layer: Layer, call: Call) -> tuple[str, ...]:
         return tuple(run_network(ctx, layer, call.tensors()))
     if layer.kind == "TimeDistributed":
         return (_over_time(ctx, layer, call),)
-    table = OPERATIONS if layer.is_operation else LAYERS
+    operation = layer.is_operation and (layer.kind in OPERATIONS or layer.kind not in LAYERS)
+    table = OPERATIONS if operation else LAYERS
     importer = table.get(layer.kind)
     if importer is None:
-        what = "operation" if layer.is_operation else "layer"
+        what = "operation" if operation else "layer"
         raise layer.refuse(f"the {what} {layer.kind} is not supported", f"supported are {', '.join(sorted(table))}")
     found = importer(ctx, layer, call)
-    if not layer.is_operation:
+    if not operation:
         layer.check_settings()
     return (found,) if isinstance(found, str) else tuple(found)
 

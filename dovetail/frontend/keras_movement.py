@@ -42,6 +42,7 @@ def embedding(ctx: KerasContext, layer: Layer, call: Call) -> str:
 
 def identity(ctx: KerasContext, layer: Layer, call: Call) -> str:
     """What does nothing at inference: dropout, noise, regularisation."""
+    layer.read.add("data_format")
     return ctx.one(layer, call, real=False)
 
 

@@ -154,8 +154,11 @@ class Weights:
             if len(names) != len(stored):
                 what = f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it"
                 raise layer.refuse(what)
-            arrays = (self._file.weights.array(entry.group, entry.path) for entry in stored)
-            self._arrays[layer.place] = dict(zip(names, arrays, strict=True))
+            self._arrays[layer.place] = {
+                name: self._file.weights.array(entry.group, entry.path)
+                for name, entry in zip(names, stored, strict=True)
+                if name != "count"  # of a Normalization: how many samples it has seen
+            }
         return self._arrays[layer.place]
 
     def _walk(self, root: h5py.Group, layer: Layer, path: str, layers: str) -> None:
