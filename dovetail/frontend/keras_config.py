@@ -68,7 +68,8 @@ def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
         raise _refuse(file, place, f"the name or module of {kind[:80]} is no text")
     bare = module is None and file.version >= 3 and "trainable" not in config and kind not in (*MODELS, "InputLayer")
     operation = (module or "").startswith("keras.src.ops") or bare
-    layer = Layer(file.name, kind[:200], name, place, file.version, config, operation)
+    shared = str(entry.get("shared_object_id", ""))
+    layer = Layer(file.name, kind[:200], name, place, file.version, config, operation, shared)
     _refuse_code(layer, module)
     _check_type(layer)
     if kind in MODELS:

@@ -95,6 +95,8 @@ class Layer:
     """Major version of the Keras that wrote it."""
     config: Mapping[str, Any]
     is_operation: bool = False
+    shared: str = ""
+    """What the file knows a layer by that stands in several places; empty for one that does not."""
     parts: Mapping[str, Layer] = field(default_factory=dict)
     """Layers it holds, by the name of the attribute."""
     network: Network | None = None

@@ -135,7 +135,9 @@ class Weights:
         """
         self._file = file
         self._stored: dict[str, tuple[Stored, ...]] = {}
-        self._arrays: dict[str, dict[str, Array]] = {}
+        self._arrays: dict[tuple[str, str], Array] = {}
+        self._shared: dict[str, str] = {}
+        """Where the weights of shared layers lie in a `.keras` file: where the first of them stands."""
         if file.by_path:
             root = file.weights.root
             old = file.weights.group(root, "layers") is None
@@ -149,20 +151,22 @@ class Weights:
         Raises:
             ModelError: they are missing, damaged or not finite.
         """
-        if layer.place not in self._arrays:
-            names, stored = _names(layer), self._stored.get(layer.place, ())
-            if len(names) != len(stored):
-                what = f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it"
-                raise layer.refuse(what)
-            self._arrays[layer.place] = {
-                name: self._file.weights.array(entry.group, entry.path)
-                for name, entry in zip(names, stored, strict=True)
-                if name != "count"  # of a Normalization: how many samples it has seen
-            }
-        return self._arrays[layer.place]
+        names, stored = _names(layer), self._stored.get(layer.place, ())
+        if len(names) != len(stored):
+            raise layer.refuse(f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it")
+        found = {}
+        for name, entry in zip(names, stored, strict=True):
+            key = (str(entry.group.name), entry.path)
+            if name == "count":  # of a Normalization: how many samples it has seen
+                continue
+            if key not in self._arrays:
+                self._arrays[key] = self._file.weights.array(entry.group, entry.path)
+            found[name] = self._arrays[key]
+        return found
 
     def _walk(self, root: h5py.Group, layer: Layer, path: str, layers: str) -> None:
         """Note the groups of a layer and of all inside it."""
+        path = self._shared.setdefault(layer.shared, path) if layer.shared else path
         names = _names(layer)
         group = self._file.weights.group(root, f"{path}/vars")
         if names and group is not None:
