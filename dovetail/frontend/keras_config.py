@@ -15,7 +15,7 @@ MODELS = ("Sequential", "Functional")
 """Kinds of layers that are networks."""
 
 MAX_NESTED = 16
-"""Most models inside one another."""
+"""Most models and wrappers inside one another."""
 
 MAX_LAYERS = 20_000
 """Most layers of one model."""
@@ -72,9 +72,9 @@ def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
     layer = Layer(file.name, kind[:200], name, place, file.version, config, operation, shared)
     _refuse_code(layer, module)
     _check_type(layer)
+    if depth > MAX_NESTED:
+        raise layer.refuse(f"more than {MAX_NESTED} models and wrappers lie inside one another")
     if kind in MODELS:
-        if depth >= MAX_NESTED:
-            raise layer.refuse(f"more than {MAX_NESTED} models lie inside one another")
         return replace(layer, network=_network(file, layer, depth + 1))
     return replace(layer, parts=_parts(file, layer, depth + 1))
 
@@ -112,8 +112,6 @@ def _check_type(layer: Layer) -> None:
 
 def _parts(file: KerasFile, layer: Layer, depth: int) -> dict[str, Layer]:
     """The layers a wrapper holds."""
-    if depth >= MAX_NESTED:
-        raise layer.refuse(f"more than {MAX_NESTED} layers lie inside one another")
     found = {}
     for key in ("layer", "backward_layer", "cell"):
         entry = layer.config.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from dovetail.operators.base import Operator
 from dovetail.operators.movement import Reshape, Transpose
 from dovetail.operators.quantization import Dequantize
 
-MAX_CALLS = 20_000
+MAX_CALLS = 10_000
 """Most calls of layers in a model, those of models called again counted each time."""
 
 
@@ -33,6 +34,8 @@ class KerasContext:
     """Calls imported so far."""
     constants: dict[tuple[str, str, Shape, bytes], str] = field(default_factory=dict)
     """Graph constants by layer, name, shape and content: a shared layer places its weights once."""
+    names: Counter[str] = field(default_factory=Counter)
+    """How often each name of a node has been wanted."""
 
     def count(self, layer: Layer) -> None:
         """Count a call; refuses models that grow without end."""
@@ -51,8 +54,10 @@ class KerasContext:
     def add(self, layer: Layer, operator: Operator, operands: Sequence[str], stem: str = "") -> str:
         """Add a node named after the layer, and `stem`; what its type rule rejects is the model's fault."""
         name = f"{layer.name}_{stem}" if stem else layer.name
+        count = self.names[name]
+        self.names[name] += 1
         try:
-            value = self.builder.add(operator, operands, name, layer.origin)
+            value = self.builder.add(operator, operands, f"{name}_{count}" if count else name, layer.origin)
         except ValueError as error:
             raise layer.refuse(str(error)) from error
         if not 0 < self.type_of(value).elements < MAX_ELEMENTS:

@@ -19,7 +19,32 @@ MAX_NAMES = 1 << 16
 MAX_DEPTH = 64
 """Most groups inside one another."""
 
+BROKEN = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+"""What h5py raises for damaged files."""
+
 _READABLE = ("float16", "float32", "float64")
+
+
+def heaps_end(data: bytes) -> bool:
+    """True when every walk through a global heap of an HDF5 file comes to its end.
+
+    HDF5 2.0 walks without end over a heap object that takes no room, or so much that sizes wrap. The format: "GCOL",
+    version 1, 3 bytes, the heap's bytes; then objects of index (2 bytes), references (2), 4 bytes, size; each padded
+    to 8 bytes, but the free space, index 0, whose size counts its head (HDF5 File Format Specification, III.E).
+    """
+    steps, place = 0, data.find(b"GCOL\x01")
+    while place >= 0:
+        end = place + int.from_bytes(data[place + 8 : place + 16], "little")
+        here = place + 16
+        while here + 16 <= min(end, len(data)):
+            index, size = (int.from_bytes(data[here + at : here + at + count], "little") for at, count in ((0, 2), (8, 8)))
+            step = size if index == 0 else 16 + (size + 7) // 8 * 8
+            steps += 1
+            if step < 16 or here + step > end or steps > len(data):
+                return False
+            here += step
+        place = data.find(b"GCOL\x01", place + 1)
+    return True
 
 
 class Hdf5File:
@@ -40,13 +65,16 @@ class Hdf5File:
             import h5py
         except ImportError as error:
             raise MissingExtraError("h5py", "keras", "Reading a Keras model") from error
+        wide = data[13:15] if data[8:9] in (b"\x00", b"\x01") else data[9:11]
+        if wide != b"\x08\x08" or not heaps_end(data):
+            raise ModelError("the file is damaged: its heaps have no end", where=name, hint="copy or save the model again")
         self._h5py = h5py
         self.name = name
         self._left = len(data)
         """Bytes of weights not read yet: no file holds more of them than its size."""
         try:
             self.root = h5py.File(io.BytesIO(data), "r")
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except BROKEN as error:
             raise self.refuse("", f"the file is damaged: {_brief(error)}", "copy or save the model again") from error
 
     def refuse(self, place: str, what: str, hint: str = "") -> ModelError:
@@ -69,7 +97,7 @@ class Hdf5File:
         try:
             self._check(found, place)
             array = np.asarray(found[()], dtype=np.float32)
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        except BROKEN as error:
             raise self.refuse(place, f"the weights are damaged: {_brief(error)}") from error
         if not np.isfinite(array).all():
             raise self.refuse(place, "the weights hold NaN or infinite numbers", "train or save the model again")
@@ -95,23 +123,37 @@ class Hdf5File:
 
     def texts(self, group: h5py.Group, name: str) -> list[str]:
         """The names an attribute lists; Keras splits a long list into attributes name0, name1, ..."""
-        if name in group.attrs:
+        if self._has(group, name):
             return self._texts(group, name)
         found: list[str] = []
         for part in range(MAX_NAMES):
-            if f"{name}{part}" not in group.attrs:
+            if not self._has(group, f"{name}{part}"):
                 break
             found += self._texts(group, f"{name}{part}")
         return found
 
     def text(self, group: h5py.Group, name: str) -> str | None:
         """The one text of an attribute, None where there is none."""
-        if name not in group.attrs:
+        if not self._has(group, name):
             return None
         found = self._texts(group, name)
         if len(found) != 1:
             raise self.refuse(_inside(group, f"@{name}"), f"the attribute has {len(found)} values, expected 1")
         return found[0]
+
+    def size(self, group: h5py.Group) -> int:
+        """How many entries a group has."""
+        try:
+            return len(group)
+        except BROKEN as error:
+            raise self.refuse(str(group.name), f"the file is damaged: {_brief(error)}") from error
+
+    def _has(self, group: h5py.Group, name: str) -> bool:
+        """True when the group has this attribute."""
+        try:
+            return name in group.attrs
+        except BROKEN as error:
+            raise self.refuse(_inside(group, f"@{name}"), f"the file is damaged: {_brief(error)}") from error
 
     def _texts(self, group: h5py.Group, name: str) -> list[str]:
         place = _inside(group, f"@{name}")
@@ -123,10 +165,11 @@ class Hdf5File:
             if count == 0:
                 return []
             values: list[Any] = np.asarray(group.attrs[name], dtype=object).reshape(-1).tolist()
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, UnicodeError, MemoryError) as error:
+        except BROKEN as error:
             raise self.refuse(place, f"the attribute is damaged: {_brief(error)}") from error
         try:
-            return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
+            raw = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+            return [value.decode() for value in raw]
         except UnicodeError as error:
             raise self.refuse(place, "the attribute is no text") from error
 
@@ -146,7 +189,7 @@ class Hdf5File:
                 if not isinstance(link, self._h5py.HardLink):
                     raise self.refuse(_inside(here, part), f"this is a {type(link).__name__}, which is not followed")
                 here = here[part]
-            except (OSError, ValueError, RuntimeError, KeyError, TypeError, UnicodeError) as error:
+            except BROKEN as error:
                 raise self.refuse(_inside(here, part), f"the file is damaged: {_brief(error)}") from error
         return here
 

@@ -170,12 +170,8 @@ class Weights:
         names = _names(layer)
         group = self._file.weights.group(root, f"{path}/vars")
         if names and group is not None:
-            if len(group) > len(names):
-                held = f"{len(group)} for it"
-                raise layer.refuse(f"the layer has the weights {', '.join(names)}; the file holds {held}")
-            self._stored[layer.place] = tuple(
-                Stored(group, str(index)) for index in range(len(names)) if str(index) in group
-            )
+            count = self._file.weights.size(group)
+            self._stored[layer.place] = tuple(Stored(group, str(index)) for index in range(count))
         for attribute, inner in children(layer):
             steps = attribute.replace("layers/", f"{layers}/", 1) if attribute.startswith("layers/") else attribute
             below = f"{path}/{steps}"
