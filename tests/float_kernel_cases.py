@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+import recurrent_cases
 from core_kernel_cases import Case, Maker
 from dovetail.graph.types import DType, TensorType
 from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
@@ -187,6 +188,8 @@ FLOAT: Mapping[str, Callable[[Maker], Case]] = {
     "rows": rows,
     "reduction": reduction,
     "resample": resample,
+    "recurrent": recurrent_cases.recurrent,
+    "rows of products": recurrent_cases.float_rows,
 }
 """Results agree up to the order of rounding."""
 
@@ -196,5 +199,6 @@ EXACT: Mapping[str, Callable[[Maker], Case]] = {
     "extreme": extreme,
     "selection": selection,
     "movement": movement,
+    **recurrent_cases.EXACT,
 }
 """Results agree in every bit."""

@@ -24,6 +24,8 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, M
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.recurrent import FixedLstm, RowProducts
+from dovetail.operators.recurrent_float import Curve, Recurrent, RecurrentKind
 from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
 from dovetail.operators.selection import Gather, Pick, Resample
 
@@ -188,7 +190,33 @@ FLOAT = [
     ),
     Case(FixedSoftmax(1374389534, 26, -15, I8), (of(I8, 3, 5, 400),)),
 ]
-CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT]
+GATES = tuple((1_500_000_000 + gate, -4 - gate) for gate in range(4))
+RECURRENT = [
+    *(
+        Case(
+            FixedLstm(-7, 3, GATES, GATES[::-1], (1 << 30, -14), (1 << 30, -17), (1_300_000_000, -22), bits, clip),
+            (of(I8, 3, 2, 5), of(I8, 16, 5), of(I8, 16, 4), of(I32, 16), of(I16, 2, 2, 4)),
+            (None, None, None, (-20000, 20000)),
+        )
+        for bits, clip in ((12, 1 << 15), (9, 900), (15, 32767))
+    ),
+    *(
+        Case(
+            Recurrent(kind, reverse, kind is RecurrentKind.GRU and reverse, curves),
+            (of(F32, 3, 2, 5), of(F32, rows, 5), of(F32, rows, 4), of(F32, 2 * rows), of(F32, kept, 2, 4), *more),
+        )
+        for reverse in (False, True)
+        for kind, rows, kept, curves, more in (
+            (RecurrentKind.LSTM, 16, 2, (), (of(F32, 12),)),
+            (RecurrentKind.GRU, 12, 1, (), ()),
+            (RecurrentKind.RNN, 4, 1, (Curve.RELU,), ()),
+        )
+    ),
+    Case(RowProducts(-9), (of(I8, 2, 3, 7), of(I8, 3, 7), of(I32, 3)), (None, None, (-99999, 99999))),
+    Case(RowProducts(), (of(I16, 2, 3, 7), of(I16, 3, 7))),
+    Case(RowProducts(), (of(F32, 2, 3, 7), of(F32, 3, 7), of(F32, 3))),
+]
+CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT, *RECURRENT]
 
 
 def test_every_operator_has_a_case() -> None:
@@ -329,7 +357,7 @@ def test_type_rules_refuse_what_does_not_fit() -> None:
             operator.infer(kinds)
 
 
-WHOLE_ONLY = (Reshape, Concat, Slice)
+WHOLE_ONLY = (Reshape, Concat, Slice, FixedLstm, Recurrent)
 """Operators that are never computed in parts."""
 CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
 

@@ -26,7 +26,7 @@ def unsigned_activations(graph: Graph) -> Graph:
         draft.signed[name] = name
     for node in graph.nodes:
         draft.take(node)
-    return draft.builder.finish(graph.outputs)
+    return draft.builder.finish(graph.outputs, graph.states)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dovetail.program.ir import Launch, View
 
 def host_source(unit: Unit) -> str | None:
     """The engines on the host: every task computes its pattern's own meaning. None without engines."""
-    if not unit.commands:
+    if not unit.target.engines:
         return None
     functions: list[str] = []
     shared: dict[str, CoreKernel] = {}

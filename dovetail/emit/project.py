@@ -167,6 +167,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "model_prefix": unit.model,
         "inputs": ports("input"),
         "outputs": ports("output"),
+        "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
         "sources": {"target": list(target_sources), "host": list(host_sources)},
     }

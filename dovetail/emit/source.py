@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dovetail import kernels
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
@@ -59,6 +61,10 @@ def make_unit(program: Program, regions: Sequence[Region], target: Target) -> Un
     constants: dict[str, tuple[str, Array]] = {}
     for name in sorted(program.constants):
         constants[f"{model}_{name}"] = ("uint8_t", program.constants[name])
+    for index, kept in enumerate(program.states):
+        content = kept.first.reshape(-1).view(np.uint8)
+        if len(set(content.tolist())) > 1:
+            constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions = _kernel_calls(program, target, model, constants)
     commands: dict[int, tuple[tuple[str, Command], ...]] = {}
     for index, statement in enumerate(program.statements):
@@ -249,11 +255,25 @@ def model_source(unit: Unit) -> str:
         lines.append("")
     layers = list(_layer_functions(unit))
     lines += [line for _, text in layers for line in text]
+    lines += _reset_function(unit) if unit.program.states else []
     lines += [f"void {unit.model}_run(void)", "{"]
+    lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
     lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
     lines += [f"    {name}();" for name, _ in layers]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]
     return "\n".join(lines)
+
+
+def _reset_function(unit: Unit) -> list[str]:
+    """The function that gives every state its first contents: one byte repeated, or what a constant holds."""
+    lines = ["static uint8_t has_states; /* 0 until what is kept between inferences has been set */", ""]
+    lines += [f"void {unit.model}_reset(void)", "{"]
+    for index, kept in enumerate(unit.program.states):
+        content = kept.first.reshape(-1).view(np.uint8)
+        value = f"{unit.model}_state_{index}_first[i]" if len(set(content.tolist())) > 1 else f"{content[0]}u"
+        head = f"    for (uint32_t i = 0; i < {content.size}u; ++i) {{"
+        lines += [head, f"        ({place(unit, kept.view)})[i] = {value};", "    }"]
+    return [*lines, "    has_states = 1u;", "}", ""]
 
 
 def driver_headers(unit: Unit) -> list[str]:
@@ -364,7 +384,7 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
 
 
 def header_source(unit: Unit, version: str) -> str:
-    """The header a user includes: entry point, inputs and outputs with their sizes and types."""
+    """The header a user includes: entry points, inputs and outputs with their sizes and types."""
     program = unit.program
     lines = [
         f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}. */",
@@ -388,4 +408,12 @@ def header_source(unit: Unit, version: str) -> str:
         f"void {unit.model}_run(void);",
         "",
     ]
+    if program.states:
+        nbytes = sum(kept.first.nbytes for kept in program.states)
+        lines += [
+            f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.",
+            "   Before the first inference it happens by itself. */",
+            f"void {unit.model}_reset(void);",
+            "",
+        ]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))

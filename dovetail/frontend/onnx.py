@@ -8,7 +8,7 @@ from dovetail.errors import ModelError
 from dovetail.frontend.onnx_context import OnnxContext
 from dovetail.frontend.onnx_file import OnnxFile, OnnxNode
 from dovetail.frontend.onnx_folding import fold
-from dovetail.frontend.onnx_operators import IMPORTERS
+from dovetail.frontend.onnx_operators import IMPORTERS, LATER_RESULTS
 from dovetail.frontend.onnx_read import read_onnx
 from dovetail.graph.graph import Graph, GraphBuilder
 
@@ -53,7 +53,7 @@ def _output(ctx: OnnxContext, file: OnnxFile, position: int) -> str:
 
 def _import(ctx: OnnxContext, op: OnnxNode) -> None:
     """Import one operator; what its type rule rejects is the model's fault."""
-    if not op.outputs or not op.outputs[0]:
+    if not any(op.outputs) or (not op.outputs[0] and op.op_type not in LATER_RESULTS):
         raise ctx.refuse(op, "has no first result")
     if fold(ctx, op):
         return

@@ -10,6 +10,7 @@ from dovetail.frontend import onnx_elementwise as elementwise
 from dovetail.frontend import onnx_linear as linear
 from dovetail.frontend import onnx_movement as movement
 from dovetail.frontend import onnx_pooling as pooling
+from dovetail.frontend import onnx_recurrent as recurrent
 from dovetail.frontend import onnx_reduction as reduction
 from dovetail.frontend import onnx_resize as resize
 from dovetail.frontend import onnx_selection as selection
@@ -21,6 +22,7 @@ from dovetail.operators import arithmetic
 from dovetail.operators.activation import Unary, UnaryKind
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import BinaryKind
+from dovetail.operators.recurrent_float import RecurrentKind
 from dovetail.operators.reduction import ReduceKind
 
 Importer = Callable[[OnnxContext, OnnxNode], None]
@@ -159,6 +161,7 @@ STANDARD: Mapping[str, Importer] = {
     "Expand": selection.expand,
     "Flatten": movement.flatten,
     "Floor": elementwise.unary(UnaryKind.FLOOR),
+    "GRU": recurrent.recurrent(RecurrentKind.GRU),
     "Gather": selection.gather,
     "Gelu": elementwise.gelu,
     "Gemm": linear.gemm,
@@ -169,6 +172,7 @@ STANDARD: Mapping[str, Importer] = {
     "HardSwish": elementwise.unary(UnaryKind.HARD_SWISH),
     "Identity": identity,
     "InstanceNormalization": reduction.instance_normalisation,
+    "LSTM": recurrent.recurrent(RecurrentKind.LSTM),
     "LayerNormalization": reduction.layer_normalisation,
     "LeakyRelu": elementwise.unary(UnaryKind.LEAKY_RELU, alpha=0.01),
     "Log": elementwise.unary(UnaryKind.LOGARITHM),
@@ -187,6 +191,7 @@ STANDARD: Mapping[str, Importer] = {
     "QLinearConv": linear.qlinear_conv,
     "QLinearMatMul": linear.qlinear_matmul,
     "QuantizeLinear": quantize_linear,
+    "RNN": recurrent.recurrent(RecurrentKind.RNN),
     "RMSNormalization": reduction.rms_normalisation,
     "Reciprocal": elementwise.unary(UnaryKind.RECIPROCAL),
     "ReduceL1": reduction.reduction(ReduceKind.SUM, before=UnaryKind.ABSOLUTE),
@@ -240,6 +245,9 @@ MICROSOFT: Mapping[str, Importer] = {
     "QuantizeLinear": quantize_linear,
 }
 """ONNX Runtime's own operators (domain com.microsoft)."""
+
+LATER_RESULTS = ("GRU", "LSTM", "RNN")
+"""Operators whose first result may be left out."""
 
 IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("", name): build for name, build in STANDARD.items()},

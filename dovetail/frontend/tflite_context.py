@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.frontend.tflite_file import OperatorEntry, Tensor, TfliteFile
+from dovetail.frontend.tflite_variables import Variables
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.activation import Clamp
@@ -40,6 +41,7 @@ class TfliteContext:
         self._values: dict[int, str] = {}
         self._known: dict[int, Array] = {}
         self._parameters: dict[int, tuple[str, str]] = {}
+        self.variables = Variables()
 
     def where(self, op: OperatorEntry) -> str:
         """The operator as messages name it: file, opcode, index, first result."""
@@ -107,16 +109,18 @@ class TfliteContext:
     def add_input(self, index: int) -> None:
         """Declare an input of the network."""
         tensor = self.file.tensors[index]
-        if tensor.is_constant or index in self._values:
-            raise ModelError(f"input {tensor} is a constant or listed twice", where=self.file.name)
+        if tensor.is_constant or tensor.is_variable or index in self._values:
+            raise ModelError(f"input {tensor} is a constant, a variable or listed twice", where=self.file.name)
         name = self.builder.fresh(tensor.name)
         self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
 
     def value(self, op: OperatorEntry | None, tensor: Tensor) -> str:
         """The value of a tensor as stored: an integer for a quantised one."""
         if tensor.index not in self._values:
+            where = self.where(op) if op else self.file.name
+            if tensor.is_variable:
+                raise ModelError(f"tensor {tensor} is a variable, which this operator cannot keep", where=where)
             if not tensor.is_constant:
-                where = self.where(op) if op else self.file.name
                 raise ModelError(f"tensor {tensor} is read before it is computed", where=where)
             self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
         return self._values[tensor.index]
@@ -181,7 +185,7 @@ class TfliteContext:
     def bind(self, op: OperatorEntry, value: str) -> None:
         """Make `value` the operator's result; it must have the type the model declares."""
         tensor = self.output(op)
-        if tensor.index in self._values or tensor.is_constant:
+        if tensor.index in self._values or tensor.is_constant or tensor.is_variable:
             raise self.refuse(op, f"tensor {tensor} is written twice or is a constant")
         found = self.builder.type_of(value)
         if found != TensorType(tensor.shape, tensor.dtype):

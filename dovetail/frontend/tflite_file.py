@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -40,8 +40,9 @@ DTYPES: Mapping[str, DType] = {
     "INT64": DType.INT64,
     "UINT8": DType.UINT8,
     "BOOL": DType.BOOL,
+    "RESOURCE": DType.INT32,
 }
-"""Element types by their names in the TFLite schema."""
+"""Element types by their names in the TFLite schema. A resource is the number of a variable."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Tensor:
     data: Array | None
     """uint8 bytes of a constant as stored, of exactly the tensor's size; None for a computed value."""
     quantisation: Quantisation | None
+    is_variable: bool = False
+    """True for what an operator keeps from one inference to the next."""
 
     @property
     def is_constant(self) -> bool:
@@ -111,7 +114,7 @@ class OperatorEntry:
 
 @dataclass(frozen=True)
 class TfliteFile:
-    """A whole model."""
+    """A whole model, or one of its further subgraphs."""
 
     name: str
     """File name, for messages."""
@@ -119,6 +122,8 @@ class TfliteFile:
     operators: tuple[OperatorEntry, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    further: tuple[TfliteFile, ...] = ()
+    """Subgraphs 1 and up: what CALL_ONCE runs."""
 
 
 def unpack_int4(data: Array, shape: Shape) -> Array:
@@ -166,17 +171,25 @@ class _Reader:
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
             raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}")
-        if self.count(model.SubgraphsLength(), "subgraphs") != 1:
-            raise self.fail(
-                f"the model has {model.SubgraphsLength()} subgraphs; exactly 1 is supported",
-                "convert it without control flow (no while, if or call) and with one signature",
-            )
-        graph = model.Subgraphs(0)
+        if self.count(model.SubgraphsLength(), "subgraphs") < 1:
+            raise self.fail("the model has no subgraph")
         for what, length in (("buffers", model.BuffersLength()), ("opcodes", model.OperatorCodesLength())):
             self.count(length, what)
+        first = self.subgraph(model, model.Subgraphs(0))
+        numbers = range(1, model.SubgraphsLength())
+        once = {op.options.get("InitSubgraphIndex") for op in first.operators if op.opcode == "CALL_ONCE"}
+        if any(number not in once for number in numbers):
+            raise self.fail(
+                f"the model has {model.SubgraphsLength()} subgraphs; beside the first only what CALL_ONCE runs is "
+                "supported",
+                "convert it without control flow (no while, if or call) and with one signature",
+            )
+        return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
+
+    def subgraph(self, model: Any, graph: Any) -> TfliteFile:
         tensors = self.each(graph.TensorsLength(), "tensors", lambda i: self.tensor(model, graph.Tensors(i), i))
         operators = self.each(
-            graph.OperatorsLength(), "operators", lambda i: self.operator(model, graph.Operators(i), i)
+            graph.OperatorsLength(), "operators", lambda i: self.operator(model, graph.Operators(i), i, len(tensors))
         )
         return TfliteFile(
             self.name,
@@ -211,15 +224,13 @@ class _Reader:
         type_name = self.type_names.get(raw.Type(), f"number {raw.Type()}")
         if type_name not in DTYPES:
             raise self.fail(f"tensor {index} ({name}) has the element type {type_name}, which is not supported")
-        if raw.IsVariable():
-            raise self.fail(f"tensor {index} ({name}) is a variable; networks that keep state are not supported")
         if raw.Sparsity() is not None:
             raise self.fail(f"tensor {index} ({name}) is stored sparse", "convert the model with dense weights")
         shape = self.shape(raw, index, name)
         dtype = DTYPES[type_name]
         data = self.content(model, raw.Buffer(), shape, dtype, f"tensor {index} ({name})")
         quantisation = self.quantisation(raw.Quantization(), shape, dtype, f"tensor {index} ({name})")
-        return Tensor(index, name, shape, dtype, data, quantisation)
+        return Tensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
 
     def shape(self, raw: Any, index: int, name: str) -> Shape:
         self.count(raw.ShapeLength(), f"axes of tensor {index} ({name})", MAX_RANK)
@@ -271,7 +282,7 @@ class _Reader:
             raise self.fail(f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}")
         return Quantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
 
-    def operator(self, model: Any, raw: Any, index: int) -> OperatorEntry:
+    def operator(self, model: Any, raw: Any, index: int, tensors: int) -> OperatorEntry:
         number = raw.OpcodeIndex()
         if number >= model.OperatorCodesLength():
             raise self.fail(f"operator {index} names opcode {number} of {model.OperatorCodesLength()}")
@@ -281,7 +292,6 @@ class _Reader:
         if opcode == "CUSTOM":
             custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
             raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported")
-        tensors = model.Subgraphs(0).TensorsLength()
         options_class, options = self.options(raw)
         return OperatorEntry(
             index,

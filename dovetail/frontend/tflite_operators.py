@@ -9,6 +9,8 @@ from math import inf
 from dovetail.frontend import tflite_elementwise as elementwise
 from dovetail.frontend import tflite_linear as linear
 from dovetail.frontend import tflite_movement as movement
+from dovetail.frontend import tflite_recurrent as recurrent
+from dovetail.frontend import tflite_state as state
 from dovetail.frontend.tflite_context import TfliteContext
 from dovetail.frontend.tflite_file import OperatorEntry
 from dovetail.graph.types import DType
@@ -85,7 +87,9 @@ IMPORTERS: Mapping[str, Importer] = {
     "ADD": Importer(add, 3),
     "ARG_MAX": Importer(elementwise.arg_extreme(largest=True), 2),
     "ARG_MIN": Importer(elementwise.arg_extreme(largest=False), 2),
+    "ASSIGN_VARIABLE": Importer(state.assign_variable, 1),
     "AVERAGE_POOL_2D": Importer(linear.average_pool, 3),
+    "CALL_ONCE": Importer(state.call_once, 1),
     "CONCATENATION": Importer(movement.concatenation, 3),
     "CONV_2D": Importer(linear.convolution, 8),
     "DEPTHWISE_CONV_2D": Importer(linear.depthwise, 7),
@@ -104,6 +108,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "PAD": Importer(movement.pad, 4),
     "PADV2": Importer(movement.pad, 4),
     "QUANTIZE": Importer(quantize, 4),
+    "READ_VARIABLE": Importer(state.read_variable, 1),
     "RELU": Importer(_pointwise(Clamp(0.0, inf)), 3),
     "RELU6": Importer(_pointwise(Clamp(0.0, 6.0)), 3),
     "RELU_N1_TO_1": Importer(_pointwise(Clamp(-1.0, 1.0)), 1),
@@ -114,7 +119,10 @@ IMPORTERS: Mapping[str, Importer] = {
     "SQUEEZE": Importer(movement.squeeze, 1),
     "STRIDED_SLICE": Importer(movement.strided_slice, 4),
     "SUB": Importer(elementwise.arithmetic(BinaryKind.SUBTRACT, "SubOptions"), 5),
+    "SVDF": Importer(recurrent.svdf, 4),
     "TANH": Importer(_pointwise(Unary(UnaryKind.TANH)), 3),
     "TRANSPOSE": Importer(movement.transpose, 6),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": Importer(recurrent.lstm, 4),
+    "VAR_HANDLE": Importer(state.var_handle, 1),
 }
 """Every TFLite operator Dovetail reads."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.base import Operator
+from dovetail.operators.movement import Reshape
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A network: typed values, constants and nodes in topological order."""
+    """A network: typed values, constants and nodes in topological order.
+
+    What a network keeps from one inference to the next are its states. The last inputs are their contents at the
+    start of an inference, the last outputs, in the same order, at its end.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -35,6 +40,25 @@ class Graph:
     types: Mapping[str, TensorType]
     """Type of every value: inputs, constants and results."""
     constants: Mapping[str, Array] = field(default_factory=dict)
+    states: tuple[Array, ...] = ()
+    """Contents of each state before the first inference."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The inputs that are given for each inference: all but those of states."""
+        return self.inputs[: len(self.inputs) - len(self.states)]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The outputs of an inference: all but those of states."""
+        return self.outputs[: len(self.outputs) - len(self.states)]
+
+    @property
+    def kept(self) -> tuple[tuple[str, str, Array], ...]:
+        """Each state: the input that is read, the output that replaces it, and its first contents."""
+        count = len(self.states)
+        pairs = zip(self.inputs[len(self.inputs) - count :], self.outputs[len(self.outputs) - count :], strict=True)
+        return tuple((read, written, first) for (read, written), first in zip(pairs, self.states, strict=True))
 
     def type_of(self, value: str) -> TensorType:
         """The type of a value."""
@@ -66,6 +90,8 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._types: dict[str, TensorType] = {}
         self._constants: dict[str, Array] = {}
+        self._states: dict[str, Array] = {}
+        self._next: dict[str, str] = {}
 
     def fresh(self, stem: str) -> str:
         """A value name not used yet, beginning with `stem`."""
@@ -90,6 +116,25 @@ class GraphBuilder:
         self._inputs.append(name)
         return name
 
+    def state(self, stem: str, first: Array, dtype: DType | None = None) -> str:
+        """Add a state with its first contents; returns the value it has at the start of an inference."""
+        name = self.fresh(stem)
+        frozen = np.ascontiguousarray(first).reshape(first.shape)
+        frozen.setflags(write=False)
+        self._claim(name, TensorType(tuple(frozen.shape), dtype or DType.of(frozen.dtype)))
+        self._states[name] = frozen
+        return name
+
+    def replace_state(self, state: str, value: str) -> None:
+        """Let the state be `value` from the next inference on; without a call it stays as it is.
+
+        Raises:
+            ValueError: the value is of another type.
+        """
+        if self._types[value] != self._types[state]:
+            raise ValueError(f"the state {state!r} is {self._types[state]}, it cannot become {self._types[value]}")
+        self._next[state] = value
+
     def constant(self, stem: str, array: Array, dtype: DType | None = None) -> str:
         """Add a constant; `dtype` says so when it is narrower than the numpy type that holds it."""
         name = self.fresh(stem)
@@ -111,10 +156,23 @@ class GraphBuilder:
         self._nodes.append(Node(operator, tuple(inputs), name, origin))
         return name
 
-    def finish(self, outputs: Iterable[str]) -> Graph:
-        """The graph of everything added that the outputs need (all inputs are kept)."""
-        graph = Graph(self.name, tuple(self._inputs), tuple(outputs), tuple(self._nodes), self._types, self._constants)
-        return prune(graph)
+    def finish(self, outputs: Iterable[str], states: tuple[Array, ...] = ()) -> Graph:
+        """The graph of everything added that the outputs and states need (all inputs and states are kept).
+
+        Args:
+            outputs: names of values.
+            states: where another graph is rebuilt, its states: the last inputs and the last of `outputs`.
+        """
+        ends = list(outputs)
+        for state in self._states:
+            value = self._next.get(state, state)
+            if value in ends or all(node.output != value for node in self._nodes):
+                value = self.add(Reshape(self._types[value].shape), [value], f"{state}_next")
+            ends.append(value)
+        inputs, states = (*self._inputs, *self._states), (*states, *self._states.values())
+        return prune(
+            Graph(self.name, inputs, tuple(ends), tuple(self._nodes), self._types, self._constants, states)
+        )
 
     def _claim(self, name: str, kind: TensorType) -> None:
         if name in self._types:
@@ -156,8 +214,19 @@ def verify(graph: Graph) -> None:
     if absent:
         raise ValueError(f"output {absent[0]!r} is never computed")
     for name, array in graph.constants.items():
-        if tuple(array.shape) != graph.types[name].shape or array.dtype != graph.types[name].dtype.numpy:
-            raise ValueError(f"constant {name!r} is not {graph.types[name]}")
+        _check_contents(graph, name, array, "constant")
+    computed = {node.output for node in graph.nodes}
+    for read, written, first in graph.kept:
+        _check_contents(graph, read, first, "first contents of the state")
+        if graph.types[read] != graph.types[written]:
+            raise ValueError(f"the state {read!r} is {graph.types[read]}, it becomes {graph.types[written]}")
+        if graph.outputs.count(written) > 1 or written not in computed:
+            raise ValueError(f"what the state {read!r} becomes, {written!r}, is not a computed value of its own")
+
+
+def _check_contents(graph: Graph, name: str, array: Array, what: str) -> None:
+    if tuple(array.shape) != graph.types[name].shape or array.dtype != graph.types[name].dtype.numpy:
+        raise ValueError(f"{what} {name!r} is not {graph.types[name]}")
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()) -> dict[str, Array]:
@@ -165,7 +234,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
 
     Args:
         graph: the network.
-        inputs: an array per graph input, of exactly its type.
+        inputs: an array per graph input, states included, of exactly its type.
         keep: values to return beside the outputs.
     """
     values: dict[str, Array] = dict(graph.constants)
@@ -183,3 +252,22 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
             if last_use[name] == index and name not in wanted:
                 values.pop(name, None)
     return {name: values[name] for name in (*graph.outputs, *keep)}
+
+
+def evaluate_all(graph: Graph, inputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Successive inferences in numpy, states carried from one to the next.
+
+    Args:
+        graph: the network.
+        inputs: for each inference an array per input that is given (`Graph.given`).
+
+    Returns:
+        For each inference its results (`Graph.results`).
+    """
+    held = {read: first for read, _, first in graph.kept}
+    found = []
+    for arrays in inputs:
+        outputs = evaluate(graph, {**arrays, **held})
+        held = {read: outputs[written] for read, written, _ in graph.kept}
+        found.append({name: outputs[name] for name in graph.results})
+    return found

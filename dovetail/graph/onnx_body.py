@@ -54,6 +54,12 @@ class OnnxBody:
         self.nodes.append(onnx.helper.make_node(op_type, list(inputs), [name], **attributes))
         return name
 
+    def add_several(self, op_type: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """Add a standard node with several results; returns their names."""
+        names = [self._fresh(op_type.lower()) for _ in range(count)]
+        self.nodes.append(onnx.helper.make_node(op_type, list(inputs), names, **attributes))
+        return names
+
     def tensor(self, array: Array) -> str:
         """The name of a constant; equal constants are written once."""
         key = (array.dtype.name, tuple(array.shape), array.tobytes())

@@ -1,6 +1,7 @@
 """Graphs as ONNX models: every operator a function of the model's own, whose body is standard ONNX.
 
-So any stage opens in Netron, runs unchanged in ONNX Runtime, and loads back as the same graph.
+So any stage opens in Netron, runs unchanged in ONNX Runtime, and loads back as the same graph. A state is an input
+with its first contents as default value, and an output with its next.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def to_model(graph: Graph) -> onnx.ModelProto:
     body.output.extend(_value_info(graph, name) for name in graph.outputs)
     for name, array in graph.constants.items():
         body.initializer.append(_tensor(name, array))
+    for name, _, first in graph.kept:  # an input with a default value
+        body.initializer.append(_tensor(name, first))
     for node in graph.nodes:
         body.node.append(_node(graph, node, functions))
         if node.output not in graph.outputs:
@@ -166,8 +169,12 @@ def from_model(model: onnx.ModelProto) -> Graph:
     for info in model.graph.input:
         types[info.name] = _type_of(info.name, info.type.tensor_type, narrow)
     constants: dict[str, Array] = {}
+    states: dict[str, Array] = {}
     for tensor in model.graph.initializer:
         array = _array(tensor)
+        if tensor.name in types:
+            states[tensor.name] = array
+            continue
         constants[tensor.name] = array
         types[tensor.name] = TensorType(tuple(array.shape), narrow.get(tensor.name) or DType.of(array.dtype))
     nodes = []
@@ -182,7 +189,9 @@ def from_model(model: onnx.ModelProto) -> Graph:
         nodes.append(node)
     inputs = tuple(info.name for info in model.graph.input)
     outputs = tuple(info.name for info in model.graph.output)
-    graph = Graph(model.graph.name, inputs, outputs, tuple(nodes), types, constants)
+    if inputs[len(inputs) - len(states) :] != tuple(states):
+        raise ValueError("the states are not the last inputs")
+    graph = Graph(model.graph.name, inputs, outputs, tuple(nodes), types, constants, tuple(states.values()))
     verify(graph)
     return graph
 

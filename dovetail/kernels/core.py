@@ -18,6 +18,8 @@ from dovetail.kernels.kernel import CoreKernel, Unsupported
 from dovetail.kernels.movement import write_movement
 from dovetail.kernels.pointwise import write_pointwise
 from dovetail.kernels.pooling import write_pooling
+from dovetail.kernels.recurrent import write_fixed_lstm, write_row_products
+from dovetail.kernels.recurrent_float import write_recurrent
 from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
@@ -28,6 +30,8 @@ from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.operators.recurrent import FixedLstm, RowProducts
+from dovetail.operators.recurrent_float import Recurrent
 from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce
 from dovetail.operators.selection import Gather, Pick, Resample
 from dovetail.target.description import CoreInstruction
@@ -58,6 +62,9 @@ FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
     LogSoftmax: write_row_function,
     Normalise: write_row_function,
     MatrixProduct: write_matrix_product,
+    FixedLstm: write_fixed_lstm,
+    RowProducts: write_row_products,
+    Recurrent: write_recurrent,
 }
 """What writes the kernel of each anchor: a new anchor needs its writer and a line here."""
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from dovetail.kernels.float_helpers import FLOAT_HELPERS
+from dovetail.kernels.recurrent_helpers import RECURRENT_HELPERS
 
 HELPERS: dict[str, str] = {
     "in_order": """\
@@ -195,6 +196,7 @@ static inline int32_t gathered(int64_t index, int32_t size)
 }
 """,
     **FLOAT_HELPERS,
+    **RECURRENT_HELPERS,
 }
 """C source of each shared inline function, by its name."""
 

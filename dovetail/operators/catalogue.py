@@ -10,6 +10,8 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, M
 from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.recurrent import FixedLstm, RowProducts
+from dovetail.operators.recurrent_float import Recurrent
 from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce
 from dovetail.operators.selection import Gather, Pick, Resample
 
@@ -24,6 +26,7 @@ OPERATORS: dict[str, type[Operator]] = {
         *(Clamp, Unary, Softmax, LogSoftmax, FixedSoftmax),
         *(Reduce, ArgExtreme, Normalise),
         *(Pick, Gather, Resample),
+        *(FixedLstm, RowProducts, Recurrent),
     )
 }
 """The operator classes by their names."""

@@ -11,7 +11,7 @@ from dovetail.partition.regions import Region
 from dovetail.plan.allocate import Order, Placement, lifetimes, place
 from dovetail.plan.lower import Lowered, lower
 from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
-from dovetail.program.ir import CORE, Buffer, Program, Role, Statement
+from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
 
@@ -234,10 +234,11 @@ def _program(
         constants=lowered.constants,
         statements=tuple(statements),
         layers=tuple(region.name for region in placed.regions),
-        inputs={name: lowered.values[name] for name in placed.graph.inputs},
-        outputs={name: lowered.values[name] for name in placed.graph.outputs},
+        inputs={name: lowered.values[name] for name in placed.graph.given},
+        outputs={name: lowered.values[name] for name in placed.graph.results},
         values=lowered.values,
         dma=dma,
+        states=tuple(Kept(lowered.values[read], first) for read, _, first in placed.graph.kept),
     )
 
 

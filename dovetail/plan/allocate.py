@@ -40,7 +40,8 @@ class Placement:
 
 
 def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, Lifetime]:
-    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end."""
+    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end,
+    states from start to end."""
     firsts: dict[str, dict[str, int]] = {}
     lasts: dict[str, dict[str, int]] = {}
     for index, statement in enumerate(statements):
@@ -51,9 +52,9 @@ def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dm
     found: dict[str, Lifetime] = {}
     for name, first in firsts.items():
         begin, end = dict(first), dict(lasts[name])
-        if buffers[name].role is Role.INPUT:
+        if buffers[name].role in (Role.INPUT, Role.STATE):
             begin[CORE] = -1
-        if buffers[name].role is Role.OUTPUT:
+        if buffers[name].role in (Role.OUTPUT, Role.STATE):
             end[CORE] = len(statements)
         found[name] = Lifetime(min(begin.values()), max(end.values()), begin, end)
     return found

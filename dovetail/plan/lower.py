@@ -13,7 +13,7 @@ from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
-from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view
+from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view, reads, writes
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 
@@ -77,8 +77,10 @@ def lower(
     """
     graph, regions = placed.graph, placed.regions
     context = _Context(placed, target, homes)
-    for index, name in enumerate(graph.inputs):
-        buffer = context.buffer(f"input_{index}", homes[name], placed.nbytes(name), Role.INPUT)
+    names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
+    names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
+    for name, (stem, role) in names.items():
+        buffer = context.buffer(stem, homes[name], placed.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     ordered: list[Statement] = []
@@ -86,7 +88,20 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    for read, written, _ in graph.kept:
+        _replace_state(ordered, context.values[read], context.values[written])
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
+
+
+def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more."""
+    last = max(
+        index
+        for index, statement in enumerate(ordered)
+        if any(view.buffer == state.buffer for view in reads(statement))
+        or any(view.buffer == value.buffer for view in writes(statement))
+    )
+    ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
 
 
 def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
@@ -136,8 +151,8 @@ def _result(context: _Context, region: Region) -> View:
     if any(other.outer == region.output for other in placed.inside.values()):
         return _outer(context, region.output)
     kind = graph.types[region.output]
-    role = Role.OUTPUT if region.output in graph.outputs else Role.VALUE
-    name = f"output_{graph.outputs.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    role = Role.OUTPUT if region.output in graph.results else Role.VALUE
+    name = f"output_{graph.results.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
     context.buffer(name, context.homes[region.output], placed.nbytes(region.output), role)
     return dense_view(name, kind, 0, placed.layouts.get(region.output))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,32 +15,50 @@ from dovetail.program.printer import print_statement
 from dovetail.target.description import Target
 
 
-def interpret(program: Program, target: Target, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of one inference, every statement carried out on placed memory.
+def interpret(program: Program, target: Target, inputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """The outputs of successive inferences, every statement carried out on placed memory.
 
     Raises:
         ProgramError: an engine finds other bytes than its packed constants.
     """
-    machine = _Machine(program, target)
-    for name, array in inputs.items():
-        machine.write(program.inputs[name], array)
-    for index, statement in enumerate(program.statements):
-        machine.step(index, statement)
-    return {name: machine.read(view) for name, view in program.outputs.items()}
+    machine, found = _Machine(program, target), []
+    for arrays in inputs:
+        for name, array in arrays.items():
+            machine.write(program.inputs[name], array)
+        for index, statement in enumerate(program.statements):
+            machine.step(index, statement)
+        found.append({name: machine.read(view) for name, view in program.outputs.items()})
+    return found
 
 
 def check_program(program: Program, target: Target, graph: Graph, inputs: Mapping[str, Array]) -> None:
     """Compare the program with the graph it was made from, bit for bit, layer by layer.
 
+    Args:
+        program: the program.
+        target: the machine.
+        graph: the network.
+        inputs: an array per input of the graph, states included. Where there are states, a second inference with the
+            same other inputs is compared too.
+
     Raises:
         ProgramError: names the first layer whose value differs.
     """
-    written = {node.output for node in graph.nodes}
+    machine, held = _Machine(program, target), dict(inputs)
+    for kept, (name, _, _) in zip(program.states, graph.kept, strict=True):
+        machine.write(kept.view, inputs[name])
+    for _ in range(2 if graph.states else 1):
+        expected = _compare(machine, graph, held)
+        held |= {read: expected[written] for read, written, _ in graph.kept}
+
+
+def _compare(machine: _Machine, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """One inference of `check_program`; returns the values of the graph."""
+    program, written = machine.program, {node.output for node in graph.nodes}
     kept = [name for name in program.values if name in written]
     expected = evaluate(graph, inputs, kept)
-    machine = _Machine(program, target)
-    for name, array in inputs.items():
-        machine.write(program.inputs[name], array)
+    for name, view in program.inputs.items():
+        machine.write(view, inputs[name])
     final = _last_writes(program, kept)
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
@@ -52,6 +70,7 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
                 raise ProgramError(
                     f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph"
                 )
+    return expected
 
 
 @dataclass(frozen=True)
@@ -68,10 +87,10 @@ class Observed:
 
 
 def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[Observed]:
-    """Every launch of one inference, in order."""
+    """Every launch of one inference, the first, in order."""
     machine = _Machine(program, target)
-    for name, array in inputs.items():
-        machine.write(program.inputs[name], array)
+    for name, view in program.inputs.items():
+        machine.write(view, inputs[name])
     for index, statement in enumerate(program.statements):
         if not isinstance(statement, Launch):
             machine.step(index, statement)
@@ -106,6 +125,8 @@ class _Machine:
         self.program = program
         self.memories = {memory.name: np.zeros(memory.size, dtype=np.uint8) for memory in target.memories}
         self.bases = {memory.name: memory.base for memory in target.memories}
+        for kept in program.states:
+            self.write(kept.view, kept.first)
 
     def read(self, view: View) -> Array:
         """The logical array that lies in `view`; of constants, their bytes."""

@@ -32,6 +32,8 @@ class Role(enum.Enum):
     TILE = "tile"
     """Part of an activation, or constants, copied close to an engine."""
     SCRATCH = "scratch"
+    STATE = "state"
+    """Kept from one inference to the next."""
     CONSTANT = "constant"
     """Known at compile time; lies with the code."""
 
@@ -208,6 +210,16 @@ Statement: TypeAlias = Begin | Copy | Launch | Call | Wait
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A state: read before the one statement that replaces it, never shared with other buffers."""
+
+    view: View
+    """All of its buffer, dense."""
+    first: Array
+    """Contents before the first inference."""
+
+
+@dataclass(frozen=True)
 class Program:
     """A whole network as statements over placed buffers."""
 
@@ -224,6 +236,7 @@ class Program:
     """Where each intermediate value lies when it has been computed, for checks."""
     dma: str = "dma"
     """Name of the queue that copies run on: `CORE` where there is no DMA."""
+    states: tuple[Kept, ...] = ()
 
 
 def queue_of(statement: Statement, dma: str) -> str:

@@ -48,6 +48,8 @@ class _State:
     identity: dict[str, int]
     owner: dict[str, Array]
     running: list[_Running] = field(default_factory=list)
+    replaced: set[str] = field(default_factory=set)
+    """States that hold their next contents already."""
 
 
 def verify(program: Program, target: Target) -> None:
@@ -61,7 +63,7 @@ def verify(program: Program, target: Target) -> None:
     identity = {name: number + 1 for number, name in enumerate(sorted(program.buffers))}
     owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in target.memories}
     state = _State(program, target, identity, owner)
-    for view in program.inputs.values():
+    for view in (*program.inputs.values(), *(kept.view for kept in program.states)):
         _mark(state, view)
     for index, statement in enumerate(program.statements):
         try:
@@ -74,6 +76,10 @@ def verify(program: Program, target: Target) -> None:
         raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
     for name, view in program.outputs.items():
         _check_resident(state, view, f"output '{name}'")
+    for kept in program.states:
+        if kept.view.buffer not in state.replaced:
+            raise ProgramError(f"the state {kept.view.buffer} is never replaced")
+        _check_resident(state, kept.view, f"state '{kept.view.buffer}'")
 
 
 def _check_buffer(buffer: Buffer, target: Target) -> None:
@@ -107,6 +113,7 @@ def _step(state: _State, index: int, statement: Statement) -> None:
     _check_shapes(state, statement)
     _check_apart(state, statement)
     queue = queue_of(statement, state.program.dma)
+    _check_states(state, statement)
     for view in reads(statement):
         _check_free(state, view, queue, is_write=False)
         _check_resident(state, view, f"'{view.buffer}'")
@@ -196,6 +203,20 @@ def _check_apart(state: _State, statement: Statement) -> None:
             (start, stop), (first, last) = _absolute(a, written), _absolute(b, read)
             if start < last and first < stop:
                 raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
+
+
+def _check_states(state: _State, statement: Statement) -> None:
+    """A state is read before it is replaced, and replaced once, as a whole."""
+    for view in reads(statement):
+        if view.buffer in state.replaced:
+            raise ProgramError(f"reads the state {view.buffer} after it was replaced")
+    whole = {kept.view.buffer: kept.view for kept in state.program.states}
+    for view in writes(statement):
+        if state.program.buffers[view.buffer].role is not Role.STATE:
+            continue
+        if view.buffer in state.replaced or whole.get(view.buffer) != view:
+            raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
+        state.replaced.add(view.buffer)
 
 
 def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:

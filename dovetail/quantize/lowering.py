@@ -108,7 +108,7 @@ class _Lowering:
                 inputs = [self._integer_operand(node, name) for name in node.inputs]
                 self.emitter.origin = node.origin
                 self.names[node.output] = self.emitter.add(node.operator, inputs, node.output)
-        return builder.finish([self._output(name) for name in self.graph.outputs])
+        return builder.finish([self._output(name) for name in self.graph.outputs], self.graph.states)
 
     def _lower(self, node: Node) -> str:
         """The integers a Quantize node gives."""
