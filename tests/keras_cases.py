@@ -96,9 +96,10 @@ FIRST = [
 ]
 
 NAMED = (
-    "relu relu6 leaky_relu elu selu gelu silu swish hard_sigmoid hard_swish hard_silu sigmoid tanh softmax softplus "
-    "softsign exponential linear mish log_softmax celu hard_tanh log_sigmoid tanh_shrink"
-).split()
+    "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "swish", "hard_sigmoid", "hard_swish", "hard_silu",
+    "sigmoid", "tanh", "softmax", "softplus", "softsign", "exponential", "linear", "mish", "log_softmax", "celu",
+    "hard_tanh", "log_sigmoid", "tanh_shrink",
+)
 
 ACTIVATIONS = [
     *(case(f"activation {name}", L.Activation(name), (3, 9)) for name in NAMED),
@@ -190,11 +191,38 @@ PRODUCTS = [
     case("einsum dense ellipsis", L.EinsumDense("...x,xy->...y", output_shape=4), (3, 5)),
     case("einsum dense order", L.EinsumDense("abc,bd->adc", (4, 5), bias_axes="d"), (3, 5)),
     Case("self-attention", lambda x: L.MultiHeadAttention(2, 3)(x, x), ((4, 6),)),
-    Case("cross-attention", lambda x, y: L.MultiHeadAttention(2, 3, value_dim=4, output_shape=5)(x, y), ((4, 6), (5, 7))),
+    Case("cross-attention", lambda x, y: L.MultiHeadAttention(2, 3, 4, output_shape=5)(x, y), ((4, 6), (5, 7))),
     Case("attention of three", lambda q, v, k: L.MultiHeadAttention(1, 3)(q, v, key=k), ((4, 6), (5, 7), (5, 8))),
-    Case("causal attention", lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x, use_causal_mask=True), ((4, 6),)),
+    Case("causal attention", lambda x: L.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True), ((4, 6),)),
+    Case("attention without bias", lambda x: L.MultiHeadAttention(2, 3, use_bias=False)(x, x), ((4, 6),)),
     Case("attention layer", lambda q, v: L.Attention()([q, v]), ((4, 6), (5, 6))),
     Case("attention layer scaled", lambda q, v, k: L.Attention(use_scale=True)([q, v, k]), ((4, 6), (5, 7), (5, 6))),
+]
+
+SEQUENCE = (5, 4)
+
+RECURRENT = [
+    case("lstm", L.LSTM(3), SEQUENCE),
+    case("lstm sequences", L.LSTM(3, return_sequences=True), SEQUENCE),
+    case("lstm backward", L.LSTM(3, return_sequences=True, go_backwards=True, use_bias=False), SEQUENCE),
+    case("lstm activations", L.LSTM(3, activation="relu", recurrent_activation="sigmoid"), SEQUENCE),
+    Case("lstm states", lambda x: L.Concatenate()(L.LSTM(3, return_state=True)(x)), (SEQUENCE,)),
+    Case("lstm given states", lambda x, h, c: L.LSTM(3)(x, initial_state=[h, c]), (SEQUENCE, (3,), (3,))),
+    case("gru", L.GRU(3, return_sequences=True), SEQUENCE),
+    case("gru reset before", L.GRU(3, reset_after=False, dropout=0.2), SEQUENCE),
+    case("gru without bias", L.GRU(3, use_bias=False, go_backwards=True), SEQUENCE),
+    case("simple rnn", L.SimpleRNN(3), SEQUENCE),
+    case("simple rnn relu", L.SimpleRNN(3, activation="relu", return_sequences=True), SEQUENCE),
+    case("rnn of a cell", L.RNN(L.LSTMCell(3), return_sequences=True), SEQUENCE),
+    case("bidirectional", L.Bidirectional(L.LSTM(3)), SEQUENCE),
+    case("bidirectional sequences", L.Bidirectional(L.GRU(3, return_sequences=True), merge_mode="sum"), SEQUENCE),
+    case(
+        "bidirectional of two",
+        L.Bidirectional(L.LSTM(3), "ave", backward_layer=L.LSTM(3, activation="relu", go_backwards=True)),
+        SEQUENCE,
+    ),
+    case("bidirectional product", L.Bidirectional(L.SimpleRNN(3), merge_mode="mul"), SEQUENCE),
+    case("over time recurrent", L.TimeDistributed(L.GRU(3)), (2, 5, 4)),
 ]
 
 OPERATIONS = [
@@ -206,7 +234,8 @@ OPERATIONS = [
     Case("ellipsis", lambda x: x[..., 1:], ((5, 4),)),
     Case("reductions", lambda x: keras.ops.mean(x, axis=(1, 2)) + keras.ops.max(x, axis=[1, 2]), ((5, 4, 3),)),
     Case("kept reductions", lambda x: x - keras.ops.sum(x, axis=-1, keepdims=True), ((5, 4),)),
-    Case("shapes", lambda x: keras.ops.squeeze(keras.ops.expand_dims(keras.ops.transpose(x, (0, 2, 1)), 1), 1), ((5, 4),)),
+    Case("transposition", lambda x: keras.ops.transpose(x, (0, 2, 1)), ((5, 4),)),
+    Case("axes of size 1", lambda x: keras.ops.squeeze(keras.ops.expand_dims(x, 1), 1) * 2.0, ((5, 4),)),
     Case("reshape operation", lambda x: keras.ops.reshape(x, (-1, 10, 2)), ((5, 4),)),
     Case("functions", lambda x: keras.ops.relu(keras.ops.tanh(x)) + keras.ops.sigmoid(x), ((5, 4),)),
     Case("gelu by tanh", lambda x: keras.ops.gelu(x) + keras.ops.gelu(x, approximate=False), ((5, 4),)),
@@ -225,6 +254,7 @@ GROUPS: dict[str, list[Case]] = {
     "merging": MERGING,
     "movement": MOVEMENT,
     "products": PRODUCTS,
+    "recurrent": RECURRENT,
     "operations": OPERATIONS,
 }
 

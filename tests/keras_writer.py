@@ -12,7 +12,15 @@ from typing import Any
 import h5py
 import numpy as np
 
+from dovetail.frontend.keras_hdf5 import Contents, checked
+from dovetail.frontend.keras_hdf5_worker import Reader
+
 Array = np.ndarray[Any, Any]
+
+
+def read_here(name: str, data: bytes) -> Contents:
+    """What the worker does, in this process: a third of a second less."""
+    return checked(Reader(data).read(name))
 
 
 def layer(kind: str, name: str, inbound: list[Any] | None = None, **config: Any) -> dict[str, Any]:

@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-pytest.importorskip("h5py", reason="Keras files are read with h5py")
-
-from keras_writer import dense_model, dense_weights, functional, layer, write_h5, write_keras
-
 from dovetail.cli.main import app
 from dovetail.compile import Options, compile_model
 from dovetail.emit.project import write_project
@@ -22,6 +18,10 @@ from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+
+pytest.importorskip("h5py", reason="Keras files are read with h5py")
+if True:  # needs h5py
+    from keras_writer import dense_model, dense_weights, functional, layer, write_h5, write_keras
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 RANDOM = np.random.default_rng(4)
@@ -170,6 +170,14 @@ def test_the_oldest_sequential_has_a_list_and_a_shape_in_its_first_layer(tmp_pat
     np.testing.assert_allclose(found[0], x @ weights["dense/kernel:0"] + 1, rtol=1e-6)
 
 
+def test_the_first_keras_files_keep_weights_under_another_name(tmp_path: Path) -> None:
+    """Keras 2.13 wrote .keras files with groups after the checkpoint's dependencies."""
+    paths = {f"_layer_checkpoint_dependencies/dense/vars/{n}": w for n, w in enumerate(dense_weights().values())}
+    x = real(1, 3)
+    found = outputs_of(write_keras(tmp_path / "m.keras", dense_model(), paths, "2.13.1"), x)
+    np.testing.assert_allclose(found[0], x @ dense_weights()["dense/kernel:0"] + 1, rtol=1e-6)
+
+
 def test_mixed_precision_is_read_as_float32(tmp_path: Path) -> None:
     import keras_cases as cases
 
@@ -242,7 +250,7 @@ def test_the_command_compiles_a_keras_model(tmp_path: Path) -> None:
 
 
 FLOAT_TFLITE = {"ad_autoencoder": 1e-5, "ic_resnet8": 1e-5, "vww_mobilenetv1": 1e-5, "kws_dscnn": 0.01}
-"""Weights of the last one are int8, which each runtime computes in its own way: they differ among themselves by this."""
+"""Weights of the last are int8, which each runtime computes in its own way: they differ among themselves by this."""
 
 
 @pytest.mark.parametrize("name", FLOAT_TFLITE)

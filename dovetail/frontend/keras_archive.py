@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.frontend.keras_hdf5 import Hdf5File
+from dovetail.frontend.keras_hdf5 import Contents, read_hdf5
 
 MAX_CONFIG = 32 * 2**20
 """Most bytes of a model's configuration."""
@@ -45,7 +45,7 @@ class KerasFile:
     """The serialised model: class_name, config."""
     version: int
     """Major version of the Keras that wrote it: 1, 2 or 3."""
-    weights: Hdf5File
+    weights: Contents
     by_path: bool
     """Weights lie in groups by the attributes of objects (`.keras`); else as a list for each layer (`.h5`)."""
 
@@ -61,13 +61,12 @@ def read_keras(name: str, data: bytes) -> KerasFile:
 
 
 def _read_h5(name: str, data: bytes) -> KerasFile:
-    file = Hdf5File(name, data)
-    text = file.text(file.root, "model_config")
-    groups = file.group(file.root, "model_weights")
-    if text is None or groups is None:
+    file = read_hdf5(name, data)
+    text = file.text("", "model_config")
+    if not file.has("model_weights") or text is None:
         hint = "save the whole model: model.save('model.keras'), not model.save_weights(...)"
         raise ModelError("the file holds weights or other data, but no Keras model", where=name, hint=hint)
-    version = file.text(file.root, "keras_version") or file.text(groups, "keras_version") or "1"
+    version = file.text("", "keras_version") or file.text("model_weights", "keras_version") or "1"
     return KerasFile(name, _parsed(name, "model_config", text.encode()), _major(version), file, by_path=False)
 
 
@@ -82,7 +81,7 @@ def _read_zip(name: str, data: bytes) -> KerasFile:
         brief = str(error)[:200]
         raise ModelError(f"the archive is damaged: {brief}", where=name, hint="copy or save the model again") from error
     version = notes.get("keras_version", "3")
-    return KerasFile(name, config, _major(str(version)), Hdf5File(f"{name}, model.weights.h5", weights), by_path=True)
+    return KerasFile(name, config, _major(str(version)), read_hdf5(f"{name}, model.weights.h5", weights), by_path=True)
 
 
 def _members(name: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:

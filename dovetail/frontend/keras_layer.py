@@ -15,7 +15,7 @@ MAX_NUMBER = 1 << 31
 TRAINING_ONLY = frozenset(
     {
         *("name", "trainable", "dtype", "batch_input_shape", "batch_shape", "build_input_shape", "autocast"),
-        *("seed", "rate", "noise_shape", "stddev", "l1", "l2", "momentum", "dropout", "recurrent_dropout"),
+        *("seed", "rate", "use_cudnn", "noise_shape", "stddev", "l1", "l2", "momentum", "dropout", "recurrent_dropout"),
         *("renorm_momentum", "synchronized", "fused", "unit_forget_bias", "implementation", "unroll", "input_dtype"),
         *("input_length", "input_dim", "force_generator", "seed_generator", "supports_masking", "symbolic_call"),
     }

@@ -13,6 +13,7 @@ from dovetail.frontend.keras_activation import ACTIVATION_LAYERS, importer
 from dovetail.frontend.keras_context import Importer
 from dovetail.frontend.keras_operations import tensorflow_operation
 from dovetail.frontend.keras_pooling import pool, whole_pool
+from dovetail.frontend.keras_recurrent import RECURRENT
 from dovetail.operators.elementwise import BinaryKind
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 
@@ -25,6 +26,7 @@ IDENTITIES = (
 LAYERS: Mapping[str, Importer] = {
     **{name: importer(function) for name, function in ACTIVATION_LAYERS.items()},
     **dict.fromkeys(IDENTITIES, movement.identity),
+    **RECURRENT,
     "Add": merging.merge(BinaryKind.ADD),
     "Attention": attention.attention,
     "Average": merging.merge(BinaryKind.ADD, mean=True),

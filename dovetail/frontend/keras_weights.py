@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from dovetail.errors import ModelError
 from dovetail.frontend.keras_archive import KerasFile
 from dovetail.frontend.keras_layer import Layer
 from dovetail.graph.types import Array
-
-if TYPE_CHECKING:
-    import h5py
 
 FIXED = ("moving_mean", "moving_variance", "mean", "variance", "count")
 """Weights that are never trained."""
@@ -116,14 +112,6 @@ def snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where one weight lies."""
-
-    group: h5py.Group
-    path: str
-
-
 class Weights:
     """The weights of every layer of a file, found by the layer's place."""
 
@@ -134,19 +122,18 @@ class Weights:
             ModelError: an `.h5` file lists other weights than its layers have.
         """
         self._file = file
-        self._stored: dict[str, tuple[Stored, ...]] = {}
-        self._arrays: dict[tuple[str, str], Array] = {}
+        self._stored: dict[str, tuple[str, ...]] = {}
+        """Where the weights of each layer lie, by the layer's place."""
         self._shared: dict[str, str] = {}
         """Where the weights of shared layers lie in a `.keras` file: where the first of them stands."""
         if file.by_path:
-            root = file.weights.root
-            old = file.weights.group(root, "layers") is None
-            self._walk(root, model, "", "_layer_checkpoint_dependencies" if old else "layers")
+            old = not file.weights.has("layers")
+            self._walk(model, "", "_layer_checkpoint_dependencies" if old else "layers")
         else:
             self._lists(model)
 
     def of(self, layer: Layer) -> dict[str, Array]:
-        """The layer's own weights, float32, by name; read once.
+        """The layer's own weights, float32, by name.
 
         Raises:
             ModelError: they are missing, damaged or not finite.
@@ -154,54 +141,45 @@ class Weights:
         names, stored = _names(layer), self._stored.get(layer.place, ())
         if len(names) != len(stored):
             raise layer.refuse(f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it")
-        found = {}
-        for name, entry in zip(names, stored, strict=True):
-            key = (str(entry.group.name), entry.path)
-            if name == "count":  # of a Normalization: how many samples it has seen
-                continue
-            if key not in self._arrays:
-                self._arrays[key] = self._file.weights.array(entry.group, entry.path)
-            found[name] = self._arrays[key]
-        return found
+        pairs = zip(names, stored, strict=True)
+        # The count of a Normalization is how many samples it has seen.
+        return {name: self._file.weights.array(path) for name, path in pairs if name != "count"}
 
-    def _walk(self, root: h5py.Group, layer: Layer, path: str, layers: str) -> None:
+    def _walk(self, layer: Layer, path: str, layers: str) -> None:
         """Note the groups of a layer and of all inside it."""
         path = self._shared.setdefault(layer.shared, path) if layer.shared else path
         names = _names(layer)
-        group = self._file.weights.group(root, f"{path}/vars")
-        if names and group is not None:
-            count = self._file.weights.size(group)
-            self._stored[layer.place] = tuple(Stored(group, str(index)) for index in range(count))
+        held = f"{path}/vars"
+        if names and self._file.weights.has(held):
+            count = len(self._file.weights.members[held])
+            self._stored[layer.place] = tuple(f"{held}/{index}" for index in range(count))
         for attribute, inner in children(layer):
             steps = attribute.replace("layers/", f"{layers}/", 1) if attribute.startswith("layers/") else attribute
-            below = f"{path}/{steps}"
-            if self._file.weights.group(root, below) is None and "/" not in attribute:
+            below = f"{path}/{steps}".lstrip("/")
+            if not self._file.weights.has(below) and "/" not in attribute:
                 below = f"{path}/_{attribute}"  # Keras 2 kept some parts in private attributes
-            self._walk(root, inner, below, layers)
+            self._walk(inner, below, layers)
 
     def _lists(self, model: Layer) -> None:
         """Deal out the lists of an `.h5` file."""
-        groups = self._file.weights.group(self._file.weights.root, "model_weights")
-        assert groups is not None and model.network is not None
-        extra = self._file.weights.group(groups, "top_level_model_weights")
-        if extra is not None and self._file.weights.texts(extra, "weight_names"):
+        assert model.network is not None
+        if self._file.weights.list("model_weights/top_level_model_weights", "weight_names"):
             raise model.refuse("the model has weights outside its layers")
         for layer in model.network.layers:
             places = [*_trained(layer), *_untrained(layer)]
-            group = self._file.weights.group(groups, layer.name)
-            listed = self._file.weights.texts(group, "weight_names") if group is not None else []
+            group = f"model_weights/{layer.name}"
+            listed = self._file.weights.list(group, "weight_names") if self._file.weights.has(group) else []
             if len(listed) != len(places):
                 wanted = ", ".join(name for _, name in places) or "none"
                 raise layer.refuse(f"the layer has the weights {wanted}; the file holds {len(listed)} for it")
-            if group is not None:
-                self._deal(group, places, listed)
+            self._deal(group, places, listed)
 
-    def _deal(self, group: h5py.Group, places: Sequence[tuple[Layer, str]], listed: Sequence[str]) -> None:
-        found: dict[str, dict[str, Stored]] = {}
+    def _deal(self, group: str, places: Sequence[tuple[Layer, str]], listed: Sequence[str]) -> None:
+        found: dict[str, dict[str, str]] = {}
         layers: dict[str, Layer] = {}
         for (layer, name), path in zip(places, listed, strict=True):
             _check_name(layer, name, path)
-            found.setdefault(layer.place, {})[name] = Stored(group, path)
+            found.setdefault(layer.place, {})[name] = "/".join(part for part in f"{group}/{path}".split("/") if part)
             layers[layer.place] = layer
         for place, stored in found.items():
             self._stored[place] = tuple(stored[name] for name in _names(layers[place]))
