@@ -75,7 +75,17 @@ def _plain(keras: Any) -> Any:
     return keras.Sequential([keras.Input((6, 6, 2)), keras.layers.Conv2D(3, 3), keras.layers.Flatten()])
 
 
-STRUCTURES = {"nested": _nested, "frozen": _frozen, "several": _several, "sequential": _plain}
+def _mapped(keras: Any) -> Any:
+    """Inputs and outputs by name, in another order than that of the names."""
+    layers = keras.layers
+    b, a = keras.Input((4,), name="b"), keras.Input((4,), name="a")
+    inner = keras.Model({"b": b, "a": a}, {"z": layers.Subtract()([a, b]), "y": layers.Dense(3)(b)}, name="inner")
+    x = keras.Input((4,))
+    found = inner({"b": layers.Dense(4)(x), "a": x})
+    return keras.Model(x, [found["z"], found["y"]])
+
+
+STRUCTURES = {"mapped": _mapped, "nested": _nested, "frozen": _frozen, "several": _several, "sequential": _plain}
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -135,6 +145,7 @@ def test_nested_models_of_keras_2(tmp_path: Path) -> None:
 
 def test_operations_of_tensorflow(tmp_path: Path) -> None:
     """TFOpLambda names a function; its arguments stand beside the reference."""
+    every = {"start": None, "stop": None, "step": None}
     layers = [
         layer("InputLayer", "x", [], batch_input_shape=[None, 3]),
         layer("TFOpLambda", "tf.math.multiply", [["x", 0, 0, {"y": 2.5, "name": None}]], function="math.multiply"),
@@ -145,11 +156,19 @@ def test_operations_of_tensorflow(tmp_path: Path) -> None:
             function="__operators__.add",
         ),
         layer("TFOpLambda", "tf.nn.relu", [["tf.__operators__.add", 0, 0, {"name": None}]], function="nn.relu"),
+        layer(
+            "SlicingOpLambda",
+            "item",
+            [["tf.nn.relu", 0, 0, {"slice_spec": [every, {"start": 1, "stop": None, "step": None}]}]],
+            function="__operators__.getitem",
+        ),
+        layer("TFOpLambda", "concat", [[["item", 0, 0, {"axis": -1}], ["x", 0, 0, {"axis": -1}]]], function="concat"),
     ]
-    config = functional("net", layers, ["x"], [["tf.nn.relu", 0, 0]])
+    config = functional("net", layers, ["x"], [["concat", 0, 0]])
     x = real(1, 3)
     found = outputs_of(write_h5(tmp_path / "m.h5", config, {}), x)
-    np.testing.assert_allclose(found[0], np.maximum(x * 2.5 + x, 0), rtol=1e-6)
+    wanted = np.concatenate([np.maximum(x * 2.5 + x, 0)[:, 1:], x], axis=-1)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
 
 
 def test_hard_sigmoid_is_that_of_the_version(tmp_path: Path) -> None:
@@ -187,6 +206,17 @@ def test_mixed_precision_is_read_as_float32(tmp_path: Path) -> None:
     for path in cases.saved(model, tmp_path, "mixed"):
         (found,) = outputs_of(path, x)
         np.testing.assert_allclose(found, cases.run_keras(model, [x])[0].astype(np.float32), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("kind", ["keras", "h5"])
+def test_what_keras_has_quantised_is_refused(kind: str, tmp_path: Path) -> None:
+    import keras_cases as cases
+
+    model = cases.keras.Sequential([cases.keras.Input((4,)), cases.L.Dense(4)])
+    model.quantize("int8")
+    path = cases.saved(model, tmp_path, "quantised")[kind == "h5"]
+    with pytest.raises(ModelError, match=r"Dense 'dense.*already quantised by Keras"):
+        load_model(path)
 
 
 def test_integer_inputs_become_numbers(tmp_path: Path) -> None:

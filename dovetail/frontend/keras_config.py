@@ -219,7 +219,16 @@ def _old_plain(value: Any) -> Any:
     """An argument by name in a file of Keras 2."""
     if _is_old_reference(value):
         return Reference(value[0], value[1], value[2])
+    if isinstance(value, Mapping) and set(value) == {"start", "stop", "step"}:
+        return _slice(value)
     return [_old_plain(part) for part in value] if isinstance(value, list) else value
+
+
+def _slice(config: Mapping[str, Any]) -> Any:
+    """A serialised slice; None where its bounds are no integers, which no index is."""
+    bounds = [config.get(key) for key in ("start", "stop", "step")]
+    whole = all(bound is None or (isinstance(bound, int) and abs(bound) < 1 << 31) for bound in bounds)
+    return slice(*bounds) if whole else None
 
 
 def _plain(layer: Layer, value: Any) -> Any:
@@ -239,9 +248,7 @@ def _plain(layer: Layer, value: Any) -> Any:
             assert isinstance(history, list)
             return Reference(history[0], history[1], history[2])
     if kind == "__slice__" and isinstance(config, Mapping):
-        bounds = [config.get(key) for key in ("start", "stop", "step")]
-        if all(bound is None or (isinstance(bound, int) and abs(bound) < 1 << 31) for bound in bounds):
-            return slice(*bounds)
+        return _slice(config)
     if kind == "__ellipsis__":
         return Ellipsis
     if kind in ("__numpy__", "__tensor__") and isinstance(config, Mapping):
@@ -309,7 +316,7 @@ def _ends(model: Layer, key: str) -> list[Reference]:
         if _is_old_reference(value):
             return [Reference(value[0], value[1], value[2])]
         if isinstance(value, Mapping):
-            value = list(value.values())
+            value = [value[name] for name in sorted(value)]
         if not isinstance(value, list):
             raise model.refuse(f"{key} must name results of layers, not {str(value)[:80]}")
         return [ref for part in value for ref in flat(part)]

@@ -59,9 +59,9 @@ class Call:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is not a list, tuple or mapping inside nested ones, in order."""
+    """What is not a list, tuple or mapping inside nested ones, in order; of mappings in the order of their keys."""
     if isinstance(value, Mapping):
-        value = tuple(value.values())
+        value = tuple(value[key] for key in sorted(value))
     if isinstance(value, list | tuple):
         for part in value:
             yield from leaves(part)
