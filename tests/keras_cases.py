@@ -169,6 +169,13 @@ MOVEMENT = [
     case("up-sampling bilinear", L.UpSampling2D((2, 3), interpolation="bilinear"), IMAGE),
     case("resizing nearest", L.Resizing(5, 12, "nearest"), IMAGE),
     case("resizing bilinear", L.Resizing(13, 4), IMAGE),
+    case("center crop", L.CenterCrop(5, 3), IMAGE),
+    case(
+        "augmentation",
+        lambda x: L.RandomZoom(0.2)(L.RandomTranslation(0.1, 0.1)(L.RandomRotation(0.2)(L.RandomFlip()(x)))),
+        (8, 8, 3),
+    ),
+    case("random contrast", L.RandomContrast(0.2), (8, 8, 3)),
     case("reshape", L.Reshape((-1, 4)), (6, 8)),
     case("permute", L.Permute((2, 3, 1)), IMAGE),
     case("flatten", L.Flatten(), IMAGE),

@@ -9,17 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
+import pytest
 
 from dovetail.frontend.keras_hdf5 import Contents, checked
-from dovetail.frontend.keras_hdf5_worker import Reader
 
+h5py = pytest.importorskip("h5py", reason="Keras files are read with h5py")
 Array = np.ndarray[Any, Any]
 
 
 def read_here(name: str, data: bytes) -> Contents:
     """What the worker does, in this process: a third of a second less."""
+    from dovetail.frontend.keras_hdf5_worker import Reader
+
     return checked(Reader(data).read(name))
 
 

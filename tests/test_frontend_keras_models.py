@@ -18,10 +18,7 @@ from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-
-pytest.importorskip("h5py", reason="Keras files are read with h5py")
-if True:  # needs h5py
-    from keras_writer import dense_model, dense_weights, functional, layer, write_h5, write_keras
+from keras_writer import dense_model, dense_weights, functional, h5py, layer, write_h5, write_keras
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 RANDOM = np.random.default_rng(4)
@@ -181,6 +178,17 @@ def test_hard_sigmoid_is_that_of_the_version(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[0], slope * x + 0.5, rtol=1e-6)
 
 
+def test_layers_keras_3_does_not_write(tmp_path: Path) -> None:
+    layers = [
+        layer("InputLayer", "x", batch_input_shape=[None, 2, 2, 3]),
+        layer("RandomBrightness", "b", factor=[-0.2, 0.2], value_range=[0, 255], seed=1),
+        layer("ThresholdedReLU", "t", theta={"type": "ndarray", "value": 0.25}),
+    ]
+    config, x = {"class_name": "Sequential", "config": {"name": "net", "layers": layers}}, real(1, 2, 2, 3)
+    found = outputs_of(write_h5(tmp_path / "m.h5", config, {"b": {"b/StateVar:0": np.zeros(3, np.int64)}}), x)
+    np.testing.assert_array_equal(found[0], np.where(x > 0.25, x, 0))
+
+
 def test_the_oldest_sequential_has_a_list_and_a_shape_in_its_first_layer(tmp_path: Path) -> None:
     old = {"class_name": "Sequential", "config": [layer("Dense", "dense", units=2, activation="linear", use_bias=True)]}
     old["config"][0]["config"]["batch_input_shape"] = [None, 3]
@@ -230,8 +238,6 @@ def test_integer_inputs_become_numbers(tmp_path: Path) -> None:
 
 
 def test_a_file_of_weights_only_is_refused(tmp_path: Path) -> None:
-    import h5py
-
     with h5py.File(tmp_path / "m.weights.h5", "w") as file:
         file.create_dataset("layers/dense/vars/0", data=real(3, 2))
     with pytest.raises(ModelError, match=r"no Keras model(?s:.*)model\.save"):

@@ -17,22 +17,19 @@ import pytest
 
 from dovetail.errors import DovetailError, ModelError
 from dovetail.frontend import keras_archive, keras_hdf5, load_model
+from keras_writer import (
+    dense_model,
+    dense_weights,
+    functional,
+    h5py,
+    layer,
+    members,
+    read_here,
+    write_h5,
+    write_keras,
+    write_zip,
+)
 
-h5py = pytest.importorskip("h5py", reason="Keras files are read with h5py")
-if True:  # needs h5py
-    from keras_writer import (
-        dense_model,
-        dense_weights,
-        functional,
-        layer,
-        members,
-        read_here,
-        write_h5,
-        write_keras,
-        write_zip,
-    )
-
-MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 NET = {"dense": dense_weights()}
 PATHS = {"layers/dense/vars/0": dense_weights()["dense/kernel:0"], "layers/dense/vars/1": np.ones(2, np.float32)}
 HEAD = layer("InputLayer", "x", batch_input_shape=[None, 3])

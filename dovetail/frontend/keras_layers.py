@@ -20,6 +20,7 @@ from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 IDENTITIES = (
     *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "Identity"),
     *("SpatialDropout1D", "SpatialDropout2D"),
+    *("RandomBrightness", "RandomContrast", "RandomFlip", "RandomRotation", "RandomTranslation", "RandomZoom"),
 )
 """Layers that do nothing at inference."""
 
@@ -33,6 +34,7 @@ LAYERS: Mapping[str, Importer] = {
     "AveragePooling1D": pool(AveragePool2d, 1),
     "AveragePooling2D": pool(AveragePool2d, 2),
     "BatchNormalization": normalisation.batch_normalization,
+    "CenterCrop": movement.center_crop,
     "Concatenate": merging.concatenate,
     "Conv1D": linear.convolution,
     "Conv1DTranspose": linear.transposed,

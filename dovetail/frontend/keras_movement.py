@@ -41,8 +41,8 @@ def embedding(ctx: KerasContext, layer: Layer, call: Call) -> str:
 
 
 def identity(ctx: KerasContext, layer: Layer, call: Call) -> str:
-    """What does nothing at inference: dropout, noise, regularisation."""
-    layer.read.add("data_format")
+    """What does nothing at inference, whatever it is set to: dropout, noise, augmentation, regularisation."""
+    layer.read.update(key for key in layer.config if layer.kind.startswith("Random") or key == "data_format")
     return ctx.one(layer, call, real=False)
 
 
@@ -164,6 +164,19 @@ def resized_image(ctx: KerasContext, layer: Layer, image: str, sizes: tuple[int,
             operands = [ctx.constant(layer, "places", places), ctx.constant(layer, "weights", weights)]
             image = ctx.add(layer, Resample(number), [image, *operands], "resized")
     return image
+
+
+def center_crop(ctx: KerasContext, layer: Layer, call: Call) -> str:
+    """CenterCrop of an image that is large enough."""
+    image = images(ctx, layer, ctx.one(layer, call), 2)
+    sizes = layer.whole("height", low=1), layer.whole("width", low=1)
+    border = []
+    for have, want in zip(ctx.shape(image)[1:3], sizes, strict=True):
+        if have < want:
+            raise layer.refuse(f"crops {ctx.type_of(image)} to {list(sizes)}, which is larger")
+        lead = (have - want) // 2
+        border.append((-lead, want + lead - have))
+    return restored(ctx, layer, bordered(ctx, layer, image, (border[0], border[1])), 2)
 
 
 def rescaling(ctx: KerasContext, layer: Layer, call: Call) -> str:

@@ -20,6 +20,9 @@ from dovetail.graph.types import Array
 FIXED = ("moving_mean", "moving_variance", "mean", "variance", "count")
 """Weights that are never trained."""
 
+RANDOM = ("StateVar", "seed_generator_state")
+"""States of random numbers, which `.h5` files of Keras 2 list among the weights."""
+
 Names = tuple[str, ...]
 
 
@@ -169,6 +172,7 @@ class Weights:
             places = [*_trained(layer), *_untrained(layer)]
             group = f"model_weights/{layer.name}"
             listed = self._file.weights.list(group, "weight_names") if self._file.weights.has(group) else []
+            listed = [path for path in listed if path.split("/")[-1].split(":")[0] not in RANDOM]
             if len(listed) != len(places):
                 wanted = ", ".join(name for _, name in places) or "none"
                 raise layer.refuse(f"the layer has the weights {wanted}; the file holds {len(listed)} for it")
