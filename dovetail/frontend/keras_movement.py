@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
-
 from dovetail.frontend.keras_context import KerasContext, images, restored
 from dovetail.frontend.keras_layer import Call, Layer
 from dovetail.frontend.keras_linear import Pairs, bordered
+from dovetail.frontend.keras_merging import numbers
 from dovetail.frontend.onnx_resize import Axis, nearest_places, taps
 from dovetail.graph.types import Array, DType
 from dovetail.operators.arithmetic import Add
@@ -190,12 +189,9 @@ def _vector(layer: Layer, key: str, default: float) -> Array:
     found = layer.get(key, default)
     if isinstance(found, dict):
         found = found.get("value")
-    try:
-        array = np.asarray(found, dtype=np.float32)
-    except (TypeError, ValueError):
-        array = np.full(1, np.nan, np.float32)
-    if array.ndim > 1 or not np.isfinite(array).all():
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be finite numbers")
+    array = numbers(layer, found)
+    if array.ndim > 1:
+        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be one number, or one for each channel")
     return array
 
 

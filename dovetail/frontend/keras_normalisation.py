@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail.frontend.keras_context import KerasContext
 from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_merging import numbers
 from dovetail.graph.types import Array
 from dovetail.operators.activation import Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
@@ -136,8 +137,8 @@ def normalization(ctx: KerasContext, layer: Layer, call: Call) -> str:
     found = {}
     for name in ("mean", "variance"):
         given = layer.get(name)
-        array = ctx.weight(layer, name, sizes) if given is None else np.asarray(given, dtype=np.float32)
-        if array.size not in (1, prod(sizes)) or not np.isfinite(array).all():
+        array = ctx.weight(layer, name, sizes) if given is None else numbers(layer, given)
+        if array.size not in (1, prod(sizes)) or (name == "variance" and (array < 0).any()):
             raise layer.refuse(f"the {name} {list(array.shape)} does not fit {ctx.type_of(x)}")
         found[name] = array if array.size == 1 else _along(shape, axes, array)
     deviation = np.maximum(np.sqrt(found["variance"]), 1e-7)
