@@ -257,6 +257,7 @@ def test_firmware_computes_what_keras_does(kind: str, tmp_path: Path) -> None:
     y = layers.Conv2DTranspose(4, 3, 2, "same", activation="relu")(layers.MaxPooling2D(2)(y))
     y = layers.PReLU(shared_axes=[1, 2])(layers.Cropping2D(1)(y))
     z = layers.MultiHeadAttention(2, 4)(layers.Reshape((-1, 8))(y), layers.Reshape((-1, 8))(y))
+    z = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(z)
     model = keras.Model(x, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(z)))
     cases.randomise(model, seed=2)
     array = real(1, 10, 8, 3)
