@@ -31,9 +31,6 @@ MAX_MEMBERS = 4096
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 """How an HDF5 file begins."""
 
-ZIP_MAGIC = b"PK\x03\x04"
-"""How a zip archive begins."""
-
 
 @dataclass(frozen=True)
 class KerasFile:

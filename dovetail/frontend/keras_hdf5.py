@@ -64,7 +64,7 @@ class Contents:
             raise self._refuse(path, "the weights hold NaN or infinite numbers", "train or save the model again")
         return self.arrays[path]
 
-    def list(self, path: str, name: str) -> list[str]:
+    def names(self, path: str, name: str) -> list[str]:
         """The names an attribute lists; Keras splits a long list into attributes name0, name1, ..."""
         first = f"{path}@{name}"
         self._check(first)
@@ -80,7 +80,7 @@ class Contents:
 
     def text(self, path: str, name: str) -> str | None:
         """The one text of an attribute, None where there is none."""
-        found = self.list(path, name)
+        found = self.names(path, name)
         if len(found) > 1:
             raise self._refuse(f"{path}@{name}", f"the attribute has {len(found)} values, expected 1")
         return found[0] if found else None

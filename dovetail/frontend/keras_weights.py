@@ -166,12 +166,12 @@ class Weights:
     def _lists(self, model: Layer) -> None:
         """Deal out the lists of an `.h5` file."""
         assert model.network is not None
-        if self._file.weights.list("model_weights/top_level_model_weights", "weight_names"):
+        if self._file.weights.names("model_weights/top_level_model_weights", "weight_names"):
             raise model.refuse("the model has weights outside its layers")
         for layer in model.network.layers:
             places = [*_trained(layer), *_untrained(layer)]
             group = f"model_weights/{layer.name}"
-            listed = self._file.weights.list(group, "weight_names") if self._file.weights.has(group) else []
+            listed = self._file.weights.names(group, "weight_names") if self._file.weights.has(group) else []
             listed = [path for path in listed if path.split("/")[-1].split(":")[0] not in RANDOM]
             if len(listed) != len(places):
                 wanted = ", ".join(name for _, name in places) or "none"
