@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "support.md"
 sys.path.insert(0, str(REPOSITORY))
 
-from dovetail.frontend import onnx_operators, tflite_operators  # noqa: E402
+from dovetail.frontend import keras_activation, keras_layers, keras_operations, onnx_operators, tflite_operators  # noqa: E402
 from dovetail.kernels import core, epilogue  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
@@ -71,6 +71,15 @@ def core_lines() -> list[str]:
     return lines
 
 
+def keras_lines() -> list[str]:
+    """What the Keras frontend reads."""
+    layers = {*keras_layers.LAYERS, "InputLayer", "Sequential", "Functional", "TimeDistributed"} - {"TFOpLambda"}
+    return ["## Keras layers", "", "From `.keras` (Keras 3) and `.h5` (Keras 2 and 3):", "", listed(layers), "",
+            f"Activations: {listed(keras_activation.ACTIVATIONS)}", "",
+            f"Operations of `keras.ops`: {listed(keras_operations.OPERATIONS)}", "",
+            f"TensorFlow's functions in models of Keras 2: {listed(keras_operations.TENSORFLOW)}", ""]  # fmt: skip
+
+
 def page() -> str:
     """The whole page."""
     lines = ["# What is supported", "",
@@ -80,7 +89,7 @@ def page() -> str:
              "for a network to run: it must also be quantised, or compiled with `--float`.", ""]  # fmt: skip
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
-    return "\n".join([*lines, *core_lines()]).rstrip() + "\n"
+    return "\n".join([*lines, *core_lines(), *keras_lines()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

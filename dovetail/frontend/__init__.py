@@ -10,21 +10,23 @@ from dovetail.graph.graph import Graph
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
 
-KNOWN_FORMATS = "TensorFlow Lite (.tflite, recognised by its content) and ONNX (.onnx)"
+KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised by their content, and ONNX (.onnx)"
 
 
 def load_model(path: Path) -> Graph:
     """Read a model file.
 
     Args:
-        path: a TFLite file (recognised by the identifier "TFL3") or an ONNX file (by the suffix .onnx).
+        path: a TFLite file (recognised by the identifier "TFL3"), a Keras file (a zip archive or HDF5) or an ONNX file
+            (by the suffix .onnx).
 
     Returns:
-        The network in QDQ form, named after the file's stem.
+        The network in QDQ form, or of floats where the model is, named after the file's stem.
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
             Dovetail cannot honour; the message names the file and the operator.
+        MissingExtraError: it is a Keras file, and h5py is not installed.
     """
     data = _read(path)
     if data[4:8] == b"TFL3":
@@ -35,6 +37,10 @@ def load_model(path: Path) -> Graph:
         from dovetail.frontend.onnx import load_onnx
 
         return load_onnx(path.name, data, path.stem, path.parent)
+    if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
+        from dovetail.frontend.keras import load_keras
+
+        return load_keras(path.name, data, path.stem)
     raise ModelError("this file is of no known model format", where=str(path), hint=f"known are {KNOWN_FORMATS}")
 
 
