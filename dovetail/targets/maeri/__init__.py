@@ -1,0 +1,1 @@
+"""MAERI: a tree of multipliers that forms dot products of any sizes."""

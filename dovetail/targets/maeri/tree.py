@@ -1,0 +1,185 @@
+"""The augmented reduction tree: which adders sum which virtual neurons, and where the sums come out.
+
+Level 0 is the root, level l has 2^l adder switches, the last level adds pairs of multipliers. Besides the link to its
+parent, switch j of a level (j odd) has a link to switch j + 1, which has another parent; the two then are one double
+switch. All others are single ones.
+
+A virtual neuron is a range of neighbouring multipliers. Level by level its products are added in a range of
+neighbouring switches. Where the first of them is the right child of its parent, or the last one the left child, that
+parent would be needed for one value only, so the value goes over the link to the neighbour instead. A sum that is in
+one switch is complete and leaves the tree there. So a switch at the border of two virtual neurons sends the one up
+and the other over the link (after the MAERI paper, Kwon et al., ASPLOS 2018, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dovetail.errors import TargetError
+
+Switch = tuple[int, int]
+"""(level from the root, number from the left)."""
+
+
+class Mode(Enum):
+    """What an adder switch does (names as in the public RTL, maeri-project/MAERI_bsv CR_Types.bsv)."""
+
+    IDLE = "idle"
+    ADD_ONE = "addOne"
+    """Pass on one value."""
+    ADD_TWO = "addTwo"
+    ADD_THREE = "addThree"
+    """Both children and the link."""
+    FLOW = "flowLeft"
+    """Two values of two virtual neurons, one up and one over the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Neighbouring multipliers: [start, start + size)."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """One past the last."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A configuration of the tree."""
+
+    outputs: tuple[Switch, ...]
+    """Where each virtual neuron's sum leaves, in the order of the ranges."""
+    modes: dict[Switch, Mode]
+    """What each switch that is not idle does."""
+    links: dict[Switch, Switch]
+    """Sender -> receiver of every link in use."""
+
+
+def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
+    """Map virtual neurons onto the tree.
+
+    Args:
+        multipliers: leaves, a power of two.
+        ranges: one per virtual neuron, in any order.
+
+    Raises:
+        TargetError: two overlap, one lies outside, or a switch would have to give out two sums.
+    """
+    _check(multipliers, ranges)
+    levels = multipliers.bit_length() - 1
+    loads: dict[Switch, dict[int, int]] = {}
+    links: dict[Switch, Switch] = {}
+    outputs: list[Switch] = [(0, 0)] * len(ranges)
+    for number, leaf in enumerate(ranges):
+        first, last = leaf.start, leaf.end - 1
+        for level in range(levels - 1, -1, -1):
+            _load(loads, level, first, last, number)
+            first, last = first // 2, last // 2
+            first, last = _over_links(level, first, last, links, loads, number)
+            if first == last:
+                outputs[number] = (level, first)
+                break
+    taken: dict[Switch, int] = {}
+    for number, place in enumerate(outputs):
+        if place in taken:
+            raise TargetError(f"the virtual neurons {_text(ranges[taken[place]])} and {_text(ranges[number])} end in "
+                              f"the same adder {place}", where="reduction tree", hint="make each at least 2 wide")
+        taken[place] = number
+    modes = {place: _mode(values) for place, values in loads.items()}
+    return Tree(tuple(outputs), modes, links)
+
+
+def _check(multipliers: int, ranges: Sequence[Range]) -> None:
+    end = 0
+    for leaf in sorted(ranges, key=lambda each: each.start):
+        if leaf.size < 1 or leaf.start < end or leaf.end > multipliers:
+            raise TargetError(f"the virtual neuron {_text(leaf)} overlaps another or leaves the {multipliers} "
+                              "multipliers", where="reduction tree")
+        end = leaf.end
+
+
+def _text(leaf: Range) -> str:
+    return f"[{leaf.start}, {leaf.end})"
+
+
+def _load(loads: dict[Switch, dict[int, int]], level: int, first: int, last: int, number: int) -> None:
+    """Count the values that switches of a level get from below."""
+    for child in range(first, last + 1):
+        values = loads.setdefault((level, child // 2), {})
+        values[number] = values.get(number, 0) + 1
+
+
+def _over_links(
+    level: int, first: int, last: int, links: dict[Switch, Switch], loads: dict[Switch, dict[int, int]], number: int
+) -> tuple[int, int]:
+    """Send what would need a parent for itself alone to the neighbour; the range of switches that go on."""
+    if first < last and first % 2:
+        _link(level, first, first + 1, links, loads, number)
+        first += 1
+    if first < last and last % 2 == 0:
+        _link(level, last, last - 1, links, loads, number)
+        last -= 1
+    return first, last
+
+
+def _link(
+    level: int, sender: int, receiver: int, links: dict[Switch, Switch], loads: dict[Switch, dict[int, int]],
+    number: int,
+) -> None:  # fmt: skip
+    links[(level, sender)] = (level, receiver)
+    values = loads[(level, receiver)]
+    values[number] = values.get(number, 0) + 1
+
+
+def _mode(values: dict[int, int]) -> Mode:
+    """What a switch does that gets so many values of each virtual neuron."""
+    if len(values) > 1:
+        return Mode.FLOW
+    return (Mode.ADD_ONE, Mode.ADD_TWO, Mode.ADD_THREE)[next(iter(values.values())) - 1]
+
+
+def depth(levels: int, output: Switch) -> int:
+    """Levels a product passes until its sum leaves at `output`."""
+    return levels - output[0]
+
+
+def line(multipliers: int, lines: int, output: Switch) -> int:
+    """The line of the collection bus a switch gives its sums to.
+
+    The two halves of a double switch share one; lines are dealt out from the root to the leaves, left to right, first
+    to double switches, then to single ones (as the public simulator wires them).
+    """
+    level, number = output
+    if _is_double(output):
+        return (sum(_doubles(upper) for upper in range(level)) + (number - 1) // 2) % lines
+    doubles = 2 * sum(_doubles(each) for each in range(multipliers.bit_length() - 1))
+    before = sum(_singles(upper) for upper in range(level))
+    return (doubles + before + (1 if number else 0)) % lines
+
+
+def collisions(multipliers: int, lines: int, outputs: Sequence[Switch]) -> int:
+    """Cycles the bus needs for one sum of every virtual neuron: the most that share a line."""
+    counts: dict[int, int] = {}
+    for output in outputs:
+        place = line(multipliers, lines, output)
+        counts[place] = counts.get(place, 0) + 1
+    return max(counts.values(), default=1)
+
+
+def _is_double(output: Switch) -> bool:
+    return output[1] not in (0, (1 << output[0]) - 1)
+
+
+def _doubles(level: int) -> int:
+    """Double switches of a level."""
+    return max((1 << level) - 2, 0) // 2
+
+
+def _singles(level: int) -> int:
+    return 1 if level == 0 else 2
