@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.delivery import Tile
+from dovetail.targets.maeri.layer import Layer
 from dovetail.targets.maeri.tree import Range, Tree, collisions, configure
-from dovetail.targets.maeri.uniform import Layer, best_tile, uniform_cycles
+from dovetail.targets.maeri.uniform import best_tile, uniform_cycles
 
 SWEPT = Layer(3, 3, 6, 6, 20, 20)
 ROWS = Tile(3, 3, out_rows=3)

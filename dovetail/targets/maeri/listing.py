@@ -1,0 +1,154 @@
+"""The list scheduler: layer after layer, each spread over all multipliers so that they end together.
+
+A layer's sums are dealt out to virtual neurons of one size, output channel after output channel, so that every one
+works until the same cycle, whenever it could begin. How large they are is tried out: products of a sum that do not fill
+the last step, and multipliers that are left over, are what is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.errors import TargetError
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.deal import Laid, Lane, deal, gang, laid_out
+from dovetail.targets.maeri.rules import Rules, check
+from dovetail.targets.maeri.schedule import Item, Schedule, busy, ordered
+from dovetail.targets.maeri.tree import Range, collisions, configure
+from dovetail.targets.maeri.work import Network, Work, exists_from
+
+_TRIED = 6
+"""Sizes of virtual neurons tried per layer, of those that look best."""
+
+
+
+
+class _Floor:
+    """What is known while layers are laid out one after the other."""
+
+    def __init__(self, network: Network, config: MaeriConfig, rules: Rules) -> None:
+        self.network, self.config, self.rules = network, config, rules
+        self.free = np.zeros(config.multipliers, np.int64)
+        self.done: dict[int, Laid] = {}
+        self.numbers = {work.name: number for number, work in enumerate(network.works)}
+
+    def ready(self, number: int) -> int:
+        """From when all inputs of a layer exist and no rule holds it back."""
+        work = self.network.works[number]
+        known = {self.network.works[done].node.output: laid.times for done, laid in self.done.items()}
+        latest = int(exists_from(self.network.graph, work.node.inputs[0], known).max(initial=0))
+        for x, y in self.rules.before:
+            if y == work.name:
+                latest = max(latest, self.done[self.numbers[x]].exists)
+        return latest
+
+    def barred(self, number: int) -> int:
+        """From when nothing works any more that a layer must not meet."""
+        if self.rules.at_most is not None:
+            return max((laid.finish for laid in self.done.values()), default=0)
+        name, latest = self.network.works[number].name, 0
+        for pair in self.rules.apart:
+            if name in pair:
+                other = self.numbers[pair[0] if pair[1] == name else pair[1]]
+                latest = max(latest, self.done[other].finish if other in self.done else 0)
+        return latest
+
+    def add(self, number: int, laid: Laid) -> None:
+        """Take a layer's multipliers."""
+        for item, finish in zip(laid.items, laid.ends, strict=True):
+            part = self.free[item.place.start : item.place.end]
+            np.maximum(part, finish, out=part)
+        self.done[number] = laid
+
+
+def arrange(
+    network: Network, config: MaeriConfig, rules: Rules | None = None, sizes: Mapping[int, int] | None = None
+) -> Schedule:
+    """An order of a network.
+
+    Args:
+        network: what to compute.
+        config: on what.
+        rules: the user's own.
+        sizes: how large virtual neurons are, by layer number, where that is chosen already.
+
+    Raises:
+        ModelError: the rules name no layer, or contradict each other.
+        TargetError: a layer does not fit.
+    """
+    rules = rules or Rules()
+    check(rules, network)
+    floor, waiting = _Floor(network, config, rules), set(range(len(network.works)))
+    before = [_before(network, rules, number) for number in range(len(network.works))]
+    while waiting:
+        possible = [number for number in sorted(waiting) if not before[number] & waiting]
+        starts = {number: floor.ready(number) for number in possible}
+        number = min(possible, key=lambda each: (starts[each], each))
+        floor.add(number, _lay(floor, number, starts[number], (sizes or {}).get(number)))
+        waiting.remove(number)
+    items = [item for laid in floor.done.values() for item in laid.items]
+    return Schedule(network, config, ordered(items), max(laid.exists for laid in floor.done.values()))
+
+
+def _before(network: Network, rules: Rules, number: int) -> set[int]:
+    """Layers that must be laid out before."""
+    work = network.works[number]
+    names = {earlier.name for earlier in network.before(work)} | {x for x, y in rules.before if y == work.name}
+    return {index for index, each in enumerate(network.works) if each.name in names}
+
+
+def _lay(floor: _Floor, number: int, ready: int, size: int | None) -> Laid:
+    """Lay out a layer: what ends first."""
+    work, config, rules = floor.network.works[number], floor.config, floor.rules
+    barred = floor.barred(number)
+    if config.shared_ports and not rules.whole_filters:
+        start = max(int(floor.free.max()), barred)
+        return laid_out((gang(number, work, config, start, ready, rules.at_most),), work, config)
+    best: tuple[int, tuple[Item, ...]] | None = None
+    for candidate in [size] if size else tried_sizes(work, config, rules):
+        lanes = _lanes(floor, candidate, ready, barred)
+        if lanes:
+            items = deal(number, work, config, candidate, lanes, ready, rules.whole_filters)
+            finish = max(item.start + busy(item, floor.network, config) for item in items)
+            best = (finish, items) if best is None or finish < best[0] else best
+    if best is None:
+        raise TargetError(f"a sum of {work.layer.taps} products does not fit {config.multipliers} multipliers",
+                          where=work.name, hint="allow folding, take more multipliers, or let filters be divided")
+    return laid_out(best[1], work, config)
+
+
+def _lanes(floor: _Floor, size: int, ready: int, barred: int) -> list[Lane]:
+    """As many virtual neurons of a size as there is room for, each from when its multipliers are free."""
+    config, rules = floor.config, floor.rules
+    width = max(size, 2)
+    count = min(config.multipliers // width, rules.at_most or config.multipliers)
+    places = [Range(number * width, width) for number in range(count)]
+    return [Lane(place, max(int(floor.free[place.start : place.end].max()), barred)) for place in places]
+
+
+def tried_sizes(work: Work, config: MaeriConfig, rules: Rules) -> list[int]:
+    """Sizes of virtual neurons worth trying, the best guess first."""
+    taps = work.layer.taps
+    if rules.whole_filters:
+        return [taps] if taps <= config.multipliers else []
+    least = -(-taps // config.multipliers)
+    most = min(taps, config.weight_depth) if config.fold and config.accumulation_buffer else 1
+    sizes = dict.fromkeys(max(-(-taps // folds), min(taps, 2)) for folds in range(least, most + 1))
+    guessed = sorted((_guess(work, config, size), size) for size in sizes if _drains(config, size, -(-taps // size)))
+    return [size for _, size in guessed[:_TRIED]]
+
+
+def _guess(work: Work, config: MaeriConfig, size: int) -> int:
+    """Cycles of a layer, all virtual neurons beginning together."""
+    folds, lanes = -(-work.layer.taps // size), config.multipliers // max(size, 2)
+    sums = -(-work.outputs * work.positions // lanes)
+    return folds * (sums + -(-sums // work.positions)) + (size - 1).bit_length()
+
+
+def _drains(config: MaeriConfig, size: int, folds: int) -> bool:
+    """Whether the collection bus takes all sums as they come."""
+    width = max(size, 2)
+    places = [Range(number * width, width) for number in range(config.multipliers // width)]
+    return collisions(config.multipliers, config.collection, configure(config.multipliers, places).outputs) <= folds
