@@ -7,7 +7,7 @@ the last step, and multipliers that are left over, are what is lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.deal import Laid, Lane, deal, gang, laid_out
 from dovetail.targets.maeri.rules import Rules, check
-from dovetail.targets.maeri.schedule import Item, Schedule, busy, ordered
-from dovetail.targets.maeri.tree import Range, collisions, configure
-from dovetail.targets.maeri.work import Network, Work, exists_from
+from dovetail.targets.maeri.schedule import Item, Schedule, busy, neurons, ordered
+from dovetail.targets.maeri.timing import timing
+from dovetail.targets.maeri.tree import Range, collisions, configure, line_of
+from dovetail.targets.maeri.work import Network, Times, Work, exists_from
 
 _TRIED = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
@@ -54,6 +55,25 @@ class _Floor:
                 other = self.numbers[pair[0] if pair[1] == name else pair[1]]
                 latest = max(latest, self.done[other].finish if other in self.done else 0)
         return latest
+
+    def drains(self, items: Sequence[Item], ends: Sequence[int]) -> bool:
+        """Whether the collection bus takes the sums of items besides those of all that is laid out already."""
+        config, works = self.config, self.network.works
+        added = [(item, end) for item, end in zip(items, ends, strict=True)]
+        first = min(item.start for item in items)
+        others = [(item, end) for laid in self.done.values() for item, end in zip(laid.items, laid.ends, strict=True)
+                  if end > first]  # fmt: skip
+        busy_lines: dict[int, list[tuple[int, int, int]]] = {}
+        for item, end in (*added, *others):
+            time = timing(config, works[item.work].layer, item.tile, item.taps[1] - item.taps[0])
+            for place in neurons(item, time):
+                number = line_of(config.multipliers, config.collection, place)
+                busy_lines.setdefault(number, []).append((item.start, end, time.later))
+        return all(
+            sum(1.0 / period for other, until, period in users if other < end and until > start) <= 1.0 + 1e-9
+            for users in busy_lines.values()
+            for start, end, _ in users
+        )
 
     def add(self, number: int, laid: Laid) -> None:
         """Take a layer's multipliers."""
@@ -108,24 +128,43 @@ def _lay(floor: _Floor, number: int, ready: int, size: int | None) -> Laid:
         return laid_out((gang(number, work, config, start, ready, rules.at_most),), work, config)
     best: tuple[int, tuple[Item, ...]] | None = None
     for candidate in [size] if size else tried_sizes(work, config, rules):
-        lanes = _lanes(floor, candidate, ready, barred)
-        if lanes:
+        for lanes in _lanes(floor, work, candidate, barred):
             items = deal(number, work, config, candidate, lanes, ready, rules.whole_filters)
-            finish = max(item.start + busy(item, floor.network, config) for item in items)
-            best = (finish, items) if best is None or finish < best[0] else best
+            ends = [item.start + busy(item, floor.network, config) for item in items]
+            if (best is None or max(ends) < best[0]) and floor.drains(items, ends):
+                best = (max(ends), items)
     if best is None:
         raise TargetError(f"a sum of {work.layer.taps} products does not fit {config.multipliers} multipliers",
                           where=work.name, hint="allow folding, take more multipliers, or let filters be divided")
     return laid_out(best[1], work, config)
 
 
-def _lanes(floor: _Floor, size: int, ready: int, barred: int) -> list[Lane]:
-    """As many virtual neurons of a size as there is room for, each from when its multipliers are free."""
-    config, rules = floor.config, floor.rules
-    width = max(size, 2)
-    count = min(config.multipliers // width, rules.at_most or config.multipliers)
-    places = [Range(number * width, width) for number in range(count)]
-    return [Lane(place, max(int(floor.free[place.start : place.end].max()), barred)) for place in places]
+def _lanes(floor: _Floor, work: Work, size: int, barred: int) -> list[list[Lane]]:
+    """Room for virtual neurons of a size, each from when its multipliers are free: side by side from the left, and
+    where it is free first."""
+    config, width = floor.config, max(size, 2)
+    count = min(config.multipliers // width, floor.rules.at_most or config.multipliers)
+    sums = work.outputs * (1 if floor.rules.whole_filters else work.positions)
+    free = np.maximum(floor.free, barred)
+    grid = [Range(number * width, width) for number in range(count)]
+    ways = [[Lane(place, int(free[place.start : place.end].max())) for place in grid]]
+    if sums < count:
+        ways.append(_first_free(free, width, min(sums, count)))
+    return ways
+
+
+def _first_free(free: Times, width: int, count: int) -> list[Lane]:
+    """Places of a width, those that are free first."""
+    lanes: list[Lane] = []
+    until = free.astype(np.int64)
+    for _ in range(count):
+        starts = np.lib.stride_tricks.sliding_window_view(until, width).max(axis=1)
+        place = int(starts.argmin())
+        if starts[place] > free.max():  # what is left are pieces
+            break
+        lanes.append(Lane(Range(place, width), int(starts[place])))
+        until[place : place + width] = int(free.max()) + 1
+    return lanes
 
 
 def tried_sizes(work: Work, config: MaeriConfig, rules: Rules) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.delivery import Tile
-from dovetail.targets.maeri.timing import timing
+from dovetail.targets.maeri.timing import Timing, timing
 from dovetail.targets.maeri.tree import Range
 from dovetail.targets.maeri.work import Network, Work
 
@@ -39,8 +39,8 @@ class Item:
     segments: tuple[Segment, ...]
     """In order; all weights of a segment come before its first input."""
     taps: tuple[int, int]
-    """The products of each sum it adds up: [first, end) in the order row, column, channel of the kernel. Where that is
-    not all of them, other items add the rest."""
+    """The products of each sum it adds up: [first, end) in the order channel, row, column of the kernel. Where that is
+    not all of them, other items add the rest in the accumulation buffer."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ def busy(item: Item, network: Network, config: MaeriConfig) -> int:
     time = timing(config, work.layer, item.tile, item.taps[1] - item.taps[0])
     columns = grid(work, item.tile)[1]
     return sum(time.load + time.positions(columns, part.first, part.count) for part in item.segments)
+
+
+def neurons(item: Item, time: Timing) -> list[Range]:
+    """The virtual neurons of an item."""
+    return [Range(item.place.start + number * time.size, time.size) for number in range(item.tile.neurons)]
 
 
 def ordered(items: Sequence[Item]) -> tuple[Item, ...]:

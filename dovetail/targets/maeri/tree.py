@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from dovetail.errors import TargetError
 
@@ -161,6 +162,12 @@ def line(multipliers: int, lines: int, output: Switch) -> int:
     doubles = 2 * sum(_doubles(each) for each in range(multipliers.bit_length() - 1))
     before = sum(_singles(upper) for upper in range(level))
     return (doubles + before + (1 if number else 0)) % lines
+
+
+@lru_cache(maxsize=65536)
+def line_of(multipliers: int, lines: int, place: Range) -> int:
+    """The line a virtual neuron gives its sums to: where a sum leaves the tree depends on its own place only."""
+    return line(multipliers, lines, configure(multipliers, [place]).outputs[0])
 
 
 def collisions(multipliers: int, lines: int, outputs: Sequence[Switch]) -> int:

@@ -161,9 +161,12 @@ def _extent(kind: TensorType) -> tuple[int, int]:
 def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operands: Sequence[Times]) -> Times:
     """When the result of an operator between layers exists: with the last of the elements it is made from."""
     channels, rows = _extent(result)
+    if node.operator.is_elementwise(kinds):
+        moving = [times for times in operands if times.shape == (channels, rows)]
+        return np.maximum.reduce(moving)
     try:
         by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
-        by_channel = [_reads(node, kinds, result, channel, -1) for channel in range(channels)]
+        by_channel = _by_channel(node, kinds, result, channels)
     except ValueError:  # not computed in parts
         return np.full((channels, rows), max(int(each.max(initial=0)) for each in operands), np.int64)
     latest = np.zeros((channels, rows), np.int64)
@@ -177,6 +180,16 @@ def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operand
             low, high = boxes[number][-1] if boxes[number] else (0, 1)
             latest[channel] = np.maximum(latest[channel], narrowed[low:high].max(axis=0, initial=0))
     return latest
+
+
+def _by_channel(node: Node, kinds: Sequence[TensorType], result: TensorType, channels: int) -> list[tuple[Box, ...]]:
+    """What each channel of the result is made from; where the first and the last are of their own channel only, so are
+    those between."""
+    ends = [(place, _reads(node, kinds, result, place, -1)) for place in (0, channels - 1)]
+    own = all(box[-1] == (place, place + 1) for place, boxes in ends for box in boxes if box)
+    if own and all(kind.shape[-1] == channels for kind in kinds if kind.shape):
+        return [tuple(((place, place + 1),) if kind.shape else () for kind in kinds) for place in range(channels)]
+    return [_reads(node, kinds, result, place, -1) for place in range(channels)]
 
 
 def _reads(node: Node, kinds: Sequence[TensorType], result: TensorType, place: int, axis: int) -> tuple[Box, ...]:
