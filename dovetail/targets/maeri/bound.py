@@ -14,7 +14,7 @@ class Bound:
     """Lower bounds of the makespan, in cycles, each for a reason of its own."""
 
     products: int
-    """All multipliers multiply in every cycle."""
+    """All multipliers multiply in every cycle, or get a weight where they have no place for further ones."""
     distribution: int
     """Every port sends in every cycle: each weight once, each product's input where neighbours cannot pass it on, else
     that of a window's last column."""
@@ -33,7 +33,7 @@ class Bound:
 def bound(network: Network, config: MaeriConfig) -> Bound:
     """The lower bounds of a network."""
     works = network.works
-    products = sum(work.layer.macs for work in works)
+    products = sum(work.layer.macs + (0 if config.prefetch else work.weights) for work in works)
     sent = sum(_sent(work, config) for work in works)
     collected = sum(work.outputs * work.positions for work in works)
     path = max(_path(network, config).values())
@@ -66,4 +66,5 @@ def _path(network: Network, config: MaeriConfig) -> Mapping[int, int]:
 
 def _alone(work: Work, config: MaeriConfig) -> int:
     """Cycles of a layer that has everything for itself."""
-    return max(-(-work.layer.macs // config.multipliers), -(-_sent(work, config) // config.distribution)) + TAIL_CYCLES
+    products = work.layer.macs + (0 if config.prefetch else work.weights)
+    return max(-(-products // config.multipliers), -(-_sent(work, config) // config.distribution)) + TAIL_CYCLES

@@ -37,9 +37,9 @@ class MaeriConfig:
     neuron carries the sum so far back into the tree."""
     weight_depth: int = 2048
     """Weights a multiplier holds: the most steps one sum may need."""
-    prefetch: int = 1
-    """Further sets of weights a multiplier holds: with one, the next filter's weights come while this one computes;
-    without (0), the multiplier waits for them."""
+    prefetch: int = 0
+    """Further sets of weights a multiplier holds. Without one a multiplier either multiplies or gets weights; with one,
+    the next filter's weights come in cycles in which the ports have no inputs to send."""
     fold: bool = True
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
 

@@ -86,11 +86,11 @@ def _deal_until(
     """Deal out what can be done until a cycle, channel after channel; the shares and how many sums are left."""
     channel, first, shares = 0, 0, []
     for start in starts:
-        room, share = until - start - time.load, list[Segment]()
+        room, share, count = until - start - time.load, list[Segment](), 0
         while channel < work.outputs and room >= time.later:
             count = min(work.positions - first, room // time.later)
             share.append(Segment(channel, first, count))
-            room -= count * time.later + time.load
+            room -= count * time.later + time.load_after(count)
             first += count
             if first == work.positions:
                 channel, first = channel + 1, 0
@@ -104,7 +104,8 @@ def _whole_filters(work: Work, time: Timing, starts: Sequence[int]) -> list[list
     for channel in range(work.outputs):
         lane = min(range(len(ends)), key=lambda each: (ends[each], each))
         shares[lane].append(Segment(channel, 0, work.positions))
-        ends[lane] += time.load + time.positions(work.layer.out_columns, 0, work.positions)
+        ends[lane] += time.load_after(work.positions if shares[lane][1:] else 0)
+        ends[lane] += time.positions(work.layer.out_columns, 0, work.positions)
     return shares
 
 
@@ -137,9 +138,10 @@ def laid_out(items: tuple[Item, ...], work: Work, config: MaeriConfig) -> Laid:
     ends = []
     for item in items:
         time = timing(config, work.layer, item.tile, item.taps[1] - item.taps[0])
-        columns, cycle = grid(work, item.tile)[1], item.start
+        columns, cycle, before = grid(work, item.tile)[1], item.start, 0
         for part in item.segments:
-            cycle += time.load
+            cycle += time.load_after(before)
+            before = part.count
             channels = channels_of(work, item.tile, part.channel)
             last = part.first + part.count - 1
             for row in range(part.first // columns, last // columns + 1):

@@ -64,8 +64,11 @@ def busy(item: Item, network: Network, config: MaeriConfig) -> int:
     """Cycles an item takes, from its first weight to its last product."""
     work = network.works[item.work]
     time = timing(config, work.layer, item.tile, item.taps[1] - item.taps[0])
-    columns = grid(work, item.tile)[1]
-    return sum(time.load + time.positions(columns, part.first, part.count) for part in item.segments)
+    columns, cycles, before = grid(work, item.tile)[1], 0, 0
+    for part in item.segments:
+        cycles += time.load_after(before) + time.positions(columns, part.first, part.count)
+        before = part.count
+    return cycles
 
 
 def neurons(item: Item, time: Timing) -> list[Range]:

@@ -107,10 +107,14 @@ def _run(schedule: Schedule, item: Item) -> _Run:
         raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work))
     channels = np.concatenate([np.full(part.count, part.channel) for part in item.segments])
     positions = np.concatenate([np.arange(part.first, part.first + part.count) for part in item.segments])
-    opens = np.zeros(len(positions), bool)
-    opens[np.cumsum([0, *(part.count for part in item.segments[:-1])])] = True
-    lasts = np.where(opens | (positions % columns == 0), time.first, time.later)
-    ends = item.start + np.cumsum(lasts + np.where(opens, time.load, 0))
+    counts = np.array([part.count for part in item.segments])
+    opens = np.cumsum([0, *counts[:-1]])
+    waits = np.zeros(len(positions), np.int64)
+    waits[opens] = [time.load, *np.maximum(time.load - time.idle * counts[:-1], 0)]
+    at_row = positions % columns == 0
+    at_row[opens] = True
+    lasts = np.where(at_row, time.first, time.later)
+    ends = item.start + np.cumsum(lasts + waits)
     return _Run(item, work, time, channels, positions, ends - lasts, ends)
 
 

@@ -28,6 +28,12 @@ class Timing:
     """Cycles of every other one."""
     tail: int
     """Cycles from a sum's last product until it exists."""
+    idle: int
+    """Cycles of a position in which the next segment's weights may be sent; 0 without a place for them."""
+
+    def load_after(self, positions: int) -> int:
+        """Cycles a segment waits for its weights after one of so many positions (0: it is the first)."""
+        return max(self.load - self.idle * positions, 0)
 
     def positions(self, columns: int, first: int, count: int) -> int:
         """Cycles of `count` positions from `first` on, in rows of so many. The first of them counts as a row's."""
@@ -62,7 +68,8 @@ def timing(config: MaeriConfig, layer: Layer, tile: Tile, taps: int) -> Timing:
     # without the buffer each further step waits for the sum so far, which shares its port with inputs
     loop = (folds - 1) * (depth + 1 + config.shared_ports) + 1
     first, later = (loop if extra else folds * max(cycles, bus, 1) for cycles in (needed.first, needed.later))
-    return Timing(size, folds, folds * needed.weights, first, later, depth + TAIL_CYCLES)
+    idle = later - folds * needed.later if config.prefetch else 0
+    return Timing(size, folds, folds * needed.weights, first, later, depth + TAIL_CYCLES, idle)
 
 
 def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -> None:
