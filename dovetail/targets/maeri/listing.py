@@ -20,6 +20,8 @@ from dovetail.targets.maeri.timing import timing
 from dovetail.targets.maeri.tree import Range, collisions, configure, line_of
 from dovetail.targets.maeri.work import Network, Times, Work, exists_from
 
+_SPACINGS = (1, 2, 4)
+"""How far apart virtual neurons are put, in their own size, where the collection bus cannot take more sums."""
 _TRIED = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
 
@@ -127,22 +129,25 @@ def _lay(floor: _Floor, number: int, ready: int, size: int | None) -> Laid:
         start = max(int(floor.free.max()), barred)
         return laid_out((gang(number, work, config, start, ready, rules.at_most),), work, config)
     best: tuple[int, tuple[Item, ...]] | None = None
-    for candidate in [size] if size else tried_sizes(work, config, rules):
-        for lanes in _lanes(floor, work, candidate, barred):
-            items = deal(number, work, config, candidate, lanes, ready, rules.whole_filters)
-            ends = [item.start + busy(item, floor.network, config) for item in items]
-            if (best is None or max(ends) < best[0]) and floor.drains(items, ends):
-                best = (max(ends), items)
-    if best is None:
+    for spacing in _SPACINGS:
+        for candidate in [size] if size else tried_sizes(work, config, rules, spacing):
+            for lanes in _lanes(floor, work, max(candidate, 2) * spacing, barred):
+                items = deal(number, work, config, candidate, lanes, ready, rules.whole_filters)
+                ends = [item.start + busy(item, floor.network, config) for item in items]
+                if (best is None or max(ends) < best[0]) and floor.drains(items, ends):
+                    best = (max(ends), items)
+        if best is not None:
+            break
+    else:
         raise TargetError(f"a sum of {work.layer.taps} products does not fit {config.multipliers} multipliers",
                           where=work.name, hint="allow folding, take more multipliers, or let filters be divided")
     return laid_out(best[1], work, config)
 
 
-def _lanes(floor: _Floor, work: Work, size: int, barred: int) -> list[list[Lane]]:
-    """Room for virtual neurons of a size, each from when its multipliers are free: side by side from the left, and
-    where it is free first."""
-    config, width = floor.config, max(size, 2)
+def _lanes(floor: _Floor, work: Work, width: int, barred: int) -> list[list[Lane]]:
+    """Room for virtual neurons, each from when its multipliers are free: side by side from the left, and where it is
+    free first."""
+    config = floor.config
     count = min(config.multipliers // width, floor.rules.at_most or config.multipliers)
     sums = work.outputs * (1 if floor.rules.whole_filters else work.positions)
     free = np.maximum(floor.free, barred)
@@ -167,15 +172,24 @@ def _first_free(free: Times, width: int, count: int) -> list[Lane]:
     return lanes
 
 
-def tried_sizes(work: Work, config: MaeriConfig, rules: Rules) -> list[int]:
-    """Sizes of virtual neurons worth trying, the best guess first."""
+def tried_sizes(work: Work, config: MaeriConfig, rules: Rules, spacing: int = 1) -> list[int]:
+    """Sizes of virtual neurons worth trying, the best guess first.
+
+    Args:
+        work: the layer.
+        config: of the engine.
+        rules: the user's own.
+        spacing: each takes so many times its own multipliers, so that fewer sums meet on the collection bus.
+    """
     taps = work.layer.taps
     if rules.whole_filters:
-        return [taps] if taps <= config.multipliers else []
+        folds = -(-taps // config.multipliers)
+        return [-(-taps // folds)] if folds == 1 or (config.fold and config.accumulation_buffer) else []
     least = -(-taps // config.multipliers)
     most = min(taps, config.weight_depth) if config.fold and config.accumulation_buffer else 1
     sizes = dict.fromkeys(max(-(-taps // folds), min(taps, 2)) for folds in range(least, most + 1))
-    guessed = sorted((_guess(work, config, size), size) for size in sizes if _drains(config, size, -(-taps // size)))
+    fitting = [size for size in sizes if _drains(config, size, max(size, 2) * spacing, -(-taps // size))]
+    guessed = sorted((_guess(work, config, size), size) for size in fitting)
     return [size for _, size in guessed[:_TRIED]]
 
 
@@ -186,8 +200,7 @@ def _guess(work: Work, config: MaeriConfig, size: int) -> int:
     return folds * (sums + -(-sums // work.positions)) + (size - 1).bit_length()
 
 
-def _drains(config: MaeriConfig, size: int, folds: int) -> bool:
-    """Whether the collection bus takes all sums as they come."""
-    width = max(size, 2)
-    places = [Range(number * width, width) for number in range(config.multipliers // width)]
+def _drains(config: MaeriConfig, size: int, width: int, folds: int) -> bool:
+    """Whether the collection bus takes all sums of virtual neurons, one every `width` multipliers, as they come."""
+    places = [Range(number * width, size) for number in range(config.multipliers // width)]
     return collisions(config.multipliers, config.collection, configure(config.multipliers, places).outputs) <= folds

@@ -25,7 +25,7 @@ class Rules:
     at_most: int | None = None
     """Virtual neurons that work at the same time; None for as many as fit."""
     whole_filters: bool = False
-    """Whether all sums of an output channel come from one virtual neuron that holds its whole kernel."""
+    """Whether all sums of an output channel come from one virtual neuron, as large as its kernel where that fits."""
 
 
 def load_rules(path: Path) -> Rules:
@@ -35,7 +35,7 @@ def load_rules(path: Path) -> Rules:
     Raises:
         ModelError: the file cannot be read, or says something else.
     """
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     if not path.is_file() or path.stat().st_size > MAX_BYTES:
         raise ModelError(f"there is no such file, or it is larger than {MAX_BYTES} bytes", where=str(path))

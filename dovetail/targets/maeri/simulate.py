@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from dovetail.errors import SimulationError
 from dovetail.graph.types import Array
-from dovetail.targets.maeri.products import accumulated, products
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.deal import channels_of
+from dovetail.targets.maeri.products import accumulated, products
 from dovetail.targets.maeri.schedule import Item, Schedule, grid, neurons
 from dovetail.targets.maeri.timing import Timing, timing
 from dovetail.targets.maeri.tree import Range, configure, line
@@ -271,7 +271,7 @@ def _add(
         channels = channels_of(work, run.item.tile, channel)
         for rows, columns in _elements(run, run.positions[where]):
             inside = (rows < layer.out_rows) & (columns < layer.out_columns)
-            place = np.ix_(rows[inside] * layer.out_columns + columns[inside], channels)
+            place = np.ix_(rows[inside] * layer.out_columns + columns[inside], np.array(channels))
             total[place] += part[place]
             count[place] += 1
 

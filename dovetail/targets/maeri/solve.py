@@ -74,7 +74,7 @@ def solve(
 
 def _pieces(network: Network, config: MaeriConfig, in_parts: bool) -> list[_Piece]:
     """The pieces of a network; none where a layer's sums do not fit."""
-    pieces = []
+    pieces: list[_Piece] = []
     for number, work in enumerate(network.works):
         area = work.layer.rows * work.layer.columns
         divided = in_parts and work.layer.channels > 1 and config.accumulation_buffer and area > 1

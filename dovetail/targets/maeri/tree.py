@@ -5,36 +5,23 @@ parent, switch j of a level (j odd) has a link to switch j + 1, which has anothe
 switch. All others are single ones.
 
 A virtual neuron is a range of neighbouring multipliers. Level by level its products are added in a range of
-neighbouring switches. Where the first of them is the right child of its parent, or the last one the left child, that
-parent would be needed for one value only, so the value goes over the link to the neighbour instead. A sum that is in
-one switch is complete and leaves the tree there. So a switch at the border of two virtual neurons sends the one up
-and the other over the link (after the MAERI paper, Kwon et al., ASPLOS 2018, section 4).
+neighbouring switches. Where one half of a double switch gets two of its values and the other half one, the one goes
+over the link, and three are added; the half that is free then serves the next virtual neuron. A sum that is in one
+switch, or in the two halves of a double one, is complete and leaves the tree there. (After the MAERI paper, Kwon et al.,
+ASPLOS 2018, section 4; for equal virtual neurons it gives the configurations published with the RTL,
+maeri-project/MAERI_bsv configs/rn.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 from dovetail.errors import TargetError
 
 Switch = tuple[int, int]
 """(level from the root, number from the left)."""
-
-
-class Mode(Enum):
-    """What an adder switch does (names as in the public RTL, maeri-project/MAERI_bsv CR_Types.bsv)."""
-
-    IDLE = "idle"
-    ADD_ONE = "addOne"
-    """Pass on one value."""
-    ADD_TWO = "addTwo"
-    ADD_THREE = "addThree"
-    """Both children and the link."""
-    FLOW = "flowLeft"
-    """Two values of two virtual neurons, one up and one over the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +43,13 @@ class Tree:
 
     outputs: tuple[Switch, ...]
     """Where each virtual neuron's sum leaves, in the order of the ranges."""
-    modes: dict[Switch, Mode]
-    """What each switch that is not idle does."""
+    loads: dict[Switch, dict[int, int]]
+    """How many values of each virtual neuron, by its number, a switch adds up or passes on; what goes over the link to
+    the neighbour counts there."""
     links: dict[Switch, Switch]
     """Sender -> receiver of every link in use."""
+    children: dict[Switch, set[int]]
+    """Which of its children (numbers on the level below, multipliers under the last) give a switch a value."""
 
 
 def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
@@ -70,30 +60,32 @@ def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
         ranges: one per virtual neuron, in any order.
 
     Raises:
-        TargetError: two overlap, one lies outside, or a switch would have to give out two sums.
+        TargetError: two overlap, one lies outside, or two need the same adder.
     """
     _check(multipliers, ranges)
     levels = multipliers.bit_length() - 1
     loads: dict[Switch, dict[int, int]] = {}
+    children: dict[Switch, set[int]] = {}
     links: dict[Switch, Switch] = {}
     outputs: list[Switch] = [(0, 0)] * len(ranges)
     for number, leaf in enumerate(ranges):
         first, last = leaf.start, leaf.end - 1
         for level in range(levels - 1, -1, -1):
-            _load(loads, level, first, last, number)
+            for child in range(first, last + 1):
+                values = loads.setdefault((level, child // 2), {})
+                values[number] = values.get(number, 0) + 1
+                children.setdefault((level, child // 2), set()).add(child)
             first, last = first // 2, last // 2
             first, last = _over_links(level, first, last, links, loads, number)
             if first == last:
                 outputs[number] = (level, first)
                 break
-    taken: dict[Switch, int] = {}
-    for number, place in enumerate(outputs):
-        if place in taken:
-            raise TargetError(f"the virtual neurons {_text(ranges[taken[place]])} and {_text(ranges[number])} end in "
-                              f"the same adder {place}", where="reduction tree", hint="make each at least 2 wide")
-        taken[place] = number
-    modes = {place: _mode(values) for place, values in loads.items()}
-    return Tree(tuple(outputs), modes, links)
+    for place, values in loads.items():
+        if len(values) > 1:
+            one, other = sorted(values)[:2]
+            raise TargetError(f"the virtual neurons {_text(ranges[one])} and {_text(ranges[other])} both need adder "
+                              f"{place[1]} of level {place[0]}", where="reduction tree", hint="place them elsewhere")
+    return Tree(tuple(outputs), loads, links, children)
 
 
 def _check(multipliers: int, ranges: Sequence[Range]) -> None:
@@ -109,21 +101,17 @@ def _text(leaf: Range) -> str:
     return f"[{leaf.start}, {leaf.end})"
 
 
-def _load(loads: dict[Switch, dict[int, int]], level: int, first: int, last: int, number: int) -> None:
-    """Count the values that switches of a level get from below."""
-    for child in range(first, last + 1):
-        values = loads.setdefault((level, child // 2), {})
-        values[number] = values.get(number, 0) + 1
-
-
 def _over_links(
     level: int, first: int, last: int, links: dict[Switch, Switch], loads: dict[Switch, dict[int, int]], number: int
 ) -> tuple[int, int]:
-    """Send what would need a parent for itself alone to the neighbour; the range of switches that go on."""
-    if first < last and first % 2:
+    """Send single values over the links at both ends; the range of switches that go on."""
+    if last == first + 1 and first % 2 and loads[(level, first)][number] == loads[(level, last)][number]:
+        links[(level, last)] = (level, first)  # a whole double switch: its left half gives out the sum of both
+        return first, first
+    if first < last and first % 2 and loads[(level, first)][number] == 1:
         _link(level, first, first + 1, links, loads, number)
         first += 1
-    if first < last and last % 2 == 0:
+    if first < last and last % 2 == 0 and loads[(level, last)][number] == 1:
         _link(level, last, last - 1, links, loads, number)
         last -= 1
     return first, last
@@ -134,15 +122,7 @@ def _link(
     number: int,
 ) -> None:  # fmt: skip
     links[(level, sender)] = (level, receiver)
-    values = loads[(level, receiver)]
-    values[number] = values.get(number, 0) + 1
-
-
-def _mode(values: dict[int, int]) -> Mode:
-    """What a switch does that gets so many values of each virtual neuron."""
-    if len(values) > 1:
-        return Mode.FLOW
-    return (Mode.ADD_ONE, Mode.ADD_TWO, Mode.ADD_THREE)[next(iter(values.values())) - 1]
+    loads[(level, receiver)][number] += loads[(level, sender)].pop(number)
 
 
 def depth(levels: int, output: Switch) -> int:

@@ -66,10 +66,11 @@ def _tiles(layer: Layer, config: MaeriConfig, neurons: int) -> Iterator[Tile]:
     for rows, columns in dict.fromkeys(kernels):
         for channels in range(1, min(layer.channels, room // max(rows * columns, 1)) + 1):
             taps = rows * columns * channels
-            size = taps + (0 if config.accumulation_buffer else 1)
+            size = taps + (0 if config.accumulation_buffer or taps == layer.taps else 1)
             folds = config.fold and layer.taps <= taps * config.weight_depth
-            if size > 1 and (taps == layer.taps or folds):
-                for split in _splits(layer, min(config.multipliers // size, neurons)):
+            if taps == layer.taps or folds:
+                most = min(config.multipliers // size, neurons) if size > 1 else 1  # neighbours share an adder
+                for split in _splits(layer, most):
                     yield Tile(rows, columns, channels, *split)
 
 

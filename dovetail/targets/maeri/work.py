@@ -163,7 +163,7 @@ def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operand
     channels, rows = _extent(result)
     if node.operator.is_elementwise(kinds):
         moving = [times for times in operands if times.shape == (channels, rows)]
-        return np.maximum.reduce(moving)
+        return np.asarray(np.stack(moving).max(axis=0), np.int64)
     try:
         by_row = [_reads(node, kinds, result, row, 1) for row in range(rows)]
         by_channel = _by_channel(node, kinds, result, channels)
