@@ -18,6 +18,7 @@ from dovetail.target.description import (
     Target,
 )
 from dovetail.target.knobs import Choice, Knob, Space
+from dovetail.target.ordering import Ordered, Ordering, OrderRequest
 from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
     "Memory",
     "Offload",
     "Operand",
+    "OrderRequest",
+    "Ordered",
+    "Ordering",
     "Policy",
     "Raw",
     "Rewrite",

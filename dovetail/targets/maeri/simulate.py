@@ -70,7 +70,7 @@ def simulate(schedule: Schedule, inputs: Mapping[str, Array]) -> Simulation:
 
     Args:
         schedule: the order.
-        inputs: the network's, by name.
+        inputs: the network's, by name; and constants that shall be others.
 
     Raises:
         SimulationError: the order asks for something the engine cannot do; says which item, where and in which cycle.
@@ -94,6 +94,17 @@ def simulate(schedule: Schedule, inputs: Mapping[str, Array]) -> Simulation:
     cycles = max(int(times.max()) for times in exists.values())
     outputs = {name: values[name] for name in schedule.network.graph.outputs}
     return Simulation(outputs, cycles, sum(work.layer.macs for work in schedule.network.works))
+
+
+def makespan(schedule: Schedule) -> int:
+    """Cycles until the last result of an order exists, from its items alone.
+
+    Raises:
+        SimulationError: an item without work.
+        TargetError: one that the engine cannot compute.
+    """
+    runs = [_run(schedule, item) for item in schedule.items]
+    return max((int(run.ends[-1]) + run.time.tail for run in runs), default=0)
 
 
 def _run(schedule: Schedule, item: Item) -> _Run:

@@ -23,12 +23,20 @@ def uniform_cycles(layer: Layer, tile: Tile, config: MaeriConfig) -> int:
     Raises:
         TargetError: the tile does not fit the multipliers, or needs several steps per sum where that is off.
     """
-    kernel = zip((layer.rows, layer.columns, layer.channels), (tile.rows, tile.columns, tile.channels), strict=True)
-    folds = prod(-(-size // step) for size, step in kernel)
-    time = timing(config, layer, tile, folds * tile.size)
-    rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
-    rows, columns = -(-layer.out_rows // tile.out_rows), -(-layer.out_columns // tile.out_columns)
+    time = timing(config, layer, tile, _folds(layer, tile) * tile.size)
+    rounds, rows, columns = _rounds(layer, tile)
     return rounds * (time.load + rows * time.positions(columns, 0, columns) + time.tail)
+
+
+def _folds(layer: Layer, tile: Tile) -> int:
+    kernel = zip((layer.rows, layer.columns, layer.channels), (tile.rows, tile.columns, tile.channels), strict=True)
+    return prod(-(-size // step) for size, step in kernel)
+
+
+def _rounds(layer: Layer, tile: Tile) -> tuple[int, int, int]:
+    """How many times the tile is moved over filters and groups, rows, and columns."""
+    rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
+    return rounds, -(-layer.out_rows // tile.out_rows), -(-layer.out_columns // tile.out_columns)
 
 
 def utilisation(layer: Layer, tile: Tile, config: MaeriConfig) -> float:
@@ -37,7 +45,7 @@ def utilisation(layer: Layer, tile: Tile, config: MaeriConfig) -> float:
 
 
 def best_tile(layer: Layer, config: MaeriConfig, neurons: int | None = None) -> tuple[Tile, int]:
-    """The tile with the fewest cycles, and those; the first of equals in the order they are tried.
+    """The tile with the fewest cycles, and those.
 
     Args:
         layer: what to compute.
@@ -47,12 +55,14 @@ def best_tile(layer: Layer, config: MaeriConfig, neurons: int | None = None) -> 
     Raises:
         TargetError: none fits.
     """
+    tiles = list(_tiles(layer, config, neurons or config.multipliers))
+    least = [_folds(layer, tile) * prod(_rounds(layer, tile)) for tile in tiles]
     best: tuple[Tile, int] | None = None
-    for tile in _tiles(layer, config, neurons or config.multipliers):
-        ideal = layer.macs // (tile.size * tile.neurons)
-        if best is None or ideal < best[1]:
-            cycles = uniform_cycles(layer, tile, config)
-            best = (tile, cycles) if best is None or cycles < best[1] else best
+    for number in sorted(range(len(tiles)), key=least.__getitem__):
+        if best is not None and least[number] >= best[1]:
+            break
+        cycles = uniform_cycles(layer, tiles[number], config)
+        best = (tiles[number], cycles) if best is None or cycles < best[1] else best
     if best is None:
         raise TargetError(f"no tile of a sum of {layer.taps} products fits {config.multipliers} multipliers",
                           where="MAERI", hint="allow folding, or take more multipliers")

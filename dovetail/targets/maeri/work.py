@@ -100,7 +100,7 @@ def network(graph: Graph) -> Network:
     for node in graph.nodes:
         layer = _layer(node, graph.types) if _is_layer(graph, node) else None
         if layer is not None:
-            stem = node.origin or node.output
+            stem = (node.origin or node.output).split(" (")[0]
             names[stem] = names.get(stem, 0) + 1
             name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
             works.append(Work(node, name, layer, not isinstance(node.operator, FullyConnected)))
