@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,11 +79,7 @@ def _print(ordered: Ordered) -> None:
     for heading in ordered.headings:
         table.add_column(heading, overflow="fold", justify="left" if heading == ordered.headings[0] else "right")
     for row in ordered.rows:
-        table.add_row(*_texts(row, Text))
+        table.add_row(*(Text(cell) for cell in row))
     output().print(table, highlight=False)
     for sentence in ordered.notes:
         say(sentence)
-
-
-def _texts(row: Sequence[str], kind: type) -> list[object]:
-    return [kind(cell) for cell in row]

@@ -1,8 +1,8 @@
 """A RISC-V microcontroller with a MAERI: multipliers that form dot products of any sizes, side by side.
 
-The tree is the published one; that it hangs on a bus of 32 bits, reads operands from the one memory and gives out 32-bit
-sums is this chip's. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with an order of
-its own, and the core does the rest.
+The tree is the published one; that it hangs on a bus of 32 bits, reads operands from the one memory and gives out
+32-bit sums is this chip's. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with an
+order of its own, and the core does the rest.
 """
 
 from __future__ import annotations

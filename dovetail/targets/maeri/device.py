@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -70,7 +71,7 @@ class MaeriDevice:
         TargetError: the configuration is not possible.
     """
 
-    def __init__(self, bus: Bus, name: str = "maeri", **fields: int) -> None:
+    def __init__(self, bus: Bus, name: str = "maeri", **fields: Any) -> None:
         self.name = name
         self.config = MaeriConfig(**fields)
         self._bus = bus
@@ -140,8 +141,8 @@ class MaeriDevice:
                                   hint="wait until ROOM is not 0")
         address, count = self._registers[Register.TASK], self._registers[Register.WORDS]
         if count > MOST_WORDS or address % 4:
-            raise SimulationError(f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a multiple "
-                                  "of 4 on", where=self.name)  # fmt: skip
+            raise SimulationError(f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a "
+                                  "multiple of 4 on", where=self.name)  # fmt: skip
         task = decode(self._bus.view(address, 4 * count).view("<u4").tolist())
         try:
             schedule = _schedule(task, self.config)
@@ -183,7 +184,8 @@ def _schedule(task: Task, config: MaeriConfig) -> Schedule:
     image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
     x = builder.input("x", TensorType(image, DType.UINT8 if task.unsigned else DType.INT8))
     channels = layer.filters * layer.groups
-    shape = (1, layer.rows, layer.columns, channels) if task.depthwise else (channels, layer.rows, layer.columns, layer.channels)
+    kernel = (layer.rows, layer.columns)
+    shape = (1, *kernel, channels) if task.depthwise else (channels, *kernel, layer.channels)
     w = builder.constant("weights", np.zeros(shape, np.int8))
     operator = DepthwiseConv2d if task.depthwise else Conv2d
     stride = (layer.stride, layer.stride)

@@ -1,4 +1,4 @@
-"""The host program that feeds an order to the engine, in C: phases, the tree's words for each, and the items they begin."""
+"""The host program that feeds an order to the engine, in C: phases, the tree's words, and the items each begins."""
 
 from __future__ import annotations
 
@@ -94,13 +94,15 @@ def host_files(schedule: Schedule) -> dict[str, str]:
     starts = [item.start for item in schedule.items]
     begun = [(starts.index(phase.start) if phase.start in starts else 0, starts.count(phase.start)) for phase in spans]
     lines = ['#include "maeri_order.h"', ""]
-    lines += _array("const char *const maeri_layer_names[MAERI_LAYERS]", (f'"{_plain(work.name)}"' for work in works), 1)
+    names = (f'"{_plain(work.name)}"' for work in works)
+    lines += _array("const char *const maeri_layer_names[MAERI_LAYERS]", names, 1)
     segments = [part for item in schedule.items for part in item.segments]
     lines += _array("const maeri_segment_t maeri_segments[]", (_row(p.channel, p.first, p.count) for p in segments), 4)
     lines += _array("const maeri_item_t maeri_items[MAERI_ITEMS]", _items(schedule), 2)
     rows = (_row(phase.start, phase.configuration * size, *run) for phase, run in zip(spans, begun, strict=True))
     lines += _array("const maeri_phase_t maeri_phases[MAERI_PHASES]", rows, 4)
-    lines += _array("const uint32_t maeri_words[]", (f"0x{word:08x}u" for number in sorted(trees) for word in trees[number]), 8)
+    words = (f"0x{word:08x}u" for number in sorted(trees) for word in trees[number])
+    lines += _array("const uint32_t maeri_words[]", words, 8)
     return {"maeri_order.h": header, "maeri_order.c": "\n".join(lines) + "\n" + _RUN}
 
 
@@ -126,4 +128,5 @@ def _array(declaration: str, elements: Iterable[str], each: int) -> list[str]:
 
 def _plain(name: str) -> str:
     """A name as it may stand in a C string."""
-    return "".join(letter if letter.isascii() and letter.isprintable() and letter not in '"\\?' else "_" for letter in name)
+    kept = (letter.isascii() and letter.isprintable() and letter not in '"\\?' for letter in name)
+    return "".join(letter if keep else "_" for letter, keep in zip(name, kept, strict=True))

@@ -1,4 +1,4 @@
-"""The phases of an order: spans of time in which the same virtual neurons work, each with a configuration of the tree."""
+"""The phases of an order: spans of time in which the same virtual neurons work, each with its own tree."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Formats after maeri-project/MAERI_bsv@1351d1b (src/maeri_controller/CR_Types.bsv, compiler/lib/include). A double
 switch takes a byte, four to a word, the first lowest: mode of the left half, of the right half, two bits each; whether
-the left and the right half give out a sum; two zeros. A single switch takes four bits, eight to a word: mode, whether it
-gives out a sum, zero. Switches are counted from the root, left to right.
+the left and the right half give out a sum; two zeros. A single switch takes four bits, eight to a word: mode, whether
+it gives out a sum, zero. Switches are counted from the root, left to right.
 """
 
 from __future__ import annotations

@@ -128,7 +128,11 @@ def to_json(schedule: Schedule) -> str:
             for item in schedule.items
         ],
         "phases": [
-            {"start": phase.start, "configuration": phase.configuration, "neurons": [[place.start, place.end] for place in phase.places]}
+            {
+                "start": phase.start,
+                "configuration": phase.configuration,
+                "neurons": [[place.start, place.end] for place in phase.places],
+            }
             for phase in phases(schedule)
         ],
     }

@@ -7,8 +7,8 @@ switch. All others are single ones.
 A virtual neuron is a range of neighbouring multipliers. Level by level its products are added in a range of
 neighbouring switches. Where one half of a double switch gets two of its values and the other half one, the one goes
 over the link, and three are added; the half that is free then serves the next virtual neuron. A sum that is in one
-switch, or in the two halves of a double one, is complete and leaves the tree there. (After the MAERI paper, Kwon et al.,
-ASPLOS 2018, section 4; for equal virtual neurons it gives the configurations published with the RTL,
+switch, or in the two halves of a double one, is complete and leaves the tree there. (After the MAERI paper, Kwon et
+al., ASPLOS 2018, section 4; for equal virtual neurons it gives the configurations published with the RTL,
 maeri-project/MAERI_bsv configs/rn.)
 """
 
