@@ -215,6 +215,40 @@ def tune(
 
 
 @app.command()
+def schedule(
+    model: Model,
+    target: TargetName,
+    multipliers: Annotated[
+        int | None, typer.Option(help="Of the hardware; the target's own if not given.", show_default=False)
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=NUMBER: another size of the hardware. May be repeated.", show_default=False),
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="A YAML file of your own rules for the order.", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="To spend on better orders than the first.")] = 5.0,
+    simulate: Annotated[bool, typer.Option(help="Execute the order cycle by cycle and compare.")] = True,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for the order, its picture and programs.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder that is already there.")] = False,
+) -> None:
+    """Order a whole network on a target's hardware: which part works where, and when.
+
+    Example: dovetail schedule net.h5 --target maeri --multipliers 64 -o build/order
+    """
+    from dovetail.cli import scheduling
+
+    wish = scheduling.Wish(
+        model, target, multipliers, tuple(sizes or ()), rules, seconds, simulate, folder, force
+    )
+    scheduling.schedule(wish)
+
+
+@app.command()
 def targets() -> None:
     """List the targets and their requantisation policies.
 

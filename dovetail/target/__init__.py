@@ -19,6 +19,7 @@ from dovetail.target.description import (
     Target,
 )
 from dovetail.target.knobs import Choice, Knob, Space
+from dovetail.target.ordering import Ordered, Ordering, OrderRequest
 from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
 
 __all__ = [
@@ -36,6 +37,9 @@ __all__ = [
     "Memory",
     "Offload",
     "Operand",
+    "OrderRequest",
+    "Ordered",
+    "Ordering",
     "Policy",
     "Raw",
     "RegisterMemory",

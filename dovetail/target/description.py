@@ -14,6 +14,7 @@ from dovetail.graph.graph import Graph
 from dovetail.graph.layout import Layout
 from dovetail.graph.types import Array
 from dovetail.target.knobs import Choice, Space
+from dovetail.target.ordering import Ordering
 from dovetail.target.pattern import Constraint, Match, Pattern
 
 IN_PLACE_ALIGNMENT = 64
@@ -251,6 +252,8 @@ class Target:
     """The default first."""
     engines: tuple[Engine, ...] = ()
     dma: Dma | None = None
+    ordering: Ordering | None = None
+    """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

@@ -17,6 +17,7 @@ BUILT_IN = {
     "cortex_m33": "cortex_m:M33",
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
+    "maeri": "maeri:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

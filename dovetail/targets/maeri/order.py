@@ -1,0 +1,90 @@
+"""What `dovetail schedule` asks of this target: the best order of a network, shown and written out."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from dovetail.errors import TargetError
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.target import Ordered, OrderRequest
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.gantt import summary, to_html
+from dovetail.targets.maeri.host_c import host_files
+from dovetail.targets.maeri.improve import best_order
+from dovetail.targets.maeri.phases import phases
+from dovetail.targets.maeri.programming import layer_words, tree_words, vmh
+from dovetail.targets.maeri.rules import Rules, load_rules
+from dovetail.targets.maeri.schedule import Schedule
+from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.table import HEADINGS, cells, rows, to_json, to_trace
+from dovetail.targets.maeri.work import network
+
+
+def configured(config: MaeriConfig, settings: dict[str, int]) -> MaeriConfig:
+    """A configuration with some sizes changed. Where only the multipliers are, both bandwidths follow them.
+
+    Raises:
+        TargetError: there is no such size, or it is not possible.
+    """
+    kinds = {field.name: type(getattr(config, field.name)) for field in fields(config)}
+    for name in settings:
+        if name not in kinds:
+            raise TargetError(f"MAERI has no size '{name}'", hint=f"sizes are {', '.join(kinds)}")
+    found = {name: kinds[name](value) for name, value in settings.items()}
+    for name in ("distribution", "collection"):
+        if "multipliers" in found and getattr(config, name) == config.multipliers:
+            found.setdefault(name, found["multipliers"])
+    return replace(config, **found)
+
+
+def order(graph: Graph, request: OrderRequest, config: MaeriConfig) -> Ordered:
+    """The best order that is found, simulated if asked for.
+
+    Raises:
+        DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
+    """
+    config = configured(config, dict(request.settings))
+    rules = load_rules(request.rules) if request.rules else Rules()
+
+    def found(how: str, makespan: int, least: int) -> None:
+        """Show how near to the bound an order is."""
+        request.progress(f"{how}: {makespan:,} cycles, {100 * (makespan / least - 1):.1f} % above the bound {least:,}")
+
+    schedule = best_order(network(graph), config, rules, request.seconds, found)
+    notes = [summary(schedule)]
+    if request.inputs is not None:
+        request.progress("simulating")
+        notes.append(_simulated(schedule, request))
+    return Ordered(HEADINGS, tuple(tuple(cells(row)) for row in rows(schedule)), tuple(notes), _files(schedule))
+
+
+def _simulated(schedule: Schedule, request: OrderRequest) -> str:
+    """Execute the order, compare with the graph; a sentence."""
+    assert request.inputs is not None
+    result = simulate(schedule, request.inputs)
+    graph = schedule.network.graph
+    expected = evaluate(graph, request.inputs)
+    exact = all((result.outputs[name] == array).all() for name, array in expected.items())
+    integers = all(graph.types[name].dtype.is_integer for name in graph.outputs)
+    if result.cycles != schedule.makespan or (integers and not exact):
+        raise AssertionError(f"the order gives other results, or takes {result.cycles} cycles, not {schedule.makespan}")
+    share = 100 * result.utilisation(schedule.config)
+    how = "equal to the network's in every bit" if exact else "those of the network within float rounding"
+    return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
+
+
+def _files(schedule: Schedule) -> dict[str, bytes]:
+    """Everything that is written out."""
+    config = schedule.config
+    files = {
+        "schedule.json": to_json(schedule),
+        "schedule.html": to_html(schedule),
+        "trace.json": to_trace(schedule),
+        **{f"host/{name}": text for name, text in host_files(schedule).items()},
+    }
+    for phase in phases(schedule):
+        files.setdefault(f"trees/RN_Config_{phase.configuration:04d}.vmh", vmh(tree_words(config, phase.tree)))
+    for number, work in enumerate(schedule.network.works):
+        tile = next(item.tile for item in schedule.items if item.work == number)
+        files[f"layers/Layer_Info_{number:03d}.vmh"] = vmh(layer_words(config, work.layer, tile), digits=2)
+    return {name: text.encode() for name, text in files.items()}

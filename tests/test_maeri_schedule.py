@@ -1,0 +1,290 @@
+"""MAERI's orders: exact on real tensors, near their bounds, as the user's rules say, refused where they are wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import shared_dir
+from dovetail.compile import Options, prepare, sample_inputs
+from dovetail.errors import ModelError, SimulationError, TargetError
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.graph.types import Array
+from dovetail.targets import load_target
+from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.delivery import Tile
+from dovetail.targets.maeri.improve import best_order
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.rules import Rules, load_rules
+from dovetail.targets.maeri.schedule import Item, Schedule, Segment, busy
+from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.tree import Range
+from dovetail.targets.maeri.work import network
+from maeri_networks import NETWORKS, Shapes
+
+Made = tuple[Graph, Mapping[str, Array]]
+
+
+def check(graph: Graph, inputs: Mapping[str, Array], schedule: Schedule) -> None:
+    """An order computes what the graph means, in the cycles it says, and not in fewer than the bound."""
+    found, expected = simulate(schedule, inputs), evaluate(graph, inputs)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found.outputs[name], array)
+    assert found.cycles == schedule.makespan
+    assert found.cycles >= bound(schedule.network, schedule.config).cycles
+
+
+def shared_network(name: str) -> Made:
+    """A network of MLPerf Tiny with random inputs."""
+    file = shared_dir() / "models" / "mlperf_tiny" / f"{name}_int8.tflite"
+    graph = prepare(file, load_target("riscv"), Options())
+    return graph, sample_inputs(graph)
+
+
+def random_network(seed: int) -> Made:
+    """A few layers in a row with random sizes."""
+    random = np.random.default_rng(seed)
+    net = Shapes("random", (int(random.integers(5, 12)), int(random.integers(5, 12)), int(random.integers(1, 9))))
+    x = net.input
+    for _ in range(int(random.integers(1, 5))):
+        kernel = int(random.choice([1, 2, 3, 5]))
+        x = net.convolution(x, kernel, int(random.integers(1, 20)), int(random.integers(1, 3)))
+    if random.integers(2):
+        x = net.dense(x, int(random.integers(1, 12)))
+    return net.builder.finish([x]), net.inputs()
+
+
+CONFIGS = {
+    "plain": MaeriConfig(),
+    "many": MaeriConfig(256, 256, 256),
+    "few": MaeriConfig(16, 16, 16),
+    "narrow": MaeriConfig(64, 8, 16),
+    "fat tree": MaeriConfig(64, 16, 16, ports=False),
+    "no buffer": MaeriConfig(64, 16, 16, accumulation_buffer=False),
+    "prefetch": MaeriConfig(64, 16, 4, prefetch=1),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_random_networks(name: str) -> None:
+    for seed in range(12):
+        graph, inputs = random_network(seed)
+        check(graph, inputs, arrange(network(graph), CONFIGS[name]))
+
+
+@pytest.mark.parametrize("multipliers", [64, 256])
+@pytest.mark.parametrize("name", [*NETWORKS, "ic_resnet8", "vww_mobilenetv1"])
+def test_near_the_bound(name: str, multipliers: int) -> None:
+    """At full bandwidth at most 1.10 times the bound; simulated, but for VGG-16, whose numbers alone take a minute."""
+    graph, inputs = NETWORKS[name]() if name in NETWORKS else shared_network(name)
+    config, net = MaeriConfig(multipliers, multipliers, multipliers), network(graph)
+    began = time.process_time()
+    schedule = best_order(net, config, seconds=0)
+    assert time.process_time() - began < (60 if name == "VGG-16" else 10)
+    least = bound(net, config).cycles
+    print(f"{name} on {multipliers}: {schedule.makespan:,} cycles, bound {least:,}, {schedule.makespan / least:.4f}")
+    assert schedule.makespan <= 1.10 * least
+    if name != "VGG-16":
+        check(graph, inputs, schedule)
+
+
+def kernels_of_three_sizes() -> Made:
+    """One filter each of 3x3, 4x4 and 5x5 over one channel of 10x10."""
+    net = Shapes("kernels", (10, 10, 1))
+    outputs = [net.convolution(net.input, kernel, 1, pad=0) for kernel in (3, 4, 5)]
+    return net.builder.finish(outputs), net.inputs()
+
+
+def test_three_kernel_sizes_run_in_parallel() -> None:
+    """9 + 16 + 25 = 50 of 64 multipliers from cycle 0 on. The 3x3 kernel is the longest: a weight, 64 positions, and
+    4 + 4 cycles until the last sum is out of the tree: 73."""
+    graph, inputs = kernels_of_three_sizes()
+    schedule = best_order(network(graph), MaeriConfig(64), Rules(whole_filters=True))
+    check(graph, inputs, schedule)
+    assert sorted((item.place.size, item.start) for item in schedule.items) == [(9, 0), (16, 0), (25, 0)]
+    assert schedule.makespan == 1 + 8 * 8 + 4 + 4
+
+
+def four_then_one() -> Made:
+    """Four 3x3 filters over 6x6 give 4x4 each; then one filter over all four."""
+    net = Shapes("four", (6, 6, 1))
+    outputs = net.convolution(net.input, 3, 4, pad=0)
+    return net.builder.finish([net.convolution(outputs, 3, 1, pad=0)]), net.inputs()
+
+
+def test_the_next_layer_begins_on_finished_outputs() -> None:
+    """32 multipliers hold three of the four filters. Each takes a weight and 16 positions and exists 8 cycles later:
+    three at 25, the fourth, begun at 17, at 42. The next layer adds up what three channels give it while the fourth is
+    computed (weight, 4 positions: 5 cycles), then the last part: its weight at 41, its products 42 to 46, out at 54."""
+    graph, inputs = four_then_one()
+    schedule = best_order(network(graph), MaeriConfig(32, 32, 32), Rules(whole_filters=True), seconds=10)
+    check(graph, inputs, schedule)
+    first, second = ([item for item in schedule.items if item.work == number] for number in (0, 1))
+    assert sorted(item.start for item in first) == [0, 0, 0, 17]
+    fourth = max(first, key=lambda item: item.start)
+    early = [item for item in second if item.start + 5 <= fourth.start + 17 + 8]
+    assert len(second) == 4 and len(early) == 3
+    assert sum(item.start < fourth.start + 17 for item in early) >= 2  # beside the fourth filter's own products
+    assert max(item.start for item in second) == 41
+    assert schedule.makespan == 54
+
+
+def test_the_exact_order_is_no_worse() -> None:
+    for make in (kernels_of_three_sizes, four_then_one):
+        graph, inputs = make()
+        config, net = MaeriConfig(32, 32, 32), network(graph)
+        told: list[tuple[str, int, int]] = []
+        schedule = best_order(net, config, found=lambda *each, told=told: told.append(each))
+        check(graph, inputs, schedule)
+        assert told[0][0] == "list" and told[-1][1] == schedule.makespan <= arrange(net, config).makespan
+        assert all(earlier[1] > later[1] >= later[2] for earlier, later in pairwise(told))
+
+
+def planted() -> tuple[Graph, Mapping[str, Array], Schedule]:
+    """A valid order of two layers."""
+    net = Shapes("planted", (6, 6, 2))
+    graph = net.builder.finish([net.convolution(net.convolution(net.input, 3, 4), 3, 4)])
+    return graph, net.inputs(), arrange(network(graph), MaeriConfig())
+
+
+def shifted(item: Item, cycles: int) -> Item:
+    """The same later."""
+    return replace(item, start=item.start + cycles)
+
+
+def first_of(schedule: Schedule, work: int) -> int:
+    """The first item of a layer."""
+    return next(index for index, item in enumerate(schedule.items) if item.work == work)
+
+
+def _early(schedule: Schedule) -> list[Item]:
+    last = max(range(len(schedule.items)), key=lambda index: schedule.items[index].start)
+    return [replace(item, start=0) if index == last else shifted(item, 0) for index, item in enumerate(schedule.items)]
+
+
+def _too_early(schedule: Schedule) -> list[Item]:
+    return [shifted(item, -1) if item.work == 1 else item for item in schedule.items]
+
+
+def _overlap(schedule: Schedule) -> list[Item]:
+    index = first_of(schedule, 1)
+    moved = replace(schedule.items[index], place=Range(1, schedule.items[index].place.size))
+    return [*schedule.items[:index], moved, *schedule.items[index + 1 :]]
+
+
+def _outside(schedule: Schedule) -> list[Item]:
+    item = schedule.items[0]
+    return [replace(item, place=Range(64 - item.place.size + 1, item.place.size)), *schedule.items[1:]]
+
+
+def _cut(schedule: Schedule) -> list[Item]:
+    item = schedule.items[0]
+    part = item.segments[-1]
+    short = (*item.segments[:-1], Segment(part.channel, part.first, part.count - 1))
+    return [replace(item, segments=short), *schedule.items[1:]]
+
+
+def _twice(schedule: Schedule) -> list[Item]:
+    item = schedule.items[0]
+    return [*schedule.items, replace(item, start=100_000)]
+
+
+def _part(schedule: Schedule) -> list[Item]:
+    item = schedule.items[0]
+    return [replace(item, taps=(0, item.taps[1] - 1)), *schedule.items[1:]]
+
+
+FAULTS: Mapping[str, tuple[Callable[[Schedule], list[Item]], str]] = {
+    "begun before its inputs exist": (_too_early, "its inputs exist from cycle|in use until"),
+    "at the start on others' multipliers": (_early, "in use until|its inputs exist"),
+    "over others": (_overlap, "in use until|do not fit"),
+    "outside": (_outside, "there are 64 multipliers"),
+    "a sum left out": (_cut, "are added 0 times"),
+    "sums twice": (_twice, "are added 2 times"),
+    "a product left out": (_part, "do not make up|in use until"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str) -> None:
+    graph, inputs, schedule = planted()
+    check(graph, inputs, schedule)
+    spoil, message = FAULTS[fault]
+    with pytest.raises(SimulationError, match=message):
+        simulate(replace(schedule, items=tuple(spoil(schedule))), inputs)
+
+
+def test_two_sums_on_one_line_are_found() -> None:
+    """Sums of 16 on multipliers 16 and 32 leave through the halves of one double switch."""
+    net = Shapes("lines", (5, 5, 1))
+    graph = net.builder.finish([net.convolution(net.input, 4, 2, pad=0)])
+    items = tuple(Item(0, Tile(4, 4), Range(place, 16), 0, (Segment(channel, 0, 4),), (0, 16))
+                  for channel, place in enumerate((16, 32)))  # fmt: skip
+    with pytest.raises(SimulationError, match="line 0 of the collection bus would get 2"):
+        simulate(Schedule(network(graph), MaeriConfig(), items, 0), net.inputs())
+
+
+def test_rules_are_kept() -> None:
+    graph, inputs = NETWORKS["Inception"]()
+    net = network(graph)
+    names = [work.name for work in net.works]
+    rules = Rules(before=((names[3], names[0]),), apart=((names[1], names[3]),), at_most=5)
+    schedule = arrange(net, MaeriConfig(), rules)
+    found = simulate(schedule, inputs)
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for item in schedule.items:
+        spans.setdefault(item.work, []).append((item.start, item.start + busy(item, net, schedule.config)))
+    assert min(start for start, _ in spans[0]) >= max(end for _, end in spans[3])
+    assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[1] for b in spans[3])
+    every = [span for each in spans.values() for span in each]
+    assert max(sum(start <= at < end for start, end in every) for at, _ in every) <= 5
+    assert found.cycles == schedule.makespan
+
+
+def test_contradictory_rules_name_the_smallest_circle() -> None:
+    graph, _ = four_then_one()
+    net = network(graph)
+    first, second = (work.name for work in net.works)
+    with pytest.raises(ModelError, match=f"{second} reads what {first} computes; {second} before {first}"):
+        arrange(net, MaeriConfig(), Rules(before=((second, first),)))
+    with pytest.raises(ModelError, match="no layer of the network"):
+        arrange(net, MaeriConfig(), Rules(apart=((first, "x"),)))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("- 1", "rules are a mapping"), ("befor: []", "rules are a mapping"), ("before: [[a]]", "list of pairs"),
+    ("at_most: 0", "at least 1"), ("at_most: true", "at least 1"), ("whole_filters: 3", "true or false"),
+    ("a: [", "not YAML"), ("before: !!python/object/apply:os.system [ls]", "not YAML"),
+])  # fmt: skip
+def test_bad_rule_files(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load_rules(file)
+
+
+def test_what_does_not_fit() -> None:
+    graph, _ = NETWORKS["LeNet"]()
+    with pytest.raises(TargetError, match="does not fit"):
+        arrange(network(graph), MaeriConfig(16, 16, 16, fold=False))
+    with pytest.raises(TargetError, match="does not fit"):
+        arrange(network(graph), MaeriConfig(16, 16, 16, accumulation_buffer=False), Rules(whole_filters=True))
+
+
+def test_a_million_cycles_per_second() -> None:
+    """ResNet8's layers, on 64 multipliers."""
+    graph, inputs = shared_network("ic_resnet8")
+    schedule = arrange(network(graph), MaeriConfig())
+    simulate(schedule, inputs)
+    began = time.process_time()
+    found = simulate(schedule, inputs)
+    speed = found.cycles / (time.process_time() - began)
+    print(f"{speed:,.0f} simulated cycles per second")
+    assert speed >= 1_000_000

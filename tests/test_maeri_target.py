@@ -1,0 +1,215 @@
+"""MAERI as a target: firmware on the simulated chip, what `dovetail schedule` writes, and what the device refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail import zoo
+from dovetail.cli.main import main
+from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
+from dovetail.emit import write_project
+from dovetail.errors import SimulationError
+from dovetail.graph.graph import evaluate
+from dovetail.run import open_build, run_build
+from dovetail.simulate.device import MemoryBus, MemoryRegion
+from dovetail.targets import load_target
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.device import MaeriDevice, Register
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.phases import phases
+from dovetail.targets.maeri.programming import tree_words
+from dovetail.targets.maeri.task import Place, Task, decode, encode
+from dovetail.targets.maeri.work import network
+from test_end_to_end import network_file, require_chip, run, stored
+from test_maeri_schedule import random_network
+
+HAL = """
+#include <inttypes.h>
+#include <stdio.h>
+#include "maeri_order.h"
+void maeri_wait_until(uint32_t cycle) { printf("wait %" PRIu32 "\\n", cycle); }
+void maeri_configure(const uint32_t *words)
+{
+    printf("configure");
+    for (uint32_t word = 0; word < MAERI_TREE_WORDS; ++word) { printf(" %08" PRIX32, words[word]); }
+    printf("\\n");
+}
+void maeri_start(const maeri_item_t *item)
+{
+    printf("start %s %u %u %u %" PRIu32 " %" PRIu32, maeri_layer_names[item->layer], (unsigned)item->multiplier,
+           (unsigned)item->size, (unsigned)item->neurons, item->product, item->products);
+    for (uint32_t segment = 0; segment < item->segments; ++segment) {
+        const maeri_segment_t *part = &maeri_segments[item->segment + segment];
+        printf(" %" PRIu32 ":%" PRIu32 "+%" PRIu32, part->channel, part->first, part->count);
+    }
+    printf("\\n");
+}
+int main(void) { maeri_run(); return 0; }
+"""
+
+
+@pytest.mark.parametrize("name", ["ic_resnet8", "kws_dscnn", "vww_mobilenetv1", "ad_autoencoder"])
+def test_firmware_equals_micro(name: str, tmp_path: Path) -> None:
+    """Every byte of output, all multiply-accumulates on the engine."""
+    require_chip()
+    compiled = compile_model(network_file(name), load_target("maeri"), Options())
+    inputs, reference = stored(name, compiled)
+    for index, outputs in enumerate(run(compiled, tmp_path / "build", inputs[:2]).outputs):
+        np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
+    on_core = sum(region.macs for region in compiled.regions if region.engine is None)
+    assert on_core == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_networks_on_the_chip(seed: int, tmp_path: Path) -> None:
+    require_chip()
+    graph, inputs = random_network(seed)
+    compiled = compile_graph(graph, load_target("maeri"), Options())
+    write_project(compiled.project, tmp_path / "build")
+    for simulator in ("iss", "host"):
+        result = run_build(open_build(tmp_path / "build"), simulator, [dict(inputs)])
+        for name, array in evaluate(graph, inputs).items():
+            np.testing.assert_array_equal(result.outputs[0][name], array)
+
+
+def test_a_users_own_configuration(tmp_path: Path) -> None:
+    require_chip()
+    file = tmp_path / "small.py"
+    file.write_text("from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
+                    "TARGET = target(MaeriConfig(32, 8, 8), 'small_maeri')\n")  # fmt: skip
+    model = tmp_path / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    target = load_target(str(file))
+    compiled = compile_model(model, target, Options())
+    inputs = sample_inputs(compiled.graph)
+    write_project(compiled.project, tmp_path / "build")
+    result = run_build(open_build(tmp_path / "build", target), "iss", [inputs])
+    for name, array in evaluate(compiled.graph, inputs).items():
+        np.testing.assert_array_equal(result.outputs[0][name], array)
+
+
+def scheduled(folder: Path, *more: str) -> Path:
+    """The order of the zoo's digits network, written out."""
+    model = folder / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    main_ok(["schedule", str(model), "--target", "maeri", "-o", str(folder / "order"), *more])
+    return folder / "order"
+
+
+def main_ok(arguments: list[str]) -> None:
+    """Run the command line; status 0."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (0, None)
+
+
+def test_what_schedule_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = scheduled(tmp_path, "--multipliers", "32")
+    printed = capsys.readouterr()
+    assert "times the bound" in printed.out and "equal to the network's in every bit" in printed.out
+    assert "above the bound" in printed.err
+    data = json.loads((folder / "schedule.json").read_text())
+    assert data["configuration"]["multipliers"] == data["configuration"]["distribution"] == 32
+    assert data["makespan"] == max(item["end"] for item in data["items"]) + 4 + _depth(data)
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(data["items"])
+    page = (folder / "schedule.html").read_text()
+    assert "http" not in page.replace("</html>", "") and "<canvas" in page
+    assert (folder / "trees" / "RN_Config_0000.vmh").read_text().startswith("@000\n")
+    assert len(list((folder / "layers").iterdir())) == len(data["layers"])
+
+
+def _depth(data: dict[str, list[dict[str, dict[str, int]]]]) -> int:
+    """Levels of the tree the last sum passes."""
+    last = max(data["items"], key=lambda item: item["end"])
+    return (last["tile"]["channels"] - 1).bit_length()
+
+
+def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
+    """Compiled without a warning; what it asks of the platform is the order, phase by phase."""
+    folder = scheduled(tmp_path, "--no-simulate") / "host"
+    (folder / "hal.c").write_text(HAL)
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fsanitize=undefined"]
+    subprocess.run(["cc", *flags, "hal.c", "maeri_order.c", "-o", "order"], cwd=folder, check=True)
+    said = subprocess.run([str(folder / "order")], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    target = load_target("maeri")
+    graph = prepare(tmp_path / "digits.onnx", target, Options())
+    schedule = arrange(network(graph), MaeriConfig())
+    data = json.loads((folder.parent / "schedule.json").read_text())
+    if data["makespan"] != schedule.makespan:
+        pytest.fail("the digits network is expected to need no better order than the list scheduler's")
+    expected = []
+    for phase in phases(schedule):
+        expected += [f"wait {phase.start}"]
+        words = tree_words(schedule.config, phase.tree)
+        expected += ["configure " + " ".join(f"{word:08X}" for word in words)]
+        for item in schedule.items:
+            if item.start == phase.start:
+                parts = " ".join(f"{part.channel}:{part.first}+{part.count}" for part in item.segments)
+                name = schedule.network.works[item.work].name
+                expected += [f"start {name} {item.place.start} {item.tile.size} 1 0 {item.taps[1]} {parts}"]
+    assert said == [*expected, f"wait {schedule.makespan}"]
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--multipliers", "48"], "power of two"), (["--set", "colour=3"], "no size 'colour'"),
+    (["--set", "distribution=x"], "NAME=NUMBER"), (["--set", "distribution=0"], "power of two"),
+    (["--rules", "nowhere.yaml"], "no such file"),
+])  # fmt: skip
+def test_bad_requests(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    with pytest.raises(SystemExit) as end:
+        main(["schedule", str(model), "--target", "maeri", *more])
+    assert end.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+def test_targets_without_orders_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    with pytest.raises(SystemExit):
+        main(["schedule", str(model), "--target", "ne16"])
+    assert "ne16 does not order whole networks" in capsys.readouterr().err
+
+
+def test_tasks_survive_their_words() -> None:
+    graph, _ = random_network(3)
+    net = network(graph)
+    first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
+    task = Task(net.works[0].layer, False, -7, False, Place(1, 2, 3, 4), Place(5, 6, 7, 8), 64, 128, first)
+    assert decode(encode(task)) == task
+    for spoilt in (encode(task)[:-1], (*encode(task), 0)):
+        with pytest.raises(SimulationError, match=r"too early|after its last"):
+            decode(spoilt)
+
+
+def test_the_device_refuses() -> None:
+    """Damaged tasks and wrong use of the registers."""
+    bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
+    device = MaeriDevice(bus)
+    with pytest.raises(SimulationError, match="no register"):
+        device.read(0x40, 0)
+    with pytest.raises(SimulationError, match="read-only"):
+        device.write(Register.ROOM, 1, 0)
+    with pytest.raises(SimulationError, match="takes 1"):
+        device.write(Register.CONTROL, 2, 0)
+    graph, _ = random_network(3)
+    net = network(graph)
+    items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
+    task = Task(net.works[0].layer, False, 0, False, Place(0x1000, 1, 1, 1), Place(0x1000, 4, 4, 4), 0, 0, items)
+    for spoilt in (replace(task, items=(replace(items[0], segments=()),)),
+                   replace(task, layer=replace(task.layer, rows=99))):  # fmt: skip
+        words = encode(spoilt)
+        bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
+        device.write(Register.TASK, 0x1000, 0)
+        device.write(Register.WORDS, len(words), 0)
+        with pytest.raises(SimulationError):
+            device.write(Register.CONTROL, 1, 0)

@@ -1,0 +1,175 @@
+"""MAERI's trees: measured cycles of the public simulator, the mapper's published sample, and the tree's own rules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dovetail.errors import TargetError
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.delivery import Tile
+from dovetail.targets.maeri.layer import Layer
+from dovetail.targets.maeri.programming import layer_words, tree_words
+from dovetail.targets.maeri.tree import Range, Tree, collisions, configure
+from dovetail.targets.maeri.uniform import best_tile, uniform_cycles
+
+SWEPT = Layer(3, 3, 6, 6, 20, 20)
+ROWS = Tile(3, 3, out_rows=3)
+BANDWIDTHS = (4, 8, 16, 32, 64)
+MEASURED = [
+    *((SWEPT, ROWS, MaeriConfig(64, width, width), cycles)
+      for width, cycles in zip(BANDWIDTHS, (13548, 9402, 8400, 4230, 3972), strict=True)),
+    *((SWEPT, ROWS, MaeriConfig(64, width, width, accumulation_buffer=False), cycles)
+      for width, cycles in zip(BANDWIDTHS, (20664, 20478, 20304, 20220, 16932), strict=True)),
+    (SWEPT, Tile(3, 3, filters=6), MaeriConfig(), 1959),
+    (SWEPT, Tile(3, 3, out_rows=6), MaeriConfig(), 2034),
+    (SWEPT, Tile(3, 3, 6), MaeriConfig(), 2016),
+    (SWEPT, Tile(3, 3, 2, 3), MaeriConfig(), 1968),
+    (Layer(1, 1, 16, 16, 16, 16), Tile(1, 1, 16, 4), MaeriConfig(), 2084),
+    (Layer(3, 3, 16, 16, 18, 18), Tile(3, 3, 1, 7), MaeriConfig(), 12363),
+    (Layer(3, 3, 1, 1, 18, 18, groups=16), Tile(3, 3, groups=7), MaeriConfig(), 801),
+]  # fmt: skip
+"""Measured with the public cycle-level simulator (stonne-simulator/stonne@22634b8; shared sheet maeri.md)."""
+
+
+@pytest.mark.parametrize(("layer", "tile", "config", "measured"), MEASURED)
+def test_measured_cycles(layer: Layer, tile: Tile, config: MaeriConfig, measured: int) -> None:
+    allowed = 0.02 if config.distribution == config.multipliers else 0.05
+    assert uniform_cycles(layer, tile, config) == pytest.approx(measured, rel=allowed)
+
+
+def test_the_mappers_published_sample() -> None:
+    """VGG CONV2 on 512 multipliers, 128 values sent and 256 sums taken per cycle: 4,014,400 cycles (mRNA@852b5d5)."""
+    layer, config = Layer(3, 3, 64, 64, 226, 226), MaeriConfig(512, 128, 256, ports=False)
+    assert uniform_cycles(layer, Tile(3, 3, 14, 4), config) == pytest.approx(4_014_400, rel=1e-4)
+    _, cycles = best_tile(layer, config)
+    assert cycles <= 4_014_400
+    assert layer.macs / (cycles * 512) >= 0.9007
+
+
+def test_two_full_halves_share_a_line() -> None:
+    tree = configure(64, [Range(16 * number, 16) for number in range(4)])
+    assert tree.outputs == ((2, 0), (2, 1), (2, 2), (2, 3))
+    assert collisions(64, 64, tree.outputs) == 2
+
+
+def replay(multipliers: int, ranges: list[Range], tree: Tree, products: list[int]) -> list[int]:
+    """Add numbers as the switches are said to, knowing nothing of how that was found: what comes out per range."""
+    owner = {leaf: number for number, each in enumerate(ranges) for leaf in range(each.start, each.end)}
+    below = [{owner[leaf]: products[leaf]} if leaf in owner else {} for leaf in range(multipliers)]
+    sums: dict[int, int] = {}
+    for level in range(multipliers.bit_length() - 2, -1, -1):
+        here: list[dict[int, int]] = []
+        for switch in range(1 << level):
+            merged: dict[int, int] = {}
+            for side in below[2 * switch : 2 * switch + 2]:
+                for number, value in side.items():
+                    merged[number] = merged.get(number, 0) + value
+            here.append(merged)
+        for (link_level, sender), (_, receiver) in tree.links.items():
+            if link_level == level:
+                assert abs(sender - receiver) == 1 and min(sender, receiver) % 2 == 1
+                moved = [number for number in here[sender] if receiver in span(ranges[number], multipliers, level)]
+                assert len(moved) == 1
+                here[receiver][moved[0]] += here[sender].pop(moved[0])
+        assert all(len(values) <= 1 for values in here)
+        for number, (out_level, switch) in enumerate(tree.outputs):
+            if out_level == level:
+                sums[number] = here[switch].pop(number)
+        below = here
+    assert not below[0]
+    return [sums[number] for number in range(len(ranges))]
+
+
+def span(leaf: Range, multipliers: int, level: int) -> range:
+    """The switches of a level above a range."""
+    width = multipliers >> level
+    return range(leaf.start // width, (leaf.end - 1) // width + 1)
+
+
+@pytest.mark.parametrize("multipliers", [16, 64, 128])
+def test_equal_sizes_always_fit(multipliers: int) -> None:
+    for size in range(2, multipliers + 1):
+        ranges = [Range(number * size, size) for number in range(multipliers // size)]
+        tree = configure(multipliers, ranges)
+        products = [(7 * leaf + 3) % 251 for leaf in range(multipliers)]
+        assert replay(multipliers, ranges, tree, products) == [sum(products[r.start : r.end]) for r in ranges]
+        for place, output in zip(ranges, tree.outputs, strict=True):
+            assert configure(multipliers, [place]).outputs == (output,)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from((8, 16, 64, 128)), st.data())
+def test_every_mix_of_sizes_adds_up(multipliers: int, data: st.DataObject) -> None:
+    """Virtual neurons of any sizes from 2 on, with gaps: each comes out once, with its own products only."""
+    ranges: list[Range] = []
+    place = 0
+    while multipliers - place >= 2:
+        start = place + data.draw(st.integers(0, min(3, multipliers - place - 2)))
+        size = data.draw(st.integers(2, min(multipliers - start, 30)))
+        ranges.append(Range(start, size))
+        place = start + size
+    products = [(7 * leaf + 3) % 251 for leaf in range(multipliers)]
+    order = data.draw(st.permutations(ranges))
+    try:
+        tree = configure(multipliers, order)
+    except TargetError:
+        assume(False)
+    assert replay(multipliers, order, tree, products) == [sum(products[r.start : r.end]) for r in order]
+
+
+PUBLISHED = {
+    32: "A0D0A0A8 A0A0D0A0 0040A0A0 40486600 00000000",
+    64: "7440A898 A8A0D0A0 A070A0A8 A0A0A0D0 A0A070A0 A0A0D0A0 0000A0A0 46600800 00000844",
+    128: "10009840 AC7440A8 A050C8AC A8A8A0D0 A0A070A0 A8A0D0A0 D0A0A0A8 A0A0A0A0 A0A0A070 A0A0A0D0 A0A070A0 "
+         "A0A0D0A0 A070A0A0 A0D0A0A0 000000A0 66080CC8 00004844",
+}  # fmt: skip
+"""RN_Config.vmh and configs/rn of maeri-project/MAERI_bsv: as many virtual neurons of 9 as fit."""
+
+
+@pytest.mark.parametrize("multipliers", PUBLISHED)
+def test_published_configurations(multipliers: int) -> None:
+    """The same words, but for switches that get nothing: the published compiler lets finished sums flow on there."""
+    config = MaeriConfig(multipliers, multipliers, multipliers)
+    tree = configure(multipliers, [Range(9 * number, 9) for number in range(multipliers // 9)])
+    doubles = multipliers // 2 - config.levels
+    words = list(zip(tree_words(config, tree), (int(word, 16) for word in PUBLISHED[multipliers].split()), strict=True))
+    same = 0
+    for index, (ours, theirs) in enumerate(words):
+        bits = 8 if index < -(-doubles // 4) else 4
+        for shift in range(0, 32, bits):
+            mine, other = ((word >> shift) & ((1 << bits) - 1) for word in (ours, theirs))
+            extra = mine ^ other
+            assert mine & extra == 0  # nothing of ours is missing there
+            assert extra in ((0, 0x40, 0x10) if bits == 8 else (0, 0x8, 0xC))  # passes one value on
+            same += not extra
+    assert same >= 0.9 * (doubles + 2 * config.levels - 1)
+
+
+def test_published_layer_information() -> None:
+    """Layer_Info.vmh: K 16, C 16, 3x3, 5x5 image, 32 multipliers, 3 virtual neurons of 9 (there with one filter and
+    three channels at a time)."""
+    words = layer_words(MaeriConfig(32, 32, 32), Layer(3, 3, 16, 16, 5, 5), Tile(3, 3))
+    text = "00100001 00000010 00100001 00000010 00030003 00000001 00030003 00000001 00050001 00000003 00050001 00000003"
+    assert [f"{word:08X}" for word in words] == [*text.split(), "00200001", "00000009"]
+
+
+def test_what_the_tree_refuses() -> None:
+    with pytest.raises(TargetError, match="overlaps"):
+        configure(16, [Range(0, 5), Range(4, 3)])
+    with pytest.raises(TargetError, match="leaves the 16 multipliers"):
+        configure(16, [Range(10, 7)])
+    with pytest.raises(TargetError, match="both need adder 0"):
+        configure(16, [Range(0, 1), Range(1, 1)])
+
+
+@pytest.mark.parametrize("fields", [{"multipliers": 48}, {"distribution": 0}, {"collection": 128}, {"prefetch": -1}])
+def test_what_no_configuration_may_be(fields: dict[str, int]) -> None:
+    with pytest.raises(TargetError, match=r"must be|at least"):
+        MaeriConfig(**fields)
+
+
+def test_a_sum_too_large_without_folding() -> None:
+    with pytest.raises(TargetError, match="folding is off"):
+        uniform_cycles(Layer(3, 3, 16, 4, 8, 8), Tile(3, 3, 2), MaeriConfig(fold=False))
