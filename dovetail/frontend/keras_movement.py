@@ -157,12 +157,12 @@ def resized_image(ctx: KerasContext, layer: Layer, image: str, sizes: tuple[int,
     if mode == "nearest":
         rows, columns = (nearest_places(axis, "round_prefer_ceil") for axis in axes)
         return picked(ctx, layer, image, [range(batch), rows, columns, range(channels)], "resized")
-    for number, axis in enumerate(axes, 1):
-        if axis.result != axis.size:
-            places, weights = taps(axis, False, 0.0, False, False)
-            operands = [ctx.constant(layer, "places", places), ctx.constant(layer, "weights", weights)]
-            image = ctx.add(layer, Resample(number), [image, *operands], "resized")
-    return image
+    changed = {number: axis for number, axis in enumerate(axes, 1) if axis.result != axis.size}
+    operands = [image]
+    for axis in changed.values():
+        places, weights = taps(axis, False, 0.0, False, False)
+        operands += [ctx.constant(layer, "places", places), ctx.constant(layer, "weights", weights)]
+    return ctx.add(layer, Resample(tuple(changed)), operands, "resized") if changed else image
 
 
 def center_crop(ctx: KerasContext, layer: Layer, call: Call) -> str:
