@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from core_kernel_cases import Case, Maker, fully_connected, padded
 from dovetail.errors import SimulationError, TargetError
@@ -22,7 +25,7 @@ from dovetail.run import run_build
 from dovetail.simulate.iss import simulate
 from dovetail.simulate.protocol import SimulationResult
 from dovetail.target import CoreInstruction
-from dovetail.targets.riscv_dot4 import DOT4
+from dovetail.targets.riscv_dot4 import DOT4, SDOTSP_B
 from firmware import build as firmware
 from firmware import chip
 from test_core_kernels import build, describe, library_text, needs_compiler, run
@@ -201,17 +204,19 @@ def test_types_without_loops_keep_todays_kernel() -> None:
         assert kernel.source == generate(case.graph, "kernel").source and kernel.notes
 
 
-MOST_PER_MAC = {"ic_resnet8": 0.7, "kws_dscnn": 1.2, "ad_autoencoder": 0.8}
-"""Instructions per multiply-accumulate of a whole network with dot4."""
+MOST_PER_MAC = {"ic_resnet8": 0.7, "kws_dscnn": 1.2, "vww_mobilenetv1": 1.7, "ad_autoencoder": 0.8}
+"""Instructions per multiply-accumulate of a whole network with a dot product."""
 
 
-@pytest.mark.parametrize("name", MOST_PER_MAC)
+@pytest.mark.parametrize(("name", "target"), [*((name, "riscv_dot4") for name in MOST_PER_MAC),
+                                              ("kws_dscnn", "riscv_xpulp")])  # fmt: skip
 def test_networks_with_an_own_instruction(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    name: str, target: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """The firmware, its dot4 executed by the target's hook, and the host's plain C equal TensorFlow Lite Micro."""
+    """The firmware, its dot product executed by the target's hook, and the host's plain C equal TensorFlow Lite
+    Micro."""
     require_chip()
-    compiled = compile_with_logits(network_file(name), "riscv_dot4", None)
+    compiled = compile_with_logits(network_file(name), target, None)
     inputs, reference = stored(name, compiled)
     result = run_project(compiled, tmp_path / "build", inputs[:1])
     host = run_build(result.build, "host", inputs)
@@ -225,6 +230,19 @@ def test_networks_with_an_own_instruction(
     print(f"{name}: {per_mac:.3f} instructions per MAC")
     assert per_mac <= MOST_PER_MAC[name]
     assert compiled.unit.notes == ()
+
+
+def test_the_encoding_is_the_assemblers(tmp_path: Path) -> None:
+    """cv.sdotsp.b as LLVM writes it is what the target's C asks for and what its hook executes."""
+    require_chip()
+    (tmp_path / "one.s").write_text("cv.sdotsp.b a0, a1, a2\n")
+    flags = ["-target", "riscv32-freestanding", "-mcpu=generic_rv32+xcvsimd"]
+    command = [sys.executable, "-m", "ziglang", "cc", *flags, "-c", "one.s", "-o", "one.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    with (tmp_path / "one.o").open("rb") as stream:
+        word = int.from_bytes(ELFFile(stream).get_section_by_name(".text").data(), "little")
+    opcode, funct3, funct7 = word & 0x7F, word >> 12 & 7, word >> 25
+    assert f".insn r {opcode:#04x}, {funct3}, {funct7}," in SDOTSP_B.declarations
 
 
 FIRMWARE = """

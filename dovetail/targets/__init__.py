@@ -12,6 +12,7 @@ from dovetail.target.description import Target
 BUILT_IN = {
     "riscv": "riscv:TARGET",
     "riscv_dot4": "riscv_dot4:TARGET",
+    "riscv_xpulp": "riscv_dot4:XPULP",
     "cortex_m4": "cortex_m:M4",
     "cortex_m7": "cortex_m:M7",
     "cortex_m33": "cortex_m:M33",
