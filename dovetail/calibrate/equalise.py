@@ -117,9 +117,7 @@ def _unshared(graph: Graph, found: tuple[Pair, ...]) -> tuple[Pair, ...]:
     """Without the pairs whose constants other nodes read too."""
     users = graph.users()
     return tuple(
-        pair
-        for pair in found
-        if all(len(users[name]) == 1 for name in (*pair.first.inputs[1:], pair.second.inputs[1]))
+        pair for pair in found if all(len(users[name]) == 1 for name in (*pair.first.inputs[1:], pair.second.inputs[1]))
     )
 
 

@@ -136,7 +136,7 @@ class _Walk:
         before = np.zeros(channels, np.float32) if bias is None else bias
         if self.settings.correct_bias:
             axes = tuple(range(sums.ndim - 1))
-            after = (self.real[node.output].mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64))
+            after = self.real[node.output].mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
             before = after.astype(np.float32)
         self.weights[node.output] = found
         if bias is not None or before.any():
@@ -151,9 +151,7 @@ def rounded32(array: Array, steps: Steps) -> Array:
     return np.asarray(integers * scale, np.float32)
 
 
-def choose_weights(
-    operator: Linear, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings
-) -> Weights:
+def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings) -> Weights:
     """The integers of a layer's weights.
 
     Args:

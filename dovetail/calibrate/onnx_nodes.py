@@ -167,7 +167,11 @@ def _pool(writer: Writer, node: Node) -> None:
     if whole and op_type == "AveragePool":
         writer.node("GlobalAveragePool", [x], output)
         return
-    sizes = {"kernel_shape": list(operator.kernel), "strides": list(operator.stride), "pads": [top, left, bottom, right]}
+    sizes = {
+        "kernel_shape": list(operator.kernel),
+        "strides": list(operator.stride),
+        "pads": [top, left, bottom, right],
+    }
     writer.node(op_type, [x], output, **sizes)
 
 
@@ -258,9 +262,7 @@ def _reshape(writer: Writer, node: Node) -> None:
     shape = writer.graph.types[node.inputs[0]].shape
     still = writer.is_image(node.inputs[0]) and shape[1:3] == (1, 1)
     x = writer.images[node.inputs[0]] if still else writer.read(node.inputs[0])
-    target = writer.constant(
-        writer.fresh(f"{node.output}_shape"), np.array(node.operator.shape, np.int64), DType.INT64
-    )
+    target = writer.constant(writer.fresh(f"{node.output}_shape"), np.array(node.operator.shape, np.int64), DType.INT64)
     writer.node("Reshape", [x, target], writer.result(node, image=False))
 
 

@@ -122,8 +122,10 @@ def _absorbed_pads(graph: Graph) -> frozenset[str]:
         border = (*node.operator.before, *node.operator.after)
         spatial = node.operator.value == 0 and not any(border[axis] for axis in (0, 3, 4, 7))
         readers = users[node.output]
-        if spatial and readers and all(
-            isinstance(u.operator, Conv2d | DepthwiseConv2d) and u.inputs[0] == node.output for u in readers
+        if (
+            spatial
+            and readers
+            and all(isinstance(u.operator, Conv2d | DepthwiseConv2d) and u.inputs[0] == node.output for u in readers)
         ):
             found.append(node.output)
     return frozenset(found)

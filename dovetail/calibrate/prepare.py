@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dovetail.errors import ModelError
@@ -16,6 +18,8 @@ from dovetail.operators.quantization import Dequantize, Quantize
 Linear = Conv2d | DepthwiseConv2d | FullyConnected
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 """Operators with weights."""
+_REORDERED = "_nhwc"
+"""What the ONNX frontend adds to the name of an image in the graph's order."""
 
 
 def prepare(graph: Graph, file_name: str) -> Graph:
@@ -39,7 +43,26 @@ def prepare(graph: Graph, file_name: str) -> Graph:
                 where=file_name,
                 hint="train or export the model again",
             )
-    return simplify(run(simplify(graph), (fold_normalisation, multiply_by_reciprocal)))
+    return own_names(simplify(run(simplify(graph), (fold_normalisation, multiply_by_reciprocal))))
+
+
+def own_names(graph: Graph) -> Graph:
+    """The graph with the names of the model, without what the frontend adds to values it has in another order."""
+    names = {
+        name: name.removesuffix(_REORDERED)
+        for name in graph.types
+        if name.endswith(_REORDERED) and name.removesuffix(_REORDERED) not in graph.types
+    }
+
+    def of(name: str) -> str:
+        return names.get(name, name)
+
+    return replace(
+        graph,
+        nodes=tuple(replace(n, output=of(n.output), inputs=tuple(map(of, n.inputs))) for n in graph.nodes),
+        types={of(name): kind for name, kind in graph.types.items()},
+        constants={of(name): array for name, array in graph.constants.items()},
+    )
 
 
 def output_axis(operator: Linear) -> int:

@@ -92,9 +92,7 @@ class _Writer:
         else:
             self.builder.input(name, kind)
             source = self.builder.add(Quantize(steps.dtype), [name, *parameters], self._fresh(f"{name}_quantized"))
-        self.names[name] = self.builder.add(
-            Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized")
-        )
+        self.names[name] = self.builder.add(Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized"))
 
     def _node(self, node: Node) -> None:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.calibrate.equalise import equalise
-from dovetail.calibrate.layers import LayerSettings, Layers, fit_layers, weighted_layers
+from dovetail.calibrate.layers import Layers, LayerSettings, fit_layers, weighted_layers
 from dovetail.calibrate.observe import observe
 from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
 from dovetail.calibrate.qdq import Scheme, qdq_graph

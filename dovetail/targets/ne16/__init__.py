@@ -279,10 +279,10 @@ ENGINE = Engine(
     prepare="ne16_init",
 )
 SHARED = (
-    Rewrite("narrow weights", narrow_weights(), lsb=0),
     Rewrite("unsigned", unsigned_activations, lsb=0),
     Rewrite("patches", convolution_as_patches(patches_pay), lsb=0),
     Rewrite("stride", stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0),
+    Rewrite("narrow weights", narrow_weights(), lsb=0),
 )
 TARGET = Target(
     name="ne16",
