@@ -13,8 +13,8 @@ import numpy as np
 
 from dovetail.calibrate.budget import decibel, top1
 from dovetail.calibrate.execute import Values, run
-from dovetail.graph.graph import Graph, Node, evaluate
-from dovetail.graph.types import Array, DType
+from dovetail.graph.graph import Graph, GraphBuilder, Node, evaluate
+from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.target.description import Target
 
@@ -137,22 +137,43 @@ def _float_name(node: Node, reference: Graph) -> str | None:
     return None
 
 
-def without_activations(graph: Graph) -> Graph:
-    """A QDQ graph with float activations: weights stay what their integers stand for."""
-    from dataclasses import replace
-
-    from dovetail.graph.graph import prune
-
-    names: dict[str, str] = {}
-    nodes = []
-    producers = graph.producers()
+def input_quantisation(graph: Graph, name: str) -> Node | None:
+    """The Dequantize node that says what an integer input stands for, perhaps behind movement; None if there is none."""
+    reached = {name}
     for node in graph.nodes:
-        source = producers.get(node.inputs[0]) if node.inputs else None
-        if isinstance(node.operator, Dequantize) and source is not None and isinstance(source.operator, Quantize):
-            names[node.output] = names.get(source.inputs[0], source.inputs[0])
-            continue
-        nodes.append(replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)))
-    return prune(replace(graph, nodes=tuple(nodes), outputs=tuple(names.get(n, n) for n in graph.outputs)))
+        if node.inputs and node.inputs[0] in reached:
+            if isinstance(node.operator, Dequantize):
+                return node
+            reached.add(node.output)
+    return None
+
+
+def output_quantisation(graph: Graph, name: str) -> Node | None:
+    """The Quantize node that says what an integer output stands for, perhaps before movement; None if there is none."""
+    producers = graph.producers()
+    while name in producers and not isinstance(producers[name].operator, Quantize) and producers[name].inputs:
+        name = producers[name].inputs[0]
+    return producers.get(name)
+
+
+def without_activations(graph: Graph) -> Graph:
+    """A QDQ graph with float activations, inputs and outputs; weights stay what their integers stand for."""
+    builder = GraphBuilder(graph.name)
+    names: dict[str, str] = {}
+    for name in graph.inputs:
+        real = graph.types[name].dtype.is_integer and input_quantisation(graph, name) is not None
+        kind = TensorType(graph.types[name].shape, DType.FLOAT32) if real else graph.types[name]
+        names[name] = builder.input(name, kind)
+    for name, array in graph.constants.items():
+        names[name] = builder.constant(name, array, graph.types[name].dtype)
+    for node in graph.nodes:
+        operands = [names[name] for name in node.inputs]
+        kinds = [builder.type_of(name) for name in operands]
+        static = operands[0] in graph.constants
+        dropped = isinstance(node.operator, Quantize) and not static
+        dropped = dropped or (isinstance(node.operator, Dequantize) and not kinds[0].dtype.is_integer)
+        names[node.output] = operands[0] if dropped else builder.add(node.operator, operands, node.output, node.origin)
+    return builder.finish([names[name] for name in graph.outputs])
 
 
 class Comparison:
@@ -177,31 +198,25 @@ class Comparison:
         return Column(self.name, len(answers), right, agree, self.noise.sqnr)
 
 
-def real_output(graph: Graph, qdq: Graph, array: Array, dtype: DType, position: int = 0) -> Array:
+def real_output(qdq: Graph, array: Array, dtype: DType, position: int = 0) -> Array:
     """An output as floats: integer ones as the QDQ graph's Quantize node says."""
-    if not dtype.is_integer:
-        return array
-    producer = qdq.producers().get(qdq.outputs[position])
-    if producer is None or not isinstance(producer.operator, Quantize):
+    producer = output_quantisation(qdq, qdq.outputs[position]) if dtype.is_integer else None
+    if producer is None:
         return array.astype(np.float32)
     scale, zero_point = (qdq.constants[name] for name in producer.inputs[1:])
     return np.asarray((array.astype(np.float32) - zero_point[0]) * scale[0], np.float32)
 
 
 def coded_inputs(qdq: Graph, sample: Mapping[str, Array]) -> dict[str, Array]:
-    """One float sample as the model takes it: integers where its inputs are integers that are dequantised first."""
+    """One sample as the model takes it: floats become integers where it dequantises its inputs first."""
     found = {}
     for name in qdq.inputs:
-        kind = qdq.types[name]
-        if not kind.dtype.is_integer or sample[name].dtype == kind.dtype.numpy:
+        reader = input_quantisation(qdq, name) if qdq.types[name].dtype.is_integer else None
+        if reader is None or sample[name].dtype != np.float32:
             found[name] = sample[name]
-            continue
-        reader = next((n for n in qdq.nodes if isinstance(n.operator, Dequantize) and n.inputs[0] == name), None)
-        if reader is None:
-            found[name] = sample[name].astype(kind.dtype.numpy)
-            continue
-        operands = [sample[name].astype(np.float32), *(qdq.constants[n] for n in reader.inputs[1:])]
-        found[name] = Quantize(kind.dtype).evaluate(operands)
+        else:
+            operands = [sample[name], *(qdq.constants[n] for n in reader.inputs[1:])]
+            found[name] = Quantize(qdq.types[name].dtype).evaluate(operands)
     return found
 
 
@@ -280,12 +295,12 @@ def compare(
             real = real if place.factor is None else real * place.factor
             noise[place.integers].add(_aligned(real, got[place.integers]), _dequantised(got[place.integers], place))
         exact.add(wanted[-1], wanted[-1])
-        coded.add(wanted[-1], real_output(integer, qdq, got[output], integer.types[output].dtype))
+        coded.add(wanted[-1], real_output(qdq, got[output], integer.types[output].dtype))
     columns = [exact, coded]
     if firmware is not None:
         columns.append(Comparison("firmware"))
         for expected, array in zip(wanted, firmware(inputs), strict=True):
-            columns[-1].add(expected, real_output(integer, qdq, array, integer.types[output].dtype))
+            columns[-1].add(expected, real_output(qdq, array, integer.types[output].dtype))
     layers = tuple(LayerNoise(place.real, place.origin, noise[place.integers].sqnr) for place in places)
     return Accuracy(tuple(c.column(labels, exact.answers, classes) for c in columns), layers)
 
