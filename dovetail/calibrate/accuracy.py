@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.calibrate.budget import decibel, top1
+from dovetail.calibrate.budget import decibel
 from dovetail.calibrate.execute import Values, run
 from dovetail.graph.graph import Graph, GraphBuilder, Node, evaluate
 from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.activation import Softmax
+from dovetail.operators.base import Operator
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.target.description import Target
 
@@ -63,7 +65,7 @@ class Column:
     top1: float | None
     """Percent of the labels; None without labels."""
     agreement: float | None
-    """Percent of the samples on which its answer is the float network's; None for one output element."""
+    """Percent of the samples on which its answer is the float network's; None where the network gives no classes."""
     sqnr: float
     """Of the network's outputs, dB."""
 
@@ -138,7 +140,7 @@ def _float_name(node: Node, reference: Graph) -> str | None:
 
 
 def input_quantisation(graph: Graph, name: str) -> Node | None:
-    """The Dequantize node that says what an integer input stands for, perhaps behind movement; None if there is none."""
+    """The Dequantize node that says what an integer input stands for, perhaps behind movement."""
     reached = {name}
     for node in graph.nodes:
         if node.inputs and node.inputs[0] in reached:
@@ -149,7 +151,7 @@ def input_quantisation(graph: Graph, name: str) -> Node | None:
 
 
 def output_quantisation(graph: Graph, name: str) -> Node | None:
-    """The Quantize node that says what an integer output stands for, perhaps before movement; None if there is none."""
+    """The Quantize node that says what an integer output stands for, perhaps before movement."""
     producers = graph.producers()
     while name in producers and not isinstance(producers[name].operator, Quantize) and producers[name].inputs:
         name = producers[name].inputs[0]
@@ -189,12 +191,16 @@ class Comparison:
         self.noise.add(wanted, got)
         self.answers.append(int(got.reshape(-1).argmax()))
 
-    def column(self, labels: Array | None, float_answers: Sequence[int], classes: int) -> Column:
-        """The figures."""
+    def column(self, labels: Array | None, float_answers: Sequence[int], classifies: bool) -> Column:
+        """The figures; agreement only where the network gives classes."""
         answers = np.array(self.answers, np.int64)
-        one_hot = np.eye(max(classes, 1))[answers]
-        right = top1(one_hot, labels[: len(answers)]) if labels is not None and classes > 1 else None
-        agree = top1(one_hot, np.array(float_answers[: len(answers)])) if classes > 1 else None
+
+        def share(truth: Array) -> float:
+            """Percent of the answers that are the truth."""
+            return 100 * float((answers == truth).mean())
+
+        right = share(labels) if labels is not None else None
+        agree = share(np.array(float_answers)) if classifies else None
         return Column(self.name, len(answers), right, agree, self.noise.sqnr)
 
 
@@ -279,7 +285,7 @@ def compare(
     places = watched(qdq, integer, reference, factors)
     noise = {place.integers: Noise() for place in places}
     exact, coded = Comparison("float"), Comparison("integer graph")
-    count, output, classes = len(next(iter(samples.values()))), integer.outputs[0], 0
+    count, output = len(next(iter(samples.values()))), integer.outputs[0]
     inputs: list[Mapping[str, Array]] = []
     wanted: list[Array] = []
     for index in range(count):
@@ -287,7 +293,6 @@ def compare(
         sample = {name: array[index] for name, array in samples.items()}
         values: Values = run(reference, {n: a[None] for n, a in sample.items()}, keep=[p.real for p in places])
         wanted.append(values[reference.outputs[0]][0])
-        classes = wanted[-1].size
         inputs.append(coded_inputs(qdq, sample))
         got = evaluate(integer, inputs[-1], keep=[place.integers for place in places])
         for place in places:
@@ -302,7 +307,14 @@ def compare(
         for expected, array in zip(wanted, firmware(inputs), strict=True):
             columns[-1].add(expected, real_output(qdq, array, integer.types[output].dtype))
     layers = tuple(LayerNoise(place.real, place.origin, noise[place.integers].sqnr) for place in places)
-    return Accuracy(tuple(c.column(labels, exact.answers, classes) for c in columns), layers)
+    classifies = labels is not None or isinstance(_last(reference), Softmax)
+    return Accuracy(tuple(c.column(labels, exact.answers, classifies) for c in columns), layers)
+
+
+def _last(graph: Graph) -> Operator | None:
+    """The operator that computes the first output."""
+    node = graph.producers().get(graph.outputs[0])
+    return node.operator if node is not None else None
 
 
 def _dequantised(array: Array, place: Watched) -> Array:

@@ -21,10 +21,11 @@ from dovetail.calibrate.budget import (
     top1,
     within,
 )
+from dovetail.calibrate.calibration import Calibrated, Settings, choose_layers
 from dovetail.calibrate.costs import simulate
+from dovetail.calibrate.data import Samples
 from dovetail.calibrate.layers import LayerSettings, weighted_layers
 from dovetail.calibrate.qdq import Scheme, qdq_graph
-from dovetail.calibrate.quantiser import Calibrated, Settings, choose_layers
 from dovetail.errors import DovetailError
 from dovetail.graph.types import Array
 from dovetail.target.description import Target
@@ -54,7 +55,7 @@ class Search:
 def search(
     calibrated: Calibrated,
     data: Mapping[str, Array],
-    labels: Array | None,
+    measured: Samples,
     target: Target,
     settings: Settings,
     budget: Budget,
@@ -65,7 +66,7 @@ def search(
     Args:
         calibrated: the float graph with the steps of its activations.
         data: float32 [N, *shape] by input.
-        labels: int64 [N], for a loss in top-1; without, the float network's answers are taken for right.
+        measured: what a loss or a ratio is measured on; without labels the float network's answers are taken for right.
         target: its widths are tried; its simulator is asked for cycles.
         settings: how weights are chosen.
         budget: what must hold.
@@ -87,7 +88,7 @@ def search(
     if budget.kind in ("bytes", "cycles"):
         chosen = within(points, budget.limit - base, unit)
     else:
-        accepts = _acceptance(calibrated, data, labels, target, settings, budget, names, report)
+        accepts = _acceptance(calibrated, data, measured, target, settings, budget, names, report)
         chosen = cheapest(points, accepts)
     return Search(layers, points, chosen, unit, base)
 
@@ -128,7 +129,7 @@ def _cycle_costs(
 def _acceptance(
     calibrated: Calibrated,
     data: Mapping[str, Array],
-    labels: Array | None,
+    measured: Samples,
     target: Target,
     settings: Settings,
     budget: Budget,
@@ -137,7 +138,7 @@ def _acceptance(
 ) -> Callable[[Point], bool]:
     """Whether a point keeps a loss or a signal-to-noise ratio, measured with all layers quantised."""
     value = result_values(calibrated.graph)[0]
-    wanted = outputs_on(calibrated.graph, data, value)
+    wanted, labels = outputs_on(calibrated.graph, measured.inputs, value), measured.labels
     if budget.kind == "loss":
         if wanted.shape[1] < 2:
             raise DovetailError("a loss of top-1 needs a network with several classes", hint="give sqnr=DB")
@@ -151,7 +152,7 @@ def _acceptance(
         scheme = _graph_of(calibrated, data, widths, target, settings, False, lambda text: None)
         graph = qdq_graph(calibrated.graph, scheme)
         given = value if value in graph.types else calibrated.graph.outputs[0]
-        got = outputs_on(graph, data, given)
+        got = outputs_on(graph, measured.inputs, given)
         if budget.kind == "loss":
             return best - top1(got, truth) <= budget.limit
         error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()

@@ -7,14 +7,17 @@ from html import escape
 from math import ceil, floor
 
 from dovetail.calibrate.budget import Point
+from dovetail.calibrate.mixed import Search
 
 WIDTH, HEIGHT = 640, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 50
 _TICKS = 5
 
 
-def frontier_svg(points: Sequence[Point], chosen: Point, title: str, unit: str) -> str:
-    """A drawing of the frontier with the chosen point marked; the same text for the same points."""
+def frontier_svg(found: Search, title: str) -> str:
+    """A drawing of the frontier with the chosen point marked; the same text for the same search."""
+    points, chosen = found.points, found.chosen
+    unit = "bytes of weights" if found.unit == "bytes" else "cycles of layers with weights"
     costs, ratios = [point.cost for point in points], [point.sqnr for point in points]
     low, high = floor(min(ratios)), max(ceil(max(ratios)), floor(min(ratios)) + 1)
     left, right = min(costs), max(max(costs), min(costs) + 1)

@@ -28,6 +28,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
     Raises:
         ModelError: it is quantised already, or a constant holds NaN or infinity.
     """
+    graph = run(simplify(graph), (real_constants,))
     for node in graph.nodes:
         if isinstance(node.operator, Quantize | Dequantize):
             raise ModelError(
@@ -43,7 +44,15 @@ def prepare(graph: Graph, file_name: str) -> Graph:
                 where=file_name,
                 hint="train or export the model again",
             )
-    return own_names(simplify(run(simplify(graph), (fold_normalisation, multiply_by_reciprocal))))
+    return own_names(simplify(run(graph, (fold_normalisation, multiply_by_reciprocal))))
+
+
+def real_constants(draft: Draft, node: Node) -> str | None:
+    """Weights of a network of which nothing else is quantised: what their integers stand for."""
+    if not isinstance(node.operator, Dequantize) or any(name not in draft.constants for name in node.inputs):
+        return None
+    array = node.operator.evaluate([draft.constants[name] for name in node.inputs])
+    return draft.constant(array, DType.FLOAT32, node.output)
 
 
 def own_names(graph: Graph) -> Graph:

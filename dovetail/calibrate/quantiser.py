@@ -1,151 +1,75 @@
-"""Post-training quantisation, top to bottom: a float graph and data in, a graph in QDQ form out."""
+"""Post-training quantisation, top to bottom: a float graph and data in, a plain ONNX model out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dovetail.calibrate.equalise import equalise
-from dovetail.calibrate.layers import Layers, LayerSettings, fit_layers, weighted_layers
-from dovetail.calibrate.observe import observe
-from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
+from dovetail.calibrate.accuracy import FACTORS
+from dovetail.calibrate.budget import weight_bytes
+from dovetail.calibrate.calibration import Report, Settings, calibrate, choose_layers, weight_widths
+from dovetail.calibrate.data import Samples
+from dovetail.calibrate.mixed import Search, search
+from dovetail.calibrate.onnx_writer import plain_onnx
 from dovetail.calibrate.qdq import Scheme, qdq_graph
-from dovetail.calibrate.ranges import Histogram, Method, Steps, choose, spanning
-from dovetail.errors import TargetError
 from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array, DType
-from dovetail.target.description import Quantisation, Target
+from dovetail.target.description import Target
 
-Report = Callable[[str], None]
-"""Told what is being done now."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a user may choose."""
-
-    method: Method = Method.MINMAX
-    """How the ranges of activations are chosen."""
-    bits: int = 8
-    """Of weights, where `widths` does not say otherwise."""
-    widths: Mapping[str, int] = field(default_factory=dict)
-    """Bits of the weights by result of the layer."""
-    equalise: bool = False
-    """Even out the channels between neighbouring layers."""
-    correct_bias: bool = True
-    adaptive: bool = True
-    """Fit the rounding of narrow weights to the data."""
-    per_channel: bool | None = None
-    """A scale per output channel; None for what the target takes."""
-    symmetric: bool | None = None
-    """Activations with zero point 0; None for what the target needs."""
-    integer_ends: bool = False
-    """Inputs and outputs become integers."""
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)
-class Calibrated:
-    """A float graph with the steps of its activations; weights can be chosen for it again and again."""
+class Quantised:
+    """A quantised network."""
 
     graph: Graph
-    """Float, equalised where that was asked for."""
-    activations: Mapping[str, Steps]
-    factors: Mapping[str, Array]
-    """float32 [C] by value: what equalisation has multiplied its channels with."""
+    """In QDQ form."""
+    model: onnx.ModelProto
+    """The same as plain ONNX."""
+    widths: Mapping[str, int]
+    """Bits of the weights by result of the layer."""
+    weight_bytes: int
+    """Of all weights, packed."""
+    search: Search | None
+    """How the widths were found, where a budget was given."""
 
 
-def calibrate(
+def quantise_network(
     graph: Graph,
-    data: Mapping[str, Array],
-    wanted: Quantisation,
+    samples: Samples,
+    target: Target,
     settings: Settings,
+    validation: Samples | None = None,
     report: Report = lambda text: None,
-) -> Calibrated:
-    """Equalise, and choose the steps of every activation from data.
+) -> Quantised:
+    """Quantise a network to what a target takes.
 
     Args:
         graph: what `prepare` gave.
-        data: float32 [N, *shape] by input.
-        wanted: what the target takes.
+        samples: what ranges, rounding and biases are fitted to.
+        target: the machine.
         settings: the user's choices.
+        validation: other samples, perhaps with labels, that a budget of accuracy is measured on; None for the same.
         report: told the progress.
-    """
-    factors: Mapping[str, Array] = {}
-    if settings.equalise:
-        report("equalising layers")
-        graph, factors = equalise(graph)
-    points = quantised_values(graph)
-    seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
-    report("choosing ranges")
-    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
-    return Calibrated(graph, _steps(graph, points, seen, wanted.activations, settings.method, symmetric), factors)
-
-
-def _steps(
-    graph: Graph,
-    points: tuple[str, ...],
-    seen: Mapping[str, Histogram],
-    dtype: DType,
-    method: Method,
-    symmetric: bool,
-) -> dict[str, Steps]:
-    known, owner = fixed_ranges(graph), shared(graph, points)
-    found = {}
-    for name in points:
-        if name in known and not symmetric:
-            found[name] = Steps(dtype, 2.0**-8, dtype.low)  # what TFLite fixes for a softmax
-        elif name in known:
-            found[name] = spanning(*known[name], dtype, symmetric)
-        else:
-            found[name] = choose(seen[name], method, dtype, symmetric)
-    return {name: found[owner[name]] for name in points}
-
-
-def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:
-    """The width of every layer's weights.
 
     Raises:
-        TargetError: the target does not take a width.
+        TargetError: the target does not take weights of a width.
+        DovetailError: the network computes NaN or infinity on the data, or no choice keeps the budget.
     """
-    found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
-    for width in sorted(set(found.values())):
-        if width not in target.quantisation.weight_bits:
-            known = ", ".join(map(str, target.quantisation.weight_bits))
-            raise TargetError(f"{target.name} takes weights of {known} bits, not of {width}")
-    return found
-
-
-def choose_layers(
-    calibrated: Calibrated,
-    data: Mapping[str, Array],
-    widths: Mapping[str, int],
-    wanted: Quantisation,
-    settings: Settings,
-    report: Report = lambda text: None,
-) -> Layers:
-    """Weights and biases of these widths."""
-    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
-    how = LayerSettings(allowed, settings.adaptive, settings.correct_bias)
-    return fit_layers(calibrated.graph, data, calibrated.activations, widths, how, report)
-
-
-def quantise(
-    graph: Graph,
-    data: Mapping[str, Array],
-    target: Target,
-    settings: Settings,
-    report: Report = lambda text: None,
-) -> Graph:
-    """The QDQ graph of a prepared float graph.
-
-    Raises:
-        TargetError: the target does not take weights of that width.
-        DovetailError: the network computes NaN or infinity on the data.
-    """
-    widths = weight_widths(graph, settings, target)
+    data, measured = samples.inputs, validation or samples
+    widths: Mapping[str, int] = weight_widths(graph, settings, target)
     calibrated = calibrate(graph, data, target.quantisation, settings, report)
+    found = None
+    if settings.budget is not None:
+        found = search(calibrated, data, measured, target, settings, settings.budget, report)
+        widths = found.widths
     layers = choose_layers(calibrated, data, widths, target.quantisation, settings, report)
     report("writing the model")
-    return qdq_graph(
-        calibrated.graph, Scheme(calibrated.activations, layers.weights, layers.biases, settings.integer_ends)
-    )
+    scheme = Scheme(calibrated.activations, layers.weights, layers.biases, settings.integer_ends)
+    quantised = qdq_graph(calibrated.graph, scheme)
+    rows = {name: [round(float(value), 9) for value in row] for name, row in calibrated.factors.items()}
+    notes = {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {}
+    return Quantised(quantised, plain_onnx(quantised, notes), widths, weight_bytes(graph, widths), found)

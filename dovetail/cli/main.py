@@ -236,6 +236,10 @@ def quantize(
             show_default=False,
         ),
     ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="For a budget of loss or sqnr: other data it is measured on.", show_default=False),
+    ] = None,
     method: Annotated[
         MethodChoice, typer.Option(help="How ranges of activations are chosen.")
     ] = MethodChoice.MINMAX,
@@ -275,6 +279,7 @@ def quantize(
         data=quantising.DataOrder(data, scale, offset, resize, samples),
         weights=weights.value,
         budget=budget,
+        validation=validation,
         method=method.value,
         equalise=equalise,
         correct_bias=correct_bias,

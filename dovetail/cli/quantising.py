@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +12,11 @@ from dovetail.errors import DovetailError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dovetail.calibrate import Settings
     from dovetail.calibrate.accuracy import Accuracy
     from dovetail.calibrate.budget import Point
     from dovetail.calibrate.data import Preprocessing
     from dovetail.calibrate.mixed import Search
-    from dovetail.graph.graph import Graph
-    from dovetail.graph.types import Array
 
     Report = Callable[[str], None]
 
@@ -56,6 +54,7 @@ class QuantizeOrder:
     weights: str
     """"int8", "int4", "int2" or "mixed"."""
     budget: str | None
+    validation: Path | None
     method: str
     equalise: bool
     correct_bias: bool
@@ -73,53 +72,46 @@ def quantize_to(order: QuantizeOrder) -> None:
     if mixed != (order.budget is not None):
         what = "--weights mixed needs a --budget" if mixed else "--budget is for --weights mixed only"
         raise DovetailError(what, hint="for instance: --weights mixed --budget bytes=20k")
-    if order.plot is not None and not mixed:
-        raise DovetailError("--plot is for --weights mixed only")
+    for option, given in (("--plot", order.plot), ("--validation", order.validation)):
+        if given is not None and not mixed:
+            raise DovetailError(f"{option} is for --weights mixed only")
     if order.output.suffix.lower() != ".onnx":
         raise DovetailError(f"the model is written as ONNX, not as '{order.output.name}'", hint="end -o with .onnx")
     with progress("starting") as report:
-        from dovetail.calibrate.data import read_samples
-        from dovetail.calibrate.prepare import prepare
+        from dovetail.calibrate import prepare, quantise_network, read_samples
+        from dovetail.cli.arrays import write_file
         from dovetail.frontend import load_model
+        from dovetail.targets import load_target
 
+        settings, target = _settings(order), load_target(order.target)
         report("reading the model")
         graph = prepare(load_model(order.model), order.model.name)
         report("reading the data")
         samples = read_samples(order.data.path, graph, order.data.preprocessing)
-        content, found, text = _quantised(order, graph, samples.inputs, samples.labels, report)
-        from dovetail.cli.arrays import write_file
-
-        write_file(order.output, content)
-        if found is not None and order.plot is not None:
+        how = order.data.preprocessing
+        validation = read_samples(order.validation, graph, how) if order.validation is not None else None
+        found = quantise_network(graph, samples, target, settings, validation, report)
+        write_file(order.output, found.model.SerializeToString(deterministic=True))
+        if found.search is not None and order.plot is not None:
             from dovetail.calibrate.plot import frontier_svg
 
-            title = f"{graph.name} on {order.target}: weights against signal-to-noise ratio"
-            write_file(order.plot, frontier_svg(found.points, found.chosen, title, f"{found.unit} of weights").encode())
-    if found is not None:
-        _print_search(found)
-    say(f"{order.output}: {text}, {samples.count} samples")
+            title = f"{graph.name} on {target.name}: weights against signal-to-noise ratio"
+            write_file(order.plot, frontier_svg(found.search, title).encode())
+    if found.search is not None:
+        _print_search(found.search)
+    layers = f"{len(found.widths)} layers ({order.weights})"
+    say(f"{order.output}: {found.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
 
-def _quantised(
-    order: QuantizeOrder, graph: Graph, data: Mapping[str, Array], labels: Array | None, report: Report
-) -> tuple[bytes, Search | None, str]:
-    """The model's bytes, the search if there was one, and a summary."""
-    import json
+def _settings(order: QuantizeOrder) -> Settings:
+    """The choices; raises DovetailError for a budget that is none."""
+    from dovetail.calibrate import Method, Settings
+    from dovetail.calibrate.budget import parse_budget
 
-    from dovetail.calibrate.accuracy import FACTORS
-    from dovetail.calibrate.budget import parse_budget, weight_bytes
-    from dovetail.calibrate.mixed import search
-    from dovetail.calibrate.onnx_writer import plain_onnx
-    from dovetail.calibrate.qdq import Scheme, qdq_graph
-    from dovetail.calibrate.quantiser import Settings, calibrate, choose_layers, weight_widths
-    from dovetail.calibrate.ranges import Method
-    from dovetail.targets import load_target
-
-    target = load_target(order.target)
-    bits = 8 if order.weights == "mixed" else int(order.weights.removeprefix("int"))
-    settings = Settings(
+    return Settings(
         method=Method(order.method),
-        bits=bits,
+        bits=8 if order.weights == "mixed" else int(order.weights.removeprefix("int")),
+        budget=parse_budget(order.budget) if order.budget is not None else None,
         equalise=order.equalise,
         correct_bias=order.correct_bias,
         adaptive=order.adaptive,
@@ -127,18 +119,6 @@ def _quantised(
         symmetric=order.symmetric,
         integer_ends=order.integer_ends,
     )
-    budget = parse_budget(order.budget) if order.budget is not None else None
-    widths = weight_widths(graph, settings, target)
-    calibrated = calibrate(graph, data, target.quantisation, settings, report)
-    found = search(calibrated, data, labels, target, settings, budget, report) if budget is not None else None
-    widths = found.widths if found is not None else widths
-    layers = choose_layers(calibrated, data, widths, target.quantisation, settings, report)
-    report("writing the model")
-    scheme = Scheme(calibrated.activations, layers.weights, layers.biases, order.integer_ends)
-    rows = {name: [round(float(v), 9) for v in row] for name, row in calibrated.factors.items()}
-    model = plain_onnx(qdq_graph(calibrated.graph, scheme), {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {})
-    text = f"{weight_bytes(graph, widths):,} bytes of weights in {len(widths)} layers ({order.weights})"
-    return model.SerializeToString(deterministic=True), found, text
 
 
 def _print_search(found: Search) -> None:
