@@ -16,7 +16,7 @@ from dovetail.graph.types import Array, DType
 
 SWEEPS = 12
 """Most passes over all weights of a layer."""
-DAMPING = 0.01
+DAMPING = 0.05
 """How much weights are held where they were, as a share of the mean square of an operand."""
 MOST_WORK = 4e9
 """Most multiply-accumulates of all sweeps of a layer."""
@@ -61,12 +61,32 @@ def adapt_rounding(evidence: Evidence, weights: Array, dtype: DType, per_channel
     steps = np.clip(np.rint(weights / scale[..., None]), lowest(dtype), dtype.high)
     groups, rows, depth = weights.shape
     sweeps = int(max(2, min(SWEEPS, MOST_WORK / (groups * rows * depth * depth))))
-    for _ in range(2):
-        steps = _descend(evidence, steps, scale, dtype, sweeps)
-        fitted = _fit_scale(evidence, steps, scale, per_channel)
-        better = loss(evidence, steps, fitted).sum() < loss(evidence, steps, scale).sum()
-        scale = fitted if better else scale
+    for start in (steps, _feed_errors_on(evidence, weights, scale, dtype)):
+        found = _descend(evidence, start, scale, dtype, sweeps)
+        better = loss(evidence, found, scale) < loss(evidence, steps, scale)
+        steps = np.where(better[..., None], found, steps)
+    fitted = _fit_scale(evidence, steps, scale, per_channel)
+    again = _descend(evidence, steps, fitted, dtype, sweeps)
+    if loss(evidence, again, fitted).sum() < loss(evidence, steps, scale).sum():
+        return again, fitted
     return steps, scale
+
+
+def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, dtype: DType) -> Array:
+    """Round one weight after the other while those still to come make up for its error.
+
+    The rule of optimal brain surgeon, as GPTQ (arXiv:2210.17323) applies it to a whole layer: with the inverse
+    H of the products, an error e at weight k moves the others by -e * H[k] / H[k, k].
+    """
+    optimum = np.linalg.solve(evidence.products, evidence.wanted.transpose(0, 2, 1)).transpose(0, 2, 1)
+    inverse = np.linalg.inv(evidence.products)
+    steps = np.zeros_like(weights)
+    for k in range(weights.shape[2]):
+        steps[..., k] = np.clip(np.rint(optimum[..., k] / scale), lowest(dtype), dtype.high)
+        error = (optimum[..., k] - steps[..., k] * scale) / inverse[:, None, k, k]
+        optimum[..., k:] -= error[..., None] * inverse[:, None, k, k:]
+        inverse = inverse - inverse[:, :, k, None] * inverse[:, None, k] / inverse[:, k, k, None, None]
+    return steps
 
 
 def _first_scale(evidence: Evidence, weights: Array, dtype: DType, per_channel: bool) -> Array:
