@@ -89,7 +89,7 @@ def kl(values: Array, steps: Steps, edges: Array) -> float:
 
 
 def test_entropy_is_close_to_the_least_divergence_of_all_ranges() -> None:
-    values = skewed(1500)
+    values = skewed(80_000)
     edges = np.linspace(values.min(), values.max(), BINS + 1)
     chosen = kl(values, choose(seen(values), Method.ENTROPY, DType.INT4, True), edges)
     shares = np.linspace(0.2, 1, 25)

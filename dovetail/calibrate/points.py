@@ -57,10 +57,15 @@ def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
     for node in reversed(graph.nodes):
         if not joins(node):
             continue
+        whole = node.output
+        while whole not in owner and len(users[whole]) == 1:
+            whole = users[whole][0].output  # limits that are applied to it
+        if whole not in owner:
+            continue
         for value in node.inputs:
             name = value
             while name in producers and carries(producers[name]) and len(users[name]) == 1:
                 name = producers[name].inputs[0]
             if name in owner and len(users[name]) == 1 and name not in graph.inputs:
-                owner[name] = owner[node.output]
+                owner[name] = owner[whole]
     return owner

@@ -18,8 +18,8 @@ from dovetail.operators.quantization import Dequantize, Quantize
 Linear = Conv2d | DepthwiseConv2d | FullyConnected
 LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 """Operators with weights."""
-_REORDERED = "_nhwc"
-"""What the ONNX frontend adds to the name of an image in the graph's order."""
+_REORDERED = ("_nhwc", "_ohwi")
+"""What the ONNX frontend adds to the names of images and weights in the graph's order."""
 
 
 def prepare(graph: Graph, file_name: str) -> Graph:
@@ -28,7 +28,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
     Raises:
         ModelError: it is quantised already, or a constant holds NaN or infinity.
     """
-    graph = run(simplify(graph), (real_constants,))
+    graph = own_names(run(simplify(graph), (real_constants,)))
     for node in graph.nodes:
         if isinstance(node.operator, Quantize | Dequantize):
             raise ModelError(
@@ -57,11 +57,11 @@ def real_constants(draft: Draft, node: Node) -> str | None:
 
 def own_names(graph: Graph) -> Graph:
     """The graph with the names of the model, without what the frontend adds to values it has in another order."""
-    names = {
-        name: name.removesuffix(_REORDERED)
-        for name in graph.types
-        if name.endswith(_REORDERED) and name.removesuffix(_REORDERED) not in graph.types
-    }
+    names: dict[str, str] = {}
+    for name in graph.types:
+        own = next((name.removesuffix(suffix) for suffix in _REORDERED if name.endswith(suffix)), name)
+        if own not in graph.types and own not in names.values():
+            names[name] = own
 
     def of(name: str) -> str:
         return names.get(name, name)

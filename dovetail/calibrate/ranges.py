@@ -19,6 +19,10 @@ SMALLEST = 0.2
 """The smallest share of a side that is tried."""
 
 
+ENOUGH = 32
+"""Elements per bin on average below which a distribution is not known well enough for its entropy."""
+
+
 class Method(enum.StrEnum):
     """How a range is chosen."""
 
@@ -26,6 +30,7 @@ class Method(enum.StrEnum):
     PERCENTILE = "percentile"
     MSE = "mse"
     ENTROPY = "entropy"
+    """For values with few elements least square error instead."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ def choose(seen: Histogram, method: Method, dtype: DType, symmetric: bool) -> St
         return spanning(seen.low, seen.high, dtype, symmetric)
     if method is Method.PERCENTILE:
         return spanning(*percentile(seen), dtype, symmetric)
-    measure = square_error if method is Method.MSE else divergence
-    return _search(seen, dtype, symmetric, measure)
+    few = seen.counts.sum() < ENOUGH * len(seen.counts)
+    return _search(seen, dtype, symmetric, square_error if method is Method.MSE or few else divergence)
 
 
 def percentile(seen: Histogram, share: float = PERCENTILE) -> tuple[float, float]:

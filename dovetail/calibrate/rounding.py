@@ -18,6 +18,9 @@ SWEEPS = 12
 """Most passes over all weights of a layer."""
 DAMPING = 0.05
 """How much weights are held where they were, as a share of the mean square of an operand."""
+SCARCITY = 0.5
+"""How much more of it for each weight there is per sum: with fewer sums than weights, what fits the samples fits
+nothing else."""
 MOST_WORK = 4e9
 """Most multiply-accumulates of all sweeps of a layer."""
 
@@ -44,7 +47,7 @@ def gather(x: Array, y: Array, weights: Array) -> Evidence:
     y = y.astype(np.float64) - y.mean(axis=1, keepdims=True)
     products = x.transpose(0, 2, 1) @ x
     diagonal = np.einsum("gkk->gk", products)
-    damping = DAMPING * diagonal.mean(axis=1) + 1e-12
+    damping = (DAMPING + SCARCITY * x.shape[2] / x.shape[1]) * diagonal.mean(axis=1) + 1e-12
     products = products + damping[:, None, None] * np.eye(products.shape[1])
     return Evidence(products, y.transpose(0, 2, 1) @ x + damping[:, None, None] * weights)
 
