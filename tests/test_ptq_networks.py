@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from ptq_networks import digits, images, onnx_runtime, varied
 
 from dovetail import zoo
 from dovetail.calibrate import Method, Quantised, Samples, Settings, prepare, quantise_network
@@ -27,6 +26,7 @@ from dovetail.operators.linear import DepthwiseConv2d
 from dovetail.quantize import quantize
 from dovetail.target import Quantisation
 from dovetail.targets import load_target
+from ptq_networks import digits, images, onnx_runtime, varied
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle here (dovetail[check])")
 DATA = images(48)
@@ -232,9 +232,10 @@ def test_narrow_weights_reach_the_ne16_with_their_width(tmp_path: Path) -> None:
             region.graph.types[node.inputs[1]].dtype.bits
             for region in compiled.regions
             for node in region.graph.nodes
-            if region.macs and len(node.inputs) > 1 and node.inputs[1] in region.graph.constants and node.operator.macs(
-                [region.graph.types[name] for name in node.inputs]
-            )
+            if region.macs
+            and len(node.inputs) > 1
+            and node.inputs[1] in region.graph.constants
+            and node.operator.macs([region.graph.types[name] for name in node.inputs])
         }
         assert max(kinds) == bits
         sizes[bits] = found.weight_bytes

@@ -10,7 +10,7 @@ from math import log10
 import numpy as np
 
 from dovetail.calibrate.execute import Values, compute, run, sampled
-from dovetail.calibrate.layers import LayerSettings, choose_weights, weighted_layers
+from dovetail.calibrate.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
 from dovetail.calibrate.observe import batches
 from dovetail.calibrate.prepare import LINEAR
 from dovetail.errors import DovetailError
@@ -123,13 +123,9 @@ def sensitivities(
         assert isinstance(node.operator, LINEAR)
         for bits in widths:
             report(f"measuring sensitivity: layer {index + 1} of {len(layers)}, {bits} bits")
+            sums = wanted_sums(graph, node, values[node.output], settings)
             weights = choose_weights(
-                node.operator,
-                graph.constants[node.inputs[1]],
-                values[node.inputs[0]],
-                values[node.output],
-                bits,
-                settings,
+                node.operator, graph.constants[node.inputs[1]], values[node.inputs[0]], sums, bits, settings
             )
             changed = replace(graph, constants={**graph.constants, node.inputs[1]: weights.real})
             found[node.output][bits] = _noise_after(changed, values, node.output, settings.correct_bias)

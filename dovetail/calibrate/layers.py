@@ -128,7 +128,12 @@ class _Walk:
         channels = weights.shape[output_axis(operator)]
         bias = self.graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
         found = choose_weights(
-            operator, weights, self.coded[node.inputs[0]], self.real[node.output], self.bits[node.output], self.settings
+            operator,
+            weights,
+            self.coded[node.inputs[0]],
+            wanted_sums(self.graph, node, self.real[node.output], self.settings),
+            self.bits[node.output],
+            self.settings,
         )
         plain = replace(node, inputs=(node.inputs[0], node.inputs[1]))
         graph = replace(self.graph, constants={node.inputs[1]: found.real})
@@ -158,7 +163,7 @@ def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: i
         operator: the layer.
         weights: float32, in the operator's order.
         x: its operand in the quantised network [N, *shape].
-        y: its sums in the float network [N, *shape].
+        y: the sums wanted [N, *shape], see `wanted_sums`.
         bits: 2, 4 or 8.
         settings: how.
     """
@@ -166,7 +171,8 @@ def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: i
         return nearest(operator, weights, bits, settings.per_channel)
     rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)
     dtype = WIDTHS[bits]
-    steps, scale = adapt_rounding(gather(rows, sums, matrix), matrix, dtype, settings.per_channel)
+    evidence = gather(rows, sums, matrix, settings.correct_bias)
+    steps, scale = adapt_rounding(evidence, matrix, dtype, settings.per_channel)
     if isinstance(operator, DepthwiseConv2d):
         shaped = steps.reshape(weights.shape[3], *weights.shape[1:3], 1).transpose(3, 1, 2, 0)
     else:

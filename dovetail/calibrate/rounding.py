@@ -30,21 +30,23 @@ class Evidence:
     """What the data say about the weights of a layer, in groups of output channels that read the same operands."""
 
     products: Array
-    """float64 [G, K, K]: X^T X of the operands of the quantised network, means taken off, damped."""
+    """float64 [G, K, K]: X^T X of the operands of the quantised network, damped."""
     wanted: Array
     """float64 [G, P, K]: Y^T X with the sums Y of the float network."""
 
 
-def gather(x: Array, y: Array, weights: Array) -> Evidence:
+def gather(x: Array, y: Array, weights: Array, centred: bool = True) -> Evidence:
     """The evidence of samples.
 
     Args:
         x: operands [G, R, K], one row per sum.
-        y: the sums wanted [G, R, P], bias included.
+        y: the sums wanted [G, R, P]; their bias is left out unless they are centred.
         weights: [G, P, K] of the float network, towards which the damping pulls.
+        centred: take the means off, which the bias makes up for afterwards.
     """
-    x = x.astype(np.float64) - x.mean(axis=1, keepdims=True)
-    y = y.astype(np.float64) - y.mean(axis=1, keepdims=True)
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if centred:
+        x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
     products = x.transpose(0, 2, 1) @ x
     diagonal = np.einsum("gkk->gk", products)
     damping = (DAMPING + SCARCITY * x.shape[2] / x.shape[1]) * diagonal.mean(axis=1) + 1e-12
