@@ -118,7 +118,7 @@ def _zoo_graph(name: str) -> Graph:
 
 
 def resnet_data(count: int, seed: int) -> Array:
-    """Images [count, 1, 32, 32, 3] of 0 to 255: the CIFAR image and the varied inputs there are, then synthetic ones."""
+    """Images [count, 1, 32, 32, 3] of 0 to 255: the CIFAR image and the varied inputs, then synthetic ones."""
     with np.load(MODELS / "samples" / "ic_taxi_s_001241.npz", allow_pickle=False) as file:
         real = [file["image_u8"].astype(np.float32)]
     with np.load(MODELS / "mlperf_tiny" / "ic_resnet8_int8.many.npz", allow_pickle=False) as file:

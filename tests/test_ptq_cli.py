@@ -67,7 +67,7 @@ def test_accuracy_names_the_worst_layers(files: Path, capsys: pytest.CaptureFixt
     found = json.loads(json_file.read_text())
     exact, integer, firmware = found["columns"]
     assert exact["samples"] == 16 and integer["top1"] == firmware["top1"] >= 80
-    assert [layer["name"] for layer in found["layers"]][0] == "input"
+    assert found["layers"][0]["name"] == "input"
 
 
 def test_accuracy_without_a_float_model_says_what_it_compares_with(

@@ -190,7 +190,7 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
 
 def test_inputs_must_have_as_many_samples_each(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=samples(3), y=samples(4))
-    with pytest.raises(DovetailError, match="different numbers of samples: {'x': 3, 'y': 4}"):
+    with pytest.raises(DovetailError, match=r"different numbers of samples: \{'x': 3, 'y': 4\}"):
         read_samples(tmp_path / "a.npz", network(SHAPE, SHAPE), Preprocessing())
 
 

@@ -1,4 +1,4 @@
-"""QONNX models against QONNX's definition written down once more, and against ONNX Runtime where it can say the same."""
+"""QONNX models against QONNX's definition, written down once more."""
 
 from __future__ import annotations
 

@@ -156,6 +156,13 @@ def rounded32(array: Array, steps: Steps) -> Array:
     return np.asarray(integers * scale, np.float32)
 
 
+def wanted_sums(graph: Graph, node: Node, sums: Array, settings: LayerSettings) -> Array:
+    """The float layer's sums as its weights are fitted to them: without its bias, unless that is corrected after."""
+    if settings.correct_bias or len(node.inputs) < 3:
+        return sums
+    return np.asarray(sums - graph.constants[node.inputs[2]], np.float32)
+
+
 def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings) -> Weights:
     """The integers of a layer's weights.
 
