@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.calibrate.budget import decibel
-from dovetail.calibrate.execute import Values, run
+from dovetail.calibrate.execute import run
 from dovetail.graph.graph import Graph, GraphBuilder, Node, evaluate
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.activation import Softmax
@@ -286,39 +286,44 @@ def compare(
     noise = {place.integers: Noise() for place in places}
     exact, coded = Comparison("float"), Comparison("integer graph")
     count, output = len(next(iter(samples.values()))), integer.outputs[0]
+    kind = integer.types[output].dtype
     inputs: list[Mapping[str, Array]] = []
     wanted: list[Array] = []
     for index in range(count):
         report(f"comparing: sample {index + 1} of {count}")
         sample = {name: array[index] for name, array in samples.items()}
-        values: Values = run(reference, {n: a[None] for n, a in sample.items()}, keep=[p.real for p in places])
+        values = run(reference, {n: a[None] for n, a in sample.items()}, keep=[p.real for p in places])
         wanted.append(values[reference.outputs[0]][0])
         inputs.append(coded_inputs(qdq, sample))
         got = evaluate(integer, inputs[-1], keep=[place.integers for place in places])
-        for place in places:
-            real = values[place.real][0]
-            real = real if place.factor is None else real * place.factor
-            noise[place.integers].add(_aligned(real, got[place.integers]), _dequantised(got[place.integers], place))
+        _count(noise, places, values, got)
         exact.add(wanted[-1], wanted[-1])
-        coded.add(wanted[-1], real_output(qdq, got[output], integer.types[output].dtype))
+        coded.add(wanted[-1], real_output(qdq, got[output], kind))
     columns = [exact, coded]
     if firmware is not None:
         columns.append(Comparison("firmware"))
         for expected, array in zip(wanted, firmware(inputs), strict=True):
-            columns[-1].add(expected, real_output(qdq, array, integer.types[output].dtype))
+            columns[-1].add(expected, real_output(qdq, array, kind))
     layers = tuple(LayerNoise(place.real, place.origin, noise[place.integers].sqnr) for place in places)
     classifies = labels is not None or isinstance(_last(reference), Softmax)
     return Accuracy(tuple(c.column(labels, exact.answers, classifies) for c in columns), layers)
+
+
+def _count(
+    noise: Mapping[str, Noise], places: Sequence[Watched], wanted: Mapping[str, Array], got: Mapping[str, Array]
+) -> None:
+    """Add one sample to the noise of every watched value."""
+    for place in places:
+        real, integers = wanted[place.real][0], got[place.integers]
+        real = real if place.factor is None else real * place.factor
+        coded = (integers.astype(np.float32) - place.zero_point) * np.float32(place.scale)
+        noise[place.integers].add(_aligned(real, integers), coded)
 
 
 def _last(graph: Graph) -> Operator | None:
     """The operator that computes the first output."""
     node = graph.producers().get(graph.outputs[0])
     return node.operator if node is not None else None
-
-
-def _dequantised(array: Array, place: Watched) -> Array:
-    return (array.astype(np.float32) - place.zero_point) * np.float32(place.scale)
 
 
 def _aligned(real: Array, integers: Array) -> Array:

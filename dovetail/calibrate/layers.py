@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail.calibrate.execute import Values, columns, compute, sampled
-from dovetail.calibrate.points import carries
 from dovetail.calibrate.prepare import LINEAR, Linear, output_axis
 from dovetail.calibrate.ranges import Steps
 from dovetail.calibrate.rounding import adapt_rounding, gather
@@ -118,7 +117,7 @@ class _Walk:
             sums = self._layer(node)
         else:
             sums = compute(self.graph, node, self.coded)
-        self.coded[name] = self.rounded(name, sums) if not carries(node) else sums
+        self.coded[name] = self.rounded(name, sums)
 
     def _layer(self, node: Node) -> Array:
         """Choose weights and bias; gives the quantised layer's sums."""

@@ -33,7 +33,8 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
     users = graph.users()
     found = [name for name in graph.inputs if graph.types[name].dtype is DType.FLOAT32]
     for node in graph.nodes:
-        if graph.types[node.output].dtype is not DType.FLOAT32 or carries(node):
+        moved = carries(node) and node.inputs[0] not in graph.constants  # what is picked from a table is not
+        if graph.types[node.output].dtype is not DType.FLOAT32 or moved:
             continue
         readers = users[node.output]
         clamped = len(readers) == 1 and isinstance(readers[0].operator, Clamp) and node.output not in graph.outputs

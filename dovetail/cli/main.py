@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import quantising_options as given
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -191,81 +192,27 @@ def tune(
     tuning.tune_to(order)
 
 
-class WeightChoice(enum.StrEnum):
-    """Widths of weights."""
-
-    INT8 = "int8"
-    INT4 = "int4"
-    INT2 = "int2"
-    MIXED = "mixed"
-
-
-class MethodChoice(enum.StrEnum):
-    """How ranges of activations are chosen."""
-
-    MINMAX = "minmax"
-    PERCENTILE = "percentile"
-    MSE = "mse"
-    ENTROPY = "entropy"
-
-
-Data = Annotated[
-    Path,
-    typer.Option(
-        help="An .npz with an array per input (and labels), a folder of .npy, or a folder of images.",
-        show_default=False,
-    ),
-]
-DataScale = Annotated[float, typer.Option("--scale", help="Every element of the data is multiplied with this first.")]
-DataOffset = Annotated[float, typer.Option("--offset", help="And this is added to it.")]
-Resize = Annotated[bool, typer.Option("--resize", help="Scale images of another size than the model's.")]
-Samples = Annotated[int, typer.Option(help="Samples read, from the first.", min=1)]
-
-
 @app.command()
 def quantize(
-    model: Annotated[Path, typer.Argument(help="A float .tflite or .onnx file.", show_default=False)],
-    data: Data,
+    model: given.FloatModel,
+    data: given.Data,
     target: TargetName,
-    result: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file to write.", show_default=False)],
-    weights: Annotated[WeightChoice, typer.Option(help="Width of the weights.")] = WeightChoice.INT8,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="For mixed: bytes=N of weights, cycles=N simulated, loss=POINTS of top-1, or sqnr=DB.",
-            show_default=False,
-        ),
-    ] = None,
-    validation: Annotated[
-        Path | None,
-        typer.Option(help="For a budget of loss or sqnr: other data it is measured on.", show_default=False),
-    ] = None,
-    method: Annotated[
-        MethodChoice, typer.Option(help="How ranges of activations are chosen.")
-    ] = MethodChoice.MINMAX,
-    equalise: Annotated[
-        bool, typer.Option("--equalise", help="Even out channels between neighbouring layers.")
-    ] = False,
-    correct_bias: Annotated[
-        bool, typer.Option("--correct-bias/--keep-bias", help="Take each channel's mean error off its bias.")
-    ] = True,
-    adaptive: Annotated[
-        bool, typer.Option("--adaptive/--nearest", help="Fit the rounding of int4 and int2 weights to the data.")
-    ] = True,
-    per_channel: Annotated[
-        bool, typer.Option("--per-channel/--per-tensor", help="A scale per output channel of the weights.")
-    ] = True,
-    symmetric: Annotated[bool, typer.Option("--symmetric", help="Activations with zero point 0.")] = False,
-    integer_ends: Annotated[
-        bool, typer.Option("--integer-ends", help="Inputs and outputs become integers: nothing is left to the core.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="For mixed: write the frontier here, as SVG.", show_default=False)
-    ] = None,
-    samples: Samples = 512,
-    scale: DataScale = 1.0,
-    offset: DataOffset = 0.0,
-    resize: Resize = False,
+    result: given.Result,
+    weights: given.Weights = given.WeightChoice.INT8,
+    budget: given.Budget = None,
+    validation: given.Validation = None,
+    method: given.Method = given.MethodChoice.MINMAX,
+    equalise: given.Equalise = False,
+    correct_bias: given.CorrectBias = True,
+    adaptive: given.Adaptive = True,
+    per_channel: given.PerChannel = True,
+    symmetric: given.Symmetric = False,
+    integer_ends: given.IntegerEnds = False,
+    plot: given.Plot = None,
+    samples: given.Samples = 512,
+    scale: given.DataScale = 1.0,
+    offset: given.DataOffset = 0.0,
+    resize: given.Resize = False,
 ) -> None:
     """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
 
@@ -274,46 +221,26 @@ def quantize(
     from dovetail.cli import quantising
 
     order = quantising.QuantizeOrder(
-        model=model,
-        target=target,
-        data=quantising.DataOrder(data, scale, offset, resize, samples),
-        weights=weights.value,
-        budget=budget,
-        validation=validation,
-        method=method.value,
-        equalise=equalise,
-        correct_bias=correct_bias,
-        adaptive=adaptive,
-        per_channel=per_channel,
-        symmetric=symmetric,
-        integer_ends=integer_ends,
-        output=result,
-        plot=plot,
-    )
+        model, target, quantising.DataOrder(data, scale, offset, resize, samples), weights.value, budget, validation,
+        method.value, equalise, correct_bias, adaptive, per_channel, symmetric, integer_ends, result, plot,
+    )  # fmt: skip
     quantising.quantize_to(order)
 
 
 @app.command()
 def accuracy(
     model: Model,
-    data: Data,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="Compare firmware for this target too.", show_default=False),
-    ] = None,
-    float_model: Annotated[
-        Path | None, typer.Option(help="The float model it was made from.", show_default=False)
-    ] = None,
+    data: given.Data,
+    target: given.Firmware = None,
+    float_model: given.Reference = None,
     sim: Annotated[
         Simulator, typer.Option(help="What firmware runs on: the simulated chip, or this machine.")
     ] = Simulator.ISS,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here as JSON.", show_default=False)
-    ] = None,
-    samples: Samples = 512,
-    scale: DataScale = 1.0,
-    offset: DataOffset = 0.0,
-    resize: Resize = False,
+    json_file: given.JsonFile = None,
+    samples: given.Samples = 512,
+    scale: given.DataScale = 1.0,
+    offset: given.DataOffset = 0.0,
+    resize: given.Resize = False,
 ) -> None:
     """Compare float, integer graph and firmware: top-1, signal-to-noise ratio per layer, the worst layers.
 

@@ -99,6 +99,8 @@ def quantize_to(order: QuantizeOrder) -> None:
             write_file(order.plot, frontier_svg(found.search, title).encode())
     if found.search is not None:
         _print_search(found.search)
+    if min(found.widths.values(), default=8) < 8 and not target.quantisation.packed:
+        note(f"{target.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
     layers = f"{len(found.widths)} layers ({order.weights})"
     say(f"{order.output}: {found.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
