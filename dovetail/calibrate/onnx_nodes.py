@@ -13,11 +13,12 @@ from dovetail.graph.types import DType, TensorType
 from dovetail.operators.activation import Clamp, Softmax, Unary
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.base import Operator
-from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.elementwise import Binary
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Concat, Pad, Reshape, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.operators.selection import Gather
 
 WriteNode = Callable[[Writer, Node], None]
 
@@ -54,37 +55,22 @@ def _weights(writer: Writer, value: str, permutation: tuple[int, ...]) -> str:
         writer.fresh(f"{integers}_onnx"), graph.constants[integers].transpose(permutation), graph.types[integers].dtype
     )
     axis = source.operator.axis % len(permutation)
-    return _scaled(writer, "DequantizeLinear", source, moved, writer.fresh(f"{value}_onnx"), permutation.index(axis))
-
-
-def _scaled(writer: Writer, op_type: str, node: Node, x: str, name: str, axis: int) -> str:
-    """QuantizeLinear or DequantizeLinear with the node's parameters."""
-    graph = writer.graph
-    integers = graph.types[node.output if op_type == "QuantizeLinear" else node.inputs[0]].dtype
-    scale, zero_point = (graph.constants[value] for value in node.inputs[1:])
-    names = []
-    for value, array, dtype in ((node.inputs[1], scale, DType.FLOAT32), (node.inputs[2], zero_point, integers)):
-        if value not in writer.plain:
-            flat = array.reshape(()) if array.size == 1 else array
-            writer.plain[value] = writer.constant(value, flat.astype(dtype.numpy), dtype)
-        names.append(writer.plain[value])
-    attributes = {"axis": axis} if scale.size > 1 else {}
-    return writer.node(op_type, [x, *names], name, **attributes)
+    return writer.scaled("DequantizeLinear", source, moved, writer.fresh(f"{value}_onnx"), permutation.index(axis))
 
 
 def _quantisation(writer: Writer, node: Node) -> None:
     operator = node.operator
     assert isinstance(operator, Quantize | Dequantize)
     source = node.inputs[0]
-    if source in writer.graph.constants and _only_weights(writer, node):
-        return
+    if source in writer.graph.constants:
+        return  # written in the order it is read in
     op_type = "QuantizeLinear" if isinstance(operator, Quantize) else "DequantizeLinear"
     image = writer.is_image(source) or _input_read_as_image(writer, node)
     x = writer.read_image(source) if image else writer.read(source)
     rank = len(writer.graph.types[source].shape)
     axis = operator.axis % rank if rank else 0
     place = TO_IMAGE.index(axis) if image else axis
-    _scaled(writer, op_type, node, x, writer.result(node, image), place)
+    writer.scaled(op_type, node, x, writer.result(node, image), place)
 
 
 def _input_read_as_image(writer: Writer, node: Node) -> bool:
@@ -101,14 +87,6 @@ def _input_read_as_image(writer: Writer, node: Node) -> bool:
             if isinstance(reader.operator, Dequantize | Pad):
                 reached.add(reader.output)
     return False
-
-
-def _only_weights(writer: Writer, node: Node) -> bool:
-    """Whether only layers read these constants, which write them in their own order."""
-    readers = [n for n in writer.graph.nodes if node.output in n.inputs]
-    return bool(readers) and all(
-        isinstance(reader.operator, Conv2d | DepthwiseConv2d) and reader.inputs[1] == node.output for reader in readers
-    )
 
 
 def _convolution(writer: Writer, node: Node) -> None:
@@ -226,11 +204,9 @@ def _two(writer: Writer, node: Node) -> None:
     image = four and any(writer.is_image(name) for name in node.inputs)
     operands = [writer.read_image(name) if image else writer.read(name) for name in node.inputs]
     output = writer.result(node, image)
-    if isinstance(operator, Add) or (isinstance(operator, Binary) and operator.kind is not BinaryKind.PRELU):
-        op_type = "Add" if isinstance(operator, Add) else operator.kind.value
-        if types[0].dtype is DType.FLOAT32:
-            writer.node(op_type, operands, output)
-            return
+    if types[0].dtype is DType.FLOAT32 and isinstance(operator, Add | Binary):
+        writer.node(operator.kind.value if isinstance(operator, Binary) else "Add", operands, output)
+        return
     _rename_last(writer, operator.onnx(writer.body, operands, types), output)
 
 
@@ -266,6 +242,12 @@ def _reshape(writer: Writer, node: Node) -> None:
     writer.node("Reshape", [x, target], writer.result(node, image=False))
 
 
+def _gather(writer: Writer, node: Node) -> None:
+    assert isinstance(node.operator, Gather)
+    operands = [writer.read(name) for name in node.inputs]
+    writer.node("Gather", operands, writer.result(node, image=False), axis=node.operator.axis)
+
+
 def _pad(writer: Writer, node: Node) -> None:
     operator = node.operator
     assert isinstance(operator, Pad)
@@ -294,6 +276,7 @@ _WRITERS: Mapping[type[Operator], WriteNode] = {
     Transpose: _transpose,
     Reshape: _reshape,
     Pad: _pad,
+    Gather: _gather,
     Quantize: _quantisation,
     Dequantize: _quantisation,
     Unary: _elementwise,

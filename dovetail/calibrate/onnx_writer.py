@@ -21,6 +21,7 @@ from dovetail.graph.onnx_body import OPSET, OnnxBody, element_type
 from dovetail.graph.types import Array, DType
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.operators.movement import Pad
+from dovetail.operators.quantization import Dequantize
 
 TO_IMAGE = (0, 3, 1, 2)
 """NHWC to NCHW."""
@@ -83,9 +84,14 @@ class Writer:
         if value not in self.plain:
             if value in self.graph.constants:
                 self.plain[value] = self.constant(value, self.graph.constants[value], self.graph.types[value].dtype)
+            elif self._is_static(value):
+                node = self.producers[value]
+                rank = len(self.graph.types[value].shape)
+                axis = node.operator.axis % rank if isinstance(node.operator, Dequantize) and rank else 0
+                self.plain[value] = self.scaled("DequantizeLinear", node, self.read(node.inputs[0]), value, axis)
             else:
                 name = self.fresh(f"{value}_nhwc") if value not in self.graph.outputs else value
-                self.plain[value] = self.node("Transpose", [self.images[value]], name, perm=list(TO_GRAPH))
+                self.plain[value] = self._moved(value, name, image=False)
         return self.plain[value]
 
     def read_image(self, value: str) -> str:
@@ -96,8 +102,41 @@ class Writer:
                 self.images[value] = self.constant(self.fresh(value), array, self.graph.types[value].dtype)
             else:
                 name = self.fresh(f"{value}_nchw")
-                self.images[value] = self.node("Transpose", [self.read(value)], name, perm=list(TO_IMAGE))
+                self.images[value] = self._moved(value, name, image=True)
         return self.images[value]
+
+    def scaled(self, op_type: str, node: Node, x: str, name: str, axis: int) -> str:
+        """Write QuantizeLinear or DequantizeLinear of `x` with a node's parameters, which run along `axis` of it."""
+        graph = self.graph
+        integers = graph.types[node.output if op_type == "QuantizeLinear" else node.inputs[0]].dtype
+        scale, zero_point = (graph.constants[value] for value in node.inputs[1:])
+        names = []
+        for value, array, dtype in ((node.inputs[1], scale, DType.FLOAT32), (node.inputs[2], zero_point, integers)):
+            if value not in self.plain:
+                flat = array.reshape(()) if array.size == 1 else array
+                self.plain[value] = self.constant(value, flat.astype(dtype.numpy), dtype)
+            names.append(self.plain[value])
+        attributes = {"axis": axis} if scale.size > 1 else {}
+        return self.node(op_type, [x, *names], name, **attributes)
+
+    def _is_static(self, value: str) -> bool:
+        """True for what constant integers stand for."""
+        node = self.producers.get(value)
+        return node is not None and isinstance(node.operator, Dequantize) and node.inputs[0] in self.graph.constants
+
+    def _moved(self, value: str, name: str, image: bool) -> str:
+        """A computed value in the other order.
+
+        Of what is dequantised the integers are turned: ONNX Runtime 1.31 refuses a transpose between DequantizeLinear
+        and a convolution at opset 21.
+        """
+        source = self.producers.get(value)
+        order = TO_IMAGE if image else TO_GRAPH
+        if source is not None and isinstance(source.operator, Dequantize) and source.inputs[0] not in self.graph.inputs:
+            integers = self.read_image(source.inputs[0]) if image else self.read(source.inputs[0])
+            axis = source.operator.axis % 4
+            return self.scaled("DequantizeLinear", source, integers, name, order.index(axis) if image else axis)
+        return self.node("Transpose", [self.read(value) if image else self.images[value]], name, perm=list(order))
 
     def is_image(self, value: str) -> bool:
         """True when the value is there in NCHW."""

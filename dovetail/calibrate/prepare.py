@@ -11,6 +11,7 @@ from dovetail.graph.graph import Graph, Node
 from dovetail.graph.rewrite import Draft, run
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array, DType
+from dovetail.operators.arithmetic import Add
 from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.quantization import Dequantize, Quantize
@@ -124,14 +125,22 @@ def _scaling(draft: Draft, node: Node) -> tuple[str, Array, Array] | None:
             return None
         offset = constants[1] if len(constants) > 1 else None
         return node.inputs[0], weights.reshape(-1).astype(np.float64), np.zeros(1) if offset is None else offset
-    if isinstance(operator, Binary) and operator.kind is BinaryKind.MULTIPLY:
-        for value, factor in (node.inputs, node.inputs[::-1]):
-            array = draft.constants.get(factor)
-            fits = array is not None and array.shape in ((), (1,), channels) + (
-                ((1,) * (len(draft.types[value].shape) - 1) + channels,) if array.ndim else ()
-            )
-            if array is not None and fits and draft.types[value] == draft.types[node.output]:
-                return value, array.reshape(-1).astype(np.float64), np.zeros(1)
+    for value, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+        array = draft.constants.get(other)
+        rank = len(draft.types[value].shape)
+        if (
+            array is None
+            or draft.types[value] != draft.types[node.output]
+            or array.shape not in (*((), (1,), channels, (1,) * (rank - len(channels)) + channels),)
+        ):
+            continue
+        row = array.reshape(-1).astype(np.float64)
+        if isinstance(operator, Add):
+            return value, np.ones(1), row
+        if isinstance(operator, Binary) and operator.kind is BinaryKind.MULTIPLY:
+            return value, row, np.zeros(1)
+        if isinstance(operator, Binary) and operator.kind is BinaryKind.SUBTRACT and value == node.inputs[0]:
+            return value, np.ones(1), -row
     return None
 
 

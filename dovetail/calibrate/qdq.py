@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.calibrate.points import carries
-from dovetail.calibrate.prepare import LINEAR
 from dovetail.calibrate.ranges import Steps, spanning
 from dovetail.calibrate.weights import Weights
 from dovetail.graph.graph import Graph, GraphBuilder, Node
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.movement import Pad
+from dovetail.operators.arithmetic import Add
+from dovetail.operators.elementwise import Binary
+from dovetail.operators.movement import Concat, Pad
 from dovetail.operators.quantization import Dequantize, Quantize
 
 MOST_BIAS = 2**30
@@ -132,9 +133,7 @@ class _Writer:
         if name in self.names:
             return self.names[name]
         array = self.graph.constants[name]
-        real = array.dtype == np.float32 and not isinstance(node.operator, LINEAR)
-        quantised = real and not carries(node) and node.output in self.scheme.activations
-        if not quantised:
+        if array.dtype != np.float32 or not isinstance(node.operator, Add | Binary | Concat):
             self.names[name] = self.builder.constant(name, array, self.graph.types[name].dtype)
             return self.names[name]
         steps = spanning(float(array.min()), float(array.max()), DType.INT8, symmetric=False)
