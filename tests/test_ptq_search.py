@@ -20,6 +20,7 @@ from dovetail.calibrate.budget import (
     Point,
     cheapest,
     frontier,
+    outputs_on,
     parse_budget,
     sensitivities,
     weight_bytes,
@@ -80,9 +81,9 @@ def test_long_networks_keep_a_bounded_frontier() -> None:
 
 def test_the_cheapest_point_is_found_by_bisection() -> None:
     points = [Point(float(cost), 1.0 / (cost + 1), (cost,)) for cost in range(12)]
-    assert cheapest(points, lambda point: point.cost >= 7).cost == 7
-    with pytest.raises(DovetailError, match="not even the widest weights keep the budget"):
-        cheapest(points, lambda point: False)
+    assert cheapest(points, lambda point: 7 - point.cost, "dB").cost == 7
+    with pytest.raises(DovetailError, match=r"even the widest weights miss the budget, by 2\.00 dB"):
+        cheapest(points, lambda point: 13 - point.cost, "dB")
 
 
 def test_budgets_are_read_and_refused() -> None:
@@ -118,6 +119,18 @@ def test_a_budget_of_bytes_is_kept_and_used(network: Graph) -> None:
     assert 700 < found.weight_bytes <= 900
     svg = frontier_svg(found.search, "a <b>")
     assert svg.count("<circle") == 1 and "a &lt;b&gt;" in svg and "nan" not in svg
+
+
+@pytest.mark.parametrize("budget", [Budget("loss", 10), Budget("sqnr", 20)])
+def test_a_budget_of_accuracy_is_kept_on_validation_data(network: Graph, budget: Budget) -> None:
+    data, other = (Samples({"image": images(40, seed)}, None) for seed in (1, 2))
+    found = quantise_network(network, data, load_target("riscv"), Settings(budget=budget), other)
+    wanted, got = (outputs_on(g, other.inputs, "scores") for g in (network, found.graph))
+    assert set(found.widths.values()) != {8}
+    if budget.kind == "loss":
+        assert (wanted.argmax(axis=1) != got.argmax(axis=1)).mean() <= 0.10
+    else:
+        assert 10 * np.log10((wanted**2).sum() / ((got - wanted) ** 2).sum()) >= 20
 
 
 @needs_iss

@@ -185,19 +185,29 @@ def within(points: Sequence[Point], limit: float, what: str) -> Point:
     return fitting[-1]
 
 
-def cheapest(points: Sequence[Point], accepts: Callable[[Point], bool], most: int = 16) -> Point:
-    """The cheapest point that is accepted, by bisection over at most `most` of them.
+def cheapest(points: Sequence[Point], excess: Callable[[Point], float], unit: str, most: int = 16) -> Point:
+    """The cheapest point that keeps a budget, by bisection over at most `most` of them.
+
+    Args:
+        points: a frontier.
+        excess: by how much a point misses the budget, 0 or less where it keeps it.
+        unit: of the excess.
+        most: points of the frontier that are candidates.
 
     Raises:
-        DovetailError: none is.
+        DovetailError: none keeps it.
     """
     chosen = [int(index) for index in np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).astype(int))]
     low, high = 0, len(chosen) - 1
-    if not accepts(points[chosen[high]]):
-        raise DovetailError("not even the widest weights keep the budget", hint="raise the budget, or give more data")
+    missed = excess(points[chosen[high]])
+    if missed > 0:
+        raise DovetailError(
+            f"even the widest weights miss the budget, by {missed:.2f} {unit}",
+            hint="raise the budget, or give more data",
+        )
     while low < high:
         middle = (low + high) // 2
-        if accepts(points[chosen[middle]]):
+        if excess(points[chosen[middle]]) <= 0:
             high = middle
         else:
             low = middle + 1

@@ -88,8 +88,8 @@ def search(
     if budget.kind in ("bytes", "cycles"):
         chosen = within(points, budget.limit - base, unit)
     else:
-        accepts = _acceptance(calibrated, data, measured, target, settings, budget, names, report)
-        chosen = cheapest(points, accepts)
+        excess = _excess(calibrated, data, measured, target, settings, budget, names, report)
+        chosen = cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
     return Search(layers, points, chosen, unit, base)
 
 
@@ -126,7 +126,7 @@ def _cycle_costs(
     return costs, base
 
 
-def _acceptance(
+def _excess(
     calibrated: Calibrated,
     data: Mapping[str, Array],
     measured: Samples,
@@ -135,8 +135,8 @@ def _acceptance(
     budget: Budget,
     names: list[str],
     report: Report,
-) -> Callable[[Point], bool]:
-    """Whether a point keeps a loss or a signal-to-noise ratio, measured with all layers quantised."""
+) -> Callable[[Point], float]:
+    """By how much a point misses a loss or a signal-to-noise ratio, measured with all layers quantised."""
     value = result_values(calibrated.graph)[0]
     wanted, labels = outputs_on(calibrated.graph, measured.inputs, value), measured.labels
     if budget.kind == "loss":
@@ -145,7 +145,7 @@ def _acceptance(
         truth = check_labels(labels, wanted.shape[1]) if labels is not None else wanted.argmax(axis=1)
         best = top1(wanted, truth)
 
-    def accepts(point: Point) -> bool:
+    def excess(point: Point) -> float:
         """Quantise like this and compare."""
         report(f"trying {point.cost:,.0f} bytes of weights")
         widths = dict(zip(names, point.widths, strict=True))
@@ -154,11 +154,11 @@ def _acceptance(
         given = value if value in graph.types else calibrated.graph.outputs[0]
         got = outputs_on(graph, measured.inputs, given)
         if budget.kind == "loss":
-            return best - top1(got, truth) <= budget.limit
+            return best - top1(got, truth) - budget.limit
         error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
-        return decibel(float(error)) >= budget.limit
+        return budget.limit - decibel(float(error))
 
-    return accepts
+    return excess
 
 
 def check_labels(labels: Array, classes: int) -> Array:
