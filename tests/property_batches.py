@@ -190,9 +190,12 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
     parts.append(helper_source(dict.fromkeys(name for kernel in functions for name in kernel.helpers)))
     parts += dict.fromkeys(text for kernel in functions for text in kernel.declarations)
     for made in projects:
-        parts += [_without_includes(constants_source(made.unit)[1]), *(kernel.source for kernel in made.unit.kernels)]
+        blocks = [kernel.block.definition() for kernel in made.unit.kernels if kernel.block]
+        parts += [*dict.fromkeys(blocks), _without_includes(constants_source(made.unit)[1])]
+        parts += dict.fromkeys(kernel.shared for kernel in made.unit.kernels)
+        parts += [kernel.source for kernel in made.unit.kernels]
         layers = list(dict.fromkeys(region.name for region in made.regions))
-        parts += [f"#define {layer} {made.unit.model}_{layer}_layer" for layer in layers]
+        parts += [f"#define {layer} {made.unit.model}_{layer}_function" for layer in layers]
         parts.append(_without_includes(model_source(made.unit)))
         parts += [f"#undef {layer}" for layer in layers]
     calls = "\n".join(f"    {unit.model}_run();" for unit in units)

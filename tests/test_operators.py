@@ -400,7 +400,7 @@ def test_type_rules_refuse_what_does_not_fit() -> None:
             operator.infer(kinds)
 
 
-WHOLE_ONLY = (Reshape, Concat, Slice, FixedLstm, Recurrent)
+WHOLE_ONLY = (Reshape, FixedLstm, Recurrent)
 """Operators that are never computed in parts."""
 CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
 

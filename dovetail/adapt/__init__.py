@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.adapt.engine_requantisation import RequantisationLimits, engine_requantisation, split_bias
+from dovetail.adapt.narrow import narrow_weights
 from dovetail.adapt.patches import convolution_as_patches, stride_as_slice
 from dovetail.adapt.residual import addition_as_convolution
 from dovetail.adapt.unsigned import unsigned_activations
@@ -33,6 +34,7 @@ __all__ = [
     "addition_as_convolution",
     "convolution_as_patches",
     "engine_requantisation",
+    "narrow_weights",
     "split_bias",
     "stride_as_slice",
     "unsigned_activations",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import zipfile
@@ -12,19 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import DovetailError
+from dovetail.npy import InputError, check_archive, read_npy
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dovetail.graph.types import Array, DType
-
-MOST_BYTES = 1 << 30
-"""Bytes all arrays of an input file may have together."""
-_MOST_ARRAYS = 1024
-_MOST_HEADER = 4096
-
-
-class InputError(DovetailError):
-    """An input file that is damaged or does not fit the model."""
-
 
 def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Array]], bool]:
     """The inferences a file asks for.
@@ -52,14 +44,7 @@ def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[di
 
 
 def _read_archive(archive: zipfile.ZipFile, path: Path, ports: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    if len(archive.infolist()) > _MOST_ARRAYS:
-        raise InputError(f"{len(archive.infolist())} arrays, the limit is {_MOST_ARRAYS}", where=str(path))
-    total = sum(info.file_size for info in archive.infolist())
-    if total > MOST_BYTES:
-        raise InputError(
-            f"{total} bytes, the limit is {MOST_BYTES}", where=str(path), hint="run fewer inferences at once"
-        )
+    entries = check_archive(archive, str(path), "run fewer inferences at once")
     names = [str(port["name"]) for port in ports]
     if len(ports) == 1 and len(entries) == 1:
         entries = {names[0]: next(iter(entries.values()))}
@@ -74,16 +59,10 @@ def _read_archive(archive: zipfile.ZipFile, path: Path, ports: Sequence[Mapping[
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, port: Mapping[str, Any]) -> Array:
     """Read one array after its header was found to be what the model wants."""
-    import numpy as np
-    from numpy.lib import format as npy
-
     kind, expected = _dtype(port), list(port["shape"])
-    with archive.open(info) as stream:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"unknown version {version} of the .npy format")
-        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read_header(stream, max_header_size=_MOST_HEADER)
+
+    def accept(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """The model's own shape and type, or a batch of it."""
         fits = list(shape) == expected or (
             len(shape) == len(expected) + 1 and list(shape[1:]) == expected and shape[0] > 0
         )
@@ -93,12 +72,8 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
                 f"got {dtype} {list(shape)}",
                 where=str(path),
             )
-        if math.prod(shape) * dtype.itemsize > info.file_size:
-            raise ValueError(
-                f"'{port['name']}' announces {math.prod(shape) * dtype.itemsize} bytes and has {info.file_size}"
-            )
-    with archive.open(info) as stream:
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=_MOST_HEADER)
+
+    array: Array = read_npy(lambda: archive.open(info), info.file_size, str(port["name"]), accept)
     _check_values(array, kind, port["name"], path)
     return array
 

@@ -253,10 +253,12 @@ def list_targets() -> None:
             say(f"{'':10} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
 
 
-def write_zoo(name: str | None, path: Path | None) -> None:
-    """Write a model of the zoo, or list its names; raises DovetailError."""
+def write_zoo(
+    name: str | None, path: Path | None, real: bool = False, calibration: Path | None = None, test: Path | None = None
+) -> None:
+    """Write a model of the zoo and data for it, or list its names; raises DovetailError."""
     from dovetail import zoo
-    from dovetail.cli.arrays import write_file
+    from dovetail.cli.arrays import write_file, write_outputs
 
     if name is None:
         for known in zoo.names():
@@ -264,6 +266,14 @@ def write_zoo(name: str | None, path: Path | None) -> None:
         return
     path = path or Path(f"{name}.onnx")
     with progress(f"making {name}"):
-        content = zoo.build(name)
+        content = zoo.build_float(name) if real else zoo.build(name)
+        samples = zoo.calibration(name) if calibration else None
+        held_back = zoo.held_back(name) if test else None
     write_file(path, content)
     say(f"{path}: {len(content):,} bytes")
+    if calibration is not None and samples is not None:
+        write_outputs(calibration, [{"input": samples}], batched=False)
+        say(f"{calibration}: {len(samples)} samples")
+    if test is not None and held_back is not None:
+        write_outputs(test, [{"input": held_back[0], "labels": held_back[1]}], batched=False)
+        say(f"{test}: {len(held_back[1])} labelled samples")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import quantising_options as given
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -249,6 +250,68 @@ def schedule(
 
 
 @app.command()
+def quantize(
+    model: given.FloatModel,
+    data: given.Data,
+    target: TargetName,
+    result: given.Result,
+    weights: given.Weights = given.WeightChoice.INT8,
+    budget: given.Budget = None,
+    validation: given.Validation = None,
+    method: given.Method = given.MethodChoice.MINMAX,
+    equalise: given.Equalise = False,
+    correct_bias: given.CorrectBias = True,
+    adaptive: given.Adaptive = True,
+    per_channel: given.PerChannel = True,
+    symmetric: given.Symmetric = False,
+    integer_ends: given.IntegerEnds = False,
+    plot: given.Plot = None,
+    samples: given.Samples = 512,
+    scale: given.DataScale = 1.0,
+    offset: given.DataOffset = 0.0,
+    resize: given.Resize = False,
+) -> None:
+    """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
+
+    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+    """
+    from dovetail.cli import quantising
+
+    order = quantising.QuantizeOrder(
+        model, target, quantising.DataOrder(data, scale, offset, resize, samples), weights.value, budget, validation,
+        method.value, equalise, correct_bias, adaptive, per_channel, symmetric, integer_ends, result, plot,
+    )  # fmt: skip
+    quantising.quantize_to(order)
+
+
+@app.command()
+def accuracy(
+    model: Model,
+    data: given.Data,
+    target: given.Firmware = None,
+    float_model: given.Reference = None,
+    sim: Annotated[
+        Simulator, typer.Option(help="What firmware runs on: the simulated chip, or this machine.")
+    ] = Simulator.ISS,
+    json_file: given.JsonFile = None,
+    samples: given.Samples = 512,
+    scale: given.DataScale = 1.0,
+    offset: given.DataOffset = 0.0,
+    resize: given.Resize = False,
+) -> None:
+    """Compare float, integer graph and firmware: top-1, signal-to-noise ratio per layer, the worst layers.
+
+    Example: dovetail accuracy net_int4.onnx --data test.npz --target ne16 --float-model net.onnx
+    """
+    from dovetail.cli import quantising
+
+    order = quantising.AccuracyOrder(
+        model, quantising.DataOrder(data, scale, offset, resize, samples), target, float_model, sim.value, json_file
+    )
+    quantising.accuracy_of(order)
+
+
+@app.command()
 def targets() -> None:
     """List the targets and their requantisation policies.
 
@@ -268,6 +331,13 @@ def zoo(
         Path | None,
         typer.Option("--output", "-o", help="The file to write; NAME.onnx if not given.", show_default=False),
     ] = None,
+    real: Annotated[bool, typer.Option("--float", help="The float network it is quantised from.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Write float samples for calibration here, as .npz.", show_default=False)
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="Of digits: write the images held back and labels here.", show_default=False)
+    ] = None,
 ) -> None:
     """Write a model to try Dovetail with, or list them.
 
@@ -275,7 +345,7 @@ def zoo(
     """
     from dovetail.cli import commands
 
-    commands.write_zoo(name, output)
+    commands.write_zoo(name, output, real, calibration, test)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,6 +11,7 @@ from dovetail.frontend import onnx_linear as linear
 from dovetail.frontend import onnx_logic as logic
 from dovetail.frontend import onnx_movement as movement
 from dovetail.frontend import onnx_pooling as pooling
+from dovetail.frontend import onnx_qonnx as qonnx
 from dovetail.frontend import onnx_recurrent as recurrent
 from dovetail.frontend import onnx_reduction as reduction
 from dovetail.frontend import onnx_resize as resize
@@ -260,5 +261,6 @@ LATER_RESULTS = ("GRU", "LSTM", "RNN")
 IMPORTERS: Mapping[tuple[str, str], Importer] = {
     **{("", name): build for name, build in STANDARD.items()},
     **{("com.microsoft", name): build for name, build in MICROSOFT.items()},
+    **{(domain, name): build for domain in qonnx.DOMAINS for name, build in qonnx.QONNX.items()},
 }
 """Every ONNX operator Dovetail reads."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, GraphBuilder, Node
+from dovetail.graph.rewrite import run
 from dovetail.graph.types import Array, DType
 from dovetail.operators.activation import Clamp
 from dovetail.operators.arithmetic import Add, Rounding
@@ -26,6 +27,7 @@ from dovetail.operators.pooling import MaxPool2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
 from dovetail.operators.selection import Gather, Pick
+from dovetail.quantize.folding import fold_into_scales
 from dovetail.quantize.linear import moved_constant, scaled_afterwards
 from dovetail.quantize.multiplier import quantized_bound
 from dovetail.quantize.rules import RULES, emit_requantized
@@ -73,7 +75,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
-    return _Lowering(graph, rounding, allow_float).run()
+    return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import Layout
-from dovetail.graph.types import Array
+from dovetail.graph.types import Array, DType
 from dovetail.target.knobs import Choice, Space
 from dovetail.target.ordering import Ordering
 from dovetail.target.pattern import Constraint, Match, Pattern
@@ -236,6 +236,25 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """What a float network may be quantised to so that the target takes it; `dovetail quantize` asks for it.
+
+    The defaults are what the core's kernels compute.
+    """
+
+    weight_bits: tuple[int, ...] = (8, 4, 2)
+    """Widths of weights it takes, of 8, 4 and 2, the widest first."""
+    packed: bool = False
+    """Narrow weights take less room and time there; else they are held one to a byte."""
+    per_channel: bool = True
+    """A scale per output channel of the weights; else one per layer."""
+    symmetric: bool = False
+    """Activations must have the zero point 0."""
+    activations: DType = DType.INT8
+    """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+
+
+@dataclass(frozen=True)
 class Target:
     """A whole machine."""
 
@@ -254,6 +273,7 @@ class Target:
     dma: Dma | None = None
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
+    quantisation: Quantisation = field(default_factory=Quantisation)
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

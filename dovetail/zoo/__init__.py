@@ -18,8 +18,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dovetail.zoo.network import Network
+    from dovetail.zoo.weights import Prepared
 
-__all__ = ["build", "digits_accuracy", "digits_samples", "inputs", "names"]
+__all__ = [
+    "build",
+    "build_float",
+    "calibration",
+    "digits_accuracy",
+    "digits_samples",
+    "held_back",
+    "inputs",
+    "names",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +77,56 @@ def build(name: str, seed: int = 0) -> bytes:
         ModelError: the zoo has no model of that name, or the seed is negative.
     """
     from dovetail.zoo.quantised import model
+
+    return bytes(model(*_prepared(name, seed)).SerializeToString(deterministic=True))
+
+
+def _prepared(name: str, seed: int) -> tuple[Network, Prepared]:
+    """A network with its weights and calibration inputs."""
     from dovetail.zoo.weights import random_parameters, stored
 
     _check_seed(seed)
     entry = _entry(name)
     network = entry.network()
-    prepared = stored().prepared if entry.trained else random_parameters(network, seed)
-    return bytes(model(network, prepared).SerializeToString(deterministic=True))
+    return network, stored().prepared if entry.trained else random_parameters(network, seed)
+
+
+def build_float(name: str, seed: int = 0) -> bytes:
+    """The network `build` quantises, as a float ONNX model: batch 1, NCHW, float32 `input` and `output`.
+
+    Raises:
+        ModelError: the zoo has no model of that name, or the seed is negative.
+    """
+    from dovetail.zoo.quantised import float_model
+
+    return bytes(float_model(*_prepared(name, seed)).SerializeToString(deterministic=True))
+
+
+def calibration(name: str, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Float samples to calibrate `build_float(name)` with, float32 [n, *shape without the batch].
+
+    Raises:
+        ModelError: the zoo has no model of that name, or the seed is negative.
+    """
+    import numpy as np
+
+    return _prepared(name, seed)[1].calibration.astype(np.float32)
+
+
+def held_back(name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The images the digits network's training never saw, float32 [360, 1, 8, 8] of 0 to 1, and their labels [360].
+
+    Raises:
+        ModelError: another network, none of which is trained.
+    """
+    import numpy as np
+
+    from dovetail.zoo.weights import stored
+
+    if not _entry(name).trained:
+        raise ModelError(f"'{name}' has random weights and no test data", hint="digits has")
+    content = stored()
+    return content.images.astype(np.float32), content.labels
 
 
 def inputs(name: str, count: int, seed: int = 1) -> npt.NDArray[np.int8]:

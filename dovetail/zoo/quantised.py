@@ -145,8 +145,35 @@ def model(network: Network, prepared: Prepared) -> onnx.ModelProto:
         name, constants = layer.name, writer.activation_constants(result, quantisation)
         quantised = "output" if layer is network.layers[-1] else f"{result}_quantized"
         writer.node("QuantizeLinear", [result, *constants], quantised)
-    shapes = {"input": network.input_shape, "output": values[name].shape[1:]}
-    ends = {end: helper.make_tensor_value_info(end, TensorProto.INT8, [1, *shape]) for end, shape in shapes.items()}
+    return _whole(writer, network, values[name].shape[1:], TensorProto.INT8)
+
+
+def float_model(network: Network, prepared: Prepared) -> onnx.ModelProto:
+    """The network as a float ONNX model of batch 1, input `input` and output `output`."""
+    writer = _Writer()
+    values = forward(network, prepared.parameters, prepared.calibration[:1])
+    tensors = {network.input_name: "input"}
+    for layer in network.layers:
+        sources = [tensors[name] for name in layer.inputs]
+        parameters = prepared.parameters.get(layer.name)
+        if parameters is not None:
+            for kind, array in (("weight", parameters.weight), ("bias", parameters.bias)):
+                sources.append(writer.constant(f"{layer.name}.{kind}", array.astype(np.float32)))
+        operator = _OPERATORS[layer.kind]
+        whole = layer is network.layers[-1]
+        result = "output" if whole and not layer.relu else f"/{layer.name}/{operator}_output_0"
+        attributes = _attributes(layer, values[layer.inputs[0]], prepared.parameters)
+        tensors[layer.name] = writer.node(operator, sources, result, **attributes)
+        if layer.relu:
+            result = "output" if whole else f"/{layer.name}/Relu_output_0"
+            tensors[layer.name] = writer.node("Relu", [tensors[layer.name]], result)
+    return _whole(writer, network, values[network.layers[-1].name].shape[1:], TensorProto.FLOAT)
+
+
+def _whole(writer: _Writer, network: Network, result: tuple[int, ...], kind: int) -> onnx.ModelProto:
+    """The model of what is written, its ends of one element type."""
+    shapes = {"input": network.input_shape, "output": result}
+    ends = {end: helper.make_tensor_value_info(end, kind, [1, *shape]) for end, shape in shapes.items()}
     graph = helper.make_graph(writer.nodes, network.name, [ends["input"]], [ends["output"]], writer.constants)
     return helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="dovetail.zoo"

@@ -16,6 +16,7 @@ from dovetail.adapt import (
     addition_as_convolution,
     convolution_as_patches,
     engine_requantisation,
+    narrow_weights,
     split_bias,
     stride_as_slice,
     unsigned_activations,
@@ -39,6 +40,7 @@ from dovetail.target import (
     Offload,
     Operand,
     Policy,
+    Quantisation,
     Rewrite,
     Space,
     Target,
@@ -280,6 +282,7 @@ SHARED = (
     Rewrite("unsigned", unsigned_activations, lsb=0),
     Rewrite("patches", convolution_as_patches(patches_pay), lsb=0),
     Rewrite("stride", stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0),
+    Rewrite("narrow weights", narrow_weights(), lsb=0),
 )
 TARGET = Target(
     name="ne16",
@@ -290,6 +293,7 @@ TARGET = Target(
     values=L2.name,
     dma=DMA,
     engines=(ENGINE,),
+    quantisation=Quantisation(packed=True),
     policies=(
         Policy("engine", "the engine requantises with its own scale and shift",
                (*SHARED, Rewrite("requantisation", engine_requantisation(takes, LIMITS), lsb=2),

@@ -1,0 +1,131 @@
+"""Calibration: what a user chooses, the steps of every activation from data, and layers of given widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.calibrate.budget import Budget
+from dovetail.calibrate.equalise import equalise
+from dovetail.calibrate.layers import Layers, LayerSettings, fit_layers, weighted_layers
+from dovetail.calibrate.observe import observe
+from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
+from dovetail.calibrate.ranges import Histogram, Method, Steps, choose, spanning
+from dovetail.errors import TargetError
+from dovetail.graph.graph import Graph
+from dovetail.graph.types import Array, DType
+from dovetail.target.description import Quantisation, Target
+
+Report = Callable[[str], None]
+"""Told what is being done now."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose."""
+
+    method: Method = Method.MINMAX
+    """How the ranges of activations are chosen."""
+    bits: int = 8
+    """Of weights, where `widths` does not say otherwise."""
+    widths: Mapping[str, int] = field(default_factory=dict)
+    """Bits of the weights by result of the layer."""
+    equalise: bool = False
+    """Even out the channels between neighbouring layers."""
+    correct_bias: bool = True
+    adaptive: bool = True
+    """Fit the rounding of narrow weights to the data."""
+    per_channel: bool | None = None
+    """A scale per output channel; None for what the target takes."""
+    symmetric: bool | None = None
+    """Activations with zero point 0; None for what the target needs."""
+    integer_ends: bool = False
+    """Inputs and outputs become integers."""
+    budget: Budget | None = None
+    """Search for the width of each layer's weights under this budget; `bits` and `widths` are not used then."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A float graph with the steps of its activations; weights can be chosen for it again and again."""
+
+    graph: Graph
+    """Float, equalised where that was asked for."""
+    activations: Mapping[str, Steps]
+    factors: Mapping[str, Array]
+    """float32 [C] by value: what equalisation has multiplied its channels with."""
+
+
+def calibrate(
+    graph: Graph,
+    data: Mapping[str, Array],
+    wanted: Quantisation,
+    settings: Settings,
+    report: Report = lambda text: None,
+) -> Calibrated:
+    """Equalise, and choose the steps of every activation from data.
+
+    Args:
+        graph: what `prepare` gave.
+        data: float32 [N, *shape] by input.
+        wanted: what the target takes.
+        settings: the user's choices.
+        report: told the progress.
+    """
+    factors: Mapping[str, Array] = {}
+    if settings.equalise:
+        report("equalising layers")
+        graph, factors = equalise(graph)
+    points = quantised_values(graph)
+    seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
+    report("choosing ranges")
+    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
+    return Calibrated(graph, _steps(graph, points, seen, wanted.activations, settings.method, symmetric), factors)
+
+
+def _steps(
+    graph: Graph,
+    points: tuple[str, ...],
+    seen: Mapping[str, Histogram],
+    dtype: DType,
+    method: Method,
+    symmetric: bool,
+) -> dict[str, Steps]:
+    known, owner = fixed_ranges(graph), shared(graph, points)
+    found = {}
+    for name in points:
+        if name in known and not symmetric:
+            found[name] = Steps(dtype, 2.0**-8, dtype.low)  # what TFLite fixes for a softmax
+        elif name in known:
+            found[name] = spanning(*known[name], dtype, symmetric)
+        else:
+            found[name] = choose(seen[name], method, dtype, symmetric)
+    return {name: found[owner[name]] for name in points}
+
+
+def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:
+    """The width of every layer's weights.
+
+    Raises:
+        TargetError: the target does not take a width.
+    """
+    found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
+    for width in sorted(set(found.values())):
+        if width not in target.quantisation.weight_bits:
+            known = ", ".join(map(str, target.quantisation.weight_bits))
+            raise TargetError(f"{target.name} takes weights of {known} bits, not of {width}")
+    return found
+
+
+def choose_layers(
+    calibrated: Calibrated,
+    data: Mapping[str, Array],
+    widths: Mapping[str, int],
+    wanted: Quantisation,
+    settings: Settings,
+    report: Report = lambda text: None,
+) -> Layers:
+    """Weights and biases of these widths."""
+    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
+    how = LayerSettings(allowed, settings.adaptive, settings.correct_bias)
+    return fit_layers(calibrated.graph, data, calibrated.activations, widths, how, report)

@@ -1,0 +1,66 @@
+"""Weights as integers: scales per output channel or per layer, nearest rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.calibrate.prepare import Linear, along, output_axis
+from dovetail.graph.types import Array, DType
+
+WIDTHS = {2: DType.INT2, 4: DType.INT4, 8: DType.INT8}
+"""Types of weights by bits."""
+SHARES = np.linspace(0.3, 1.0, 36)[::-1]
+"""Shares of the largest weight that are tried as the end of a narrow range."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a layer: integer * scale stands for the weight."""
+
+    integers: Array
+    """int8, of the shape of the weights"""
+    scale: Array
+    """float32 [C] or [1]"""
+    dtype: DType
+    axis: int
+    """The axis of output channels."""
+
+    @property
+    def real(self) -> Array:
+        """What the integers stand for, float32."""
+        return np.asarray(self.integers * along(self.scale, self.integers.ndim, self.axis), np.float32)
+
+
+def nearest(operator: Linear, weights: Array, bits: int, per_channel: bool) -> Weights:
+    """Symmetric weights of so many bits, each rounded to the nearest; with fewer than 8 bits the range of least
+    square error, with 8 the one that holds every weight."""
+    axis = output_axis(operator)
+    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.float64)
+    if not per_channel:
+        rows = rows.reshape(1, -1)
+    scale = best_scale(rows, WIDTHS[bits])
+    steps = np.rint(weights / along(scale.astype(np.float64), weights.ndim, axis))
+    dtype = WIDTHS[bits]
+    integers = np.clip(steps, lowest(dtype), dtype.high).astype(np.int8)
+    return Weights(integers, scale, dtype, axis)
+
+
+def lowest(dtype: DType) -> int:
+    """The least integer a weight is given: -127 of int8 (as TFLite), the lowest of narrower types."""
+    return -127 if dtype is DType.INT8 else dtype.low
+
+
+def best_scale(rows: Array, dtype: DType) -> Array:
+    """The scale of each row [R, K], float32 [R]."""
+    peak = np.maximum(np.abs(rows).max(axis=1), 2.0**-40)
+    if dtype is DType.INT8:
+        return np.asarray(peak / dtype.high, np.float32)
+    best, least = peak / dtype.high, np.full(len(rows), np.inf)
+    for share in SHARES:
+        scale = share * peak / (dtype.high + 0.5)
+        steps = np.clip(np.rint(rows / scale[:, None]), dtype.low, dtype.high)
+        error = ((rows - steps * scale[:, None]) ** 2).sum(axis=1)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return np.asarray(best, np.float32)

@@ -1,0 +1,223 @@
+"""Measures what quantisation costs and writes the tables of docs/quantisation.md.
+
+    python scripts/quantisation_tables.py [SECTION ...] [--write]
+
+Needs scikit-learn (dovetail[zoo-training]), the simulator (dovetail[iss]) and, for resnet8, ../shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dovetail import zoo
+from dovetail.adapt import adapt
+from dovetail.calibrate import Method, Quantised, Samples, Settings, prepare, quantise_network
+from dovetail.calibrate.accuracy import Accuracy, compare, firmware_outputs
+from dovetail.calibrate.budget import Budget, decibel
+from dovetail.calibrate.costs import run_report
+from dovetail.calibrate.plot import frontier_svg
+from dovetail.frontend import load_model
+from dovetail.graph.graph import Graph
+from dovetail.graph.simplify import simplify
+from dovetail.graph.types import Array
+from dovetail.quantize import quantize
+from dovetail.target import Target
+from dovetail.targets import load_target
+from dovetail.zoo.architectures import resnet8
+from dovetail.zoo.weights import synthetic_inputs
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGE = REPOSITORY / "docs" / "quantisation.md"
+MODELS = REPOSITORY.parent / "shared" / "models"
+CALIBRATION = 512
+"""Training images of the digits that are used."""
+VALIDATION = 400
+"""Other training images, on which the loss of mixed precision is measured."""
+RESNET_SAMPLES = 200
+RESNET_TEST = 24
+WIDTHS = (8, 4, 2)
+
+
+def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table, figures to the right."""
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
+
+
+def digits_data() -> tuple[Samples, Samples, Samples]:
+    """Calibration and validation from the training images, and the images held back."""
+    spec = importlib.util.spec_from_file_location("train_digits", REPOSITORY / "scripts" / "train_digits.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    data = module.split(seed=0)
+    images, labels = data.images.astype(np.float32)[:, None], data.labels
+    end = CALIBRATION + VALIDATION
+    test, truth = zoo.held_back("digits")
+    return (
+        Samples({"input": images[:CALIBRATION]}, labels[:CALIBRATION]),
+        Samples({"input": images[CALIBRATION:end]}, labels[CALIBRATION:end]),
+        Samples({"input": test[:, None]}, truth),
+    )
+
+
+def measure(found: Quantised, reference: Graph, test: Samples, target: Target) -> Accuracy:
+    """Float network, integer graph and firmware on test data."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(found.model.SerializeToString(deterministic=True))
+        qdq = simplify(load_model(path))
+        integer = adapt(quantize(qdq, allow_float=True), target.policy(None))
+
+        def firmware(inputs: Sequence[dict[str, Array]]) -> list[Array]:
+            return firmware_outputs(path, target, "iss", inputs, lambda text: None)
+
+        return compare(qdq, integer, reference, test.inputs, test.labels, {}, lambda text: None, firmware)
+
+
+def digits_tables() -> list[str]:
+    """The digits network: top-1 of firmware on the images held back."""
+    graph = _zoo_graph("digits")
+    calibration, validation, test = digits_data()
+    rows = []
+    plans: list[tuple[str, Settings]] = [(f"int{bits}", Settings(bits=bits, integer_ends=True)) for bits in WIDTHS]
+    plans.append(("int2 to int8, loss <= 1", Settings(budget=Budget("loss", 1.0), integer_ends=True)))
+    for name, settings in plans:
+        cells: list[object] = [name]
+        for place in ("riscv", "ne16"):
+            target = load_target(place)
+            found = quantise_network(graph, calibration, target, settings, validation)
+            result = measure(found, graph, test, target)
+            exact, _, firmware = result.columns
+            assert exact.top1 is not None and firmware.top1 is not None
+            report = run_report(found.graph, target)
+            cells += [f"{firmware.top1:.2f} %", f"{firmware.top1 - exact.top1:+.2f}", f"{report.cycles['total']:,}"]
+        if found.search is not None:
+            (REPOSITORY / "docs" / "frontier.svg").write_text(
+                frontier_svg(found.search, "digits: weights against signal-to-noise ratio")
+            )
+        rows.append([*cells, f"{found.weight_bytes:,}"])
+    header = ["weights", "riscv", "points", "cycles", "ne16", "points", "cycles", "bytes of weights"]
+    return [f"Float: {exact.top1:.2f} % of {test.count} images.", "", *table(header, rows)]
+
+
+def _zoo_graph(name: str) -> Graph:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.onnx"
+        path.write_bytes(zoo.build_float(name))
+        return prepare(load_model(path), path.name)
+
+
+def resnet_data(count: int, seed: int) -> Array:
+    """Images [count, 1, 32, 32, 3] of 0 to 255: the CIFAR image and the varied inputs, then synthetic ones."""
+    with np.load(MODELS / "samples" / "ic_taxi_s_001241.npz", allow_pickle=False) as file:
+        real = [file["image_u8"].astype(np.float32)]
+    with np.load(MODELS / "mlperf_tiny" / "ic_resnet8_int8.many.npz", allow_pickle=False) as file:
+        real += [file[f"in_{index}"].astype(np.float32) + 128 for index in range(12)]
+    drawn = synthetic_inputs(resnet8(), count, seed).transpose(0, 2, 3, 1)[:, None].astype(np.float32)
+    return np.concatenate([np.stack(real), drawn])[:count]
+
+
+def resnet_graph() -> Graph:
+    """The float network of MLPerf Tiny."""
+    path = MODELS / "mlperf_tiny" / "ic_resnet8_f32.tflite"
+    return prepare(load_model(path), path.name)
+
+
+def resnet_tables() -> list[str]:
+    """ResNet8 on the NE16 at 8, 4 and 2 bits, and mixed."""
+    graph, target = resnet_graph(), load_target("ne16")
+    name = graph.inputs[0]
+    calibration = Samples({name: resnet_data(RESNET_SAMPLES, seed=1)}, None)
+    test = Samples({name: resnet_data(RESNET_TEST, seed=2)}, None)
+    plans: list[tuple[str, Settings]] = [(f"int{bits}", Settings(bits=bits, integer_ends=True)) for bits in WIDTHS]
+    plans.append(("mixed, bytes=24k", Settings(budget=Budget("bytes", 24e3), integer_ends=True)))
+    rows = []
+    for text, settings in plans:
+        start = time.monotonic()
+        found = quantise_network(graph, calibration, target, settings)
+        seconds = time.monotonic() - start
+        result = measure(found, graph, test, target)
+        report = run_report(found.graph, target)
+        firmware = result.columns[-1]
+        logits = next(layer.sqnr for layer in reversed(result.layers) if layer.name != graph.outputs[0])
+        rows.append([
+            text, f"{found.weight_bytes:,}", f"{report.cycles['total']:,}", f"{report.cycles['ne16']:,}",
+            f"{logits:.1f} dB", f"{firmware.agreement:.1f} %", f"{seconds:.0f} s",
+        ])  # fmt: skip
+    header = ["weights", "bytes", "cycles", "NE16 busy", "SQNR of the logits", "class as float", "quantised in"]
+    return table(header, rows)
+
+
+def method_tables() -> list[str]:
+    """The ways to choose ranges, and the steps that can be left out."""
+    graph, target = resnet_graph(), load_target("ne16")
+    name = graph.inputs[0]
+    calibration = Samples({name: resnet_data(RESNET_SAMPLES // 2, seed=1)}, None)
+    data = resnet_data(64, seed=2)
+    rows = []
+    plans: list[tuple[str, dict[str, object]]] = [(method.value, {"method": method}) for method in Method]
+    plans += [
+        ("min-max, symmetric", {"symmetric": True}),
+        ("min-max, biases kept", {"correct_bias": False}),
+        ("min-max, nearest rounding", {"adaptive": False}),
+        ("min-max, a scale per layer", {"per_channel": False}),
+        ("the same, equalised", {"per_channel": False, "equalise": True}),
+        ("the same, nearest", {"per_channel": False, "adaptive": False}),
+        ("the same, nearest, equalised", {"per_channel": False, "adaptive": False, "equalise": True}),
+    ]
+    for text, choices in plans:
+        cells: list[object] = [text]
+        for bits in WIDTHS[:2]:
+            settings = Settings(bits=bits, **choices)  # type: ignore[arg-type]
+            found = quantise_network(graph, calibration, target, settings)
+            cells.append(f"{logit_ratio(graph, found.graph, {name: data}):.1f} dB")
+        print(cells, file=sys.stderr, flush=True)
+        rows.append(cells)
+    return table(["", *(f"int{bits}" for bits in WIDTHS[:2])], rows)
+
+
+def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float:
+    """Signal to noise of what the last softmax is computed of, in dB."""
+    from dovetail.calibrate.budget import outputs_on, result_values
+
+    (value,) = result_values(graph)
+    wanted, got = (outputs_on(g, data, value).astype(np.float64) for g in (graph, quantised))
+    return decibel(float(((got - wanted) ** 2).sum() / (wanted**2).sum()))
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    "digits": digits_tables,
+    "resnet8": resnet_tables,
+    "methods": method_tables,
+}
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and with --write put it between its markers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/quantisation.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
+    for section in arguments.sections or SECTIONS:
+        text = "\n".join(SECTIONS[section]()) + "\n"
+        print(text, flush=True)
+        if arguments.write:
+            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
+            before, rest = PAGE.read_text().split(begin)
+            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
+
+
+if __name__ == "__main__":
+    main()
