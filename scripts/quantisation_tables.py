@@ -128,8 +128,8 @@ def resnet_data(count: int, seed: int) -> Array:
 
 
 def resnet_graph() -> Graph:
-    """The float network of MLPerf Tiny."""
-    path = MODELS / "mlperf_tiny" / "ic_resnet8_f32.tflite"
+    """The float network of MLPerf Tiny, from its Keras file."""
+    path = MODELS / "keras" / "ic_resnet8.h5"
     return prepare(load_model(path), path.name)
 
 

@@ -15,7 +15,7 @@ from dovetail.compile import Compiled, Options, compile_graph, compile_model, sa
 from dovetail.errors import ProgramError
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate
 from dovetail.graph.types import DType, TensorType
-from dovetail.kernels import CoreKernel, generate, may_overwrite
+from dovetail.kernels import CoreKernel, CoreTraits, generate, may_overwrite
 from dovetail.operators.arithmetic import Add, Clip, Requantize
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
@@ -75,7 +75,7 @@ def test_kernels_written_over_an_operand(instructions: tuple[object, ...], tmp_p
     cases = [residual(seed) for seed in range(18 if instructions else 60)]
     assert all(reads_in_place(c.graph, "skip") and may_overwrite(c.graph) for c in cases)
     kernels = [
-        generate(c.graph, f"kernel_{n}", 16, instructions, overwritten="skip")  # type: ignore[arg-type]
+        generate(c.graph, f"kernel_{n}", CoreTraits(instructions=instructions), overwritten="skip")
         for n, c in enumerate(cases)
     ]
     assert bool(instructions) == any(kernel.instructions for kernel in kernels)

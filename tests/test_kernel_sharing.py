@@ -13,7 +13,7 @@ import pytest
 from core_kernel_cases import FAMILIES, Case, Maker
 from dovetail.graph.graph import GraphBuilder, evaluate
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.kernels import BLOCK, CoreKernel, Parameter, generate, generate_all, helper_source
+from dovetail.kernels import BLOCK, CoreKernel, CoreTraits, Parameter, generate, generate_all, helper_source
 from dovetail.operators.linear import Conv2d
 from dovetail.operators.quantization import Dequantize, Quantize
 from test_core_kernels import WARNINGS, build, c_array, convolution_region, describe, needs_compiler
@@ -30,7 +30,8 @@ def pairs(name: str, count: int) -> list[Case]:
 def kernels_of(cases: list[Case], little: bool, accumulators: int = 16) -> list[CoreKernel]:
     """The kernels of the cases as layers of one network."""
     names = [f"kernel_{number}" for number in range(len(cases))]
-    return generate_all([case.graph for case in cases], names, range(len(cases) if little else 0), accumulators)
+    chosen = range(len(cases) if little else 0)
+    return generate_all([case.graph for case in cases], names, chosen, CoreTraits(accumulators))
 
 
 def kernel_text(kernels: list[CoreKernel]) -> str:

@@ -42,7 +42,7 @@ needs_iss = pytest.mark.skipif(
 )
 
 
-CYCLES = 13200
+CYCLES = 12_300
 """Of `varied` on ne16: between what it takes with 2-bit and with 8-bit weights."""
 
 

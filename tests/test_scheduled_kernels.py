@@ -18,7 +18,7 @@ from core_kernel_cases import Case, Maker, fully_connected, padded
 from dovetail.errors import SimulationError, TargetError
 from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType, TensorType
-from dovetail.kernels import CoreKernel, generate, unused_instructions
+from dovetail.kernels import CoreKernel, CoreTraits, generate, unused_instructions
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.linear import Conv2d, FullyConnected
 from dovetail.run import run_build
@@ -112,7 +112,7 @@ def check(cases: list[Case], kernels: list[CoreKernel], folder: Path) -> None:
 @pytest.mark.parametrize("family", [convolution, dense])
 def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
     cases = [family(seed) for seed in range(12)]  # type: ignore[operator]
-    kernels = [generate(c.graph, f"kernel_{n}", instructions=[DOT4]) for n, c in enumerate(cases)]
+    kernels = [generate(c.graph, f"kernel_{n}", CoreTraits(instructions=(DOT4,))) for n, c in enumerate(cases)]
     used = sum("dot4" in kernel.instructions for kernel in kernels)
     print(f"{used} of {len(cases)} kernels use dot4")
     assert used >= len(cases) // 2
@@ -122,7 +122,7 @@ def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
 @needs_compiler
 def test_an_instruction_of_two_nested_loops(tmp_path: Path) -> None:
     cases = [convolution(seed, channels=8) for seed in range(3)]
-    kernels = [generate(c.graph, f"kernel_{n}", instructions=[PAIRS]) for n, c in enumerate(cases)]
+    kernels = [generate(c.graph, f"kernel_{n}", CoreTraits(instructions=(PAIRS,))) for n, c in enumerate(cases)]
     assert all(kernel.instructions == ("dot4_pair",) for kernel in kernels)
     assert all("dot4_pair(&sum[" in kernel.source for kernel in kernels)
     check(cases, kernels, tmp_path)
@@ -134,10 +134,10 @@ def plain() -> Case:
 
 
 def test_a_wrong_meaning_is_never_selected_and_reported() -> None:
-    kernel = generate(plain().graph, "kernel", instructions=[SUBTRACTING])
+    kernel = generate(plain().graph, "kernel", CoreTraits(instructions=(SUBTRACTING,)))
     assert kernel.instructions == () and "sub4" not in kernel.source
     assert kernel.source == generate(plain().graph, "kernel").source
-    (sentence,) = unused_instructions(plain().graph, [SUBTRACTING])
+    (sentence,) = unused_instructions(plain().graph, CoreTraits(instructions=(SUBTRACTING,)))
     print(sentence)
     assert sentence.startswith("sub4: expects the sum") and "found the sum" in sentence
 
@@ -145,19 +145,19 @@ def test_a_wrong_meaning_is_never_selected_and_reported() -> None:
 def test_alignment_is_part_of_the_meaning() -> None:
     """Channels that fill no word are gathered; an instruction that wants more than arrays give is refused."""
     wanting = replace(DOT4, alignment=8)
-    (sentence,) = unused_instructions(plain().graph, [wanting])
+    (sentence,) = unused_instructions(plain().graph, CoreTraits(instructions=(wanting,)))
     assert "multiples of 4 bytes" in sentence and "wants 8" in sentence
 
 
 def test_the_meaning_must_be_a_procedure() -> None:
     for meaning, words in (("def dot4(:", "no Exo procedure"), (DOT4.meaning.replace("dot4", "other"), "'other'")):
         with pytest.raises(TargetError, match=words):
-            generate(plain().graph, "kernel", instructions=[replace(DOT4, meaning=meaning)])
+            generate(plain().graph, "kernel", CoreTraits(instructions=(replace(DOT4, meaning=meaning),)))
 
 
 def test_equal_layers_share_one_function() -> None:
-    first = generate(plain().graph, "first", instructions=[DOT4])
-    second = generate(plain().graph, "second", instructions=[DOT4])
+    first = generate(plain().graph, "first", CoreTraits(instructions=(DOT4,)))
+    second = generate(plain().graph, "second", CoreTraits(instructions=(DOT4,)))
     assert first.key == second.key and first.source != second.source
 
 
@@ -167,7 +167,7 @@ def test_the_interior_has_no_branches() -> None:
     x = padded_image(maker)
     value = maker.add(Conv2d((1, 1), (1, 1), 0, 0), x, maker.constant((8, 3, 3, 8), DType.INT8))
     case = maker.case(maker.clip(maker.requantize(value)))
-    source = generate(case.graph, "kernel", instructions=[DOT4]).source
+    source = generate(case.graph, "kernel", CoreTraits(instructions=(DOT4,))).source
     inside = source.split("static void kernel_inside_block(")[1].split("\n}\n")[0]
     assert "if (" not in inside and "memcpy" not in inside and "dot4(" in inside
     assert "if (" in source.split("static void kernel_block(")[1].split("\n}\n")[0]
@@ -184,22 +184,22 @@ def padded_image(maker: Maker) -> str:
 def test_results_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run needs no schedule: the loops come from the cache, a damaged entry is made again."""
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
-    first = generate(plain().graph, "kernel", instructions=[DOT4])
+    first = generate(plain().graph, "kernel", CoreTraits(instructions=(DOT4,)))
     entries = sorted((tmp_path / "loops").glob("*.json"))
     assert entries
     import dovetail.kernels.scheduled.write as module
 
     with monkeypatch.context() as without:
         without.setattr(module, "_schedule", None)
-        assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
+        assert generate(plain().graph, "kernel", CoreTraits(instructions=(DOT4,))).source == first.source
     for entry in entries:
         entry.write_text("{")
-    assert generate(plain().graph, "kernel", instructions=[DOT4]).source == first.source
+    assert generate(plain().graph, "kernel", CoreTraits(instructions=(DOT4,))).source == first.source
 
 
 def test_types_without_loops_keep_todays_kernel() -> None:
     case = fully_connected(Maker("fully_connected 3"))
-    kernel = generate(case.graph, "kernel", instructions=[DOT4])
+    kernel = generate(case.graph, "kernel", CoreTraits(instructions=(DOT4,)))
     if not kernel.instructions:
         assert kernel.source == generate(case.graph, "kernel").source and kernel.notes
 

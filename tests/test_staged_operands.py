@@ -13,7 +13,7 @@ from core_kernel_cases import Case, Maker
 from dovetail.errors import TargetError
 from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType
-from dovetail.kernels import generate, unused_instructions
+from dovetail.kernels import CoreTraits, generate, unused_instructions
 from dovetail.operators.linear import Conv2d
 from dovetail.target import CoreInstruction
 from dovetail.targets.cortex_m import M4, SMLAD, UNPACK
@@ -37,7 +37,7 @@ def wrong(instruction: CoreInstruction, old: str, new: str) -> CoreInstruction:
 def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
     """Random shapes, strides, dilations and paddings; the instructions' plain C on this computer."""
     cases = [family(seed) for seed in range(20, 24)]  # type: ignore[operator]
-    kernels = [generate(c.graph, f"kernel_{n}", 6, DSP, 6144) for n, c in enumerate(cases)]
+    kernels = [generate(c.graph, f"kernel_{n}", CoreTraits(6, DSP, 6144)) for n, c in enumerate(cases)]
     used = sum(kernel.instructions == ("unpack", "smlad") for kernel in kernels)
     print(f"{used} of {len(cases)} kernels use smlad")
     assert used >= len(cases) // 2
@@ -46,7 +46,7 @@ def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
 
 def test_activations_are_staged_once_for_all_channels() -> None:
     """Before the loop over channels, and the innermost loop reads both operands at constant places."""
-    source = generate(padded_case().graph, "kernel", 6, DSP, 6144).source
+    source = generate(padded_case().graph, "kernel", CoreTraits(6, DSP, 6144)).source
     inside = source.split("static void kernel_inside_block(")[1].split("\n}\n")[0]
     staging, products = inside.split("for (int32_t ob = 0;")
     assert "unpack(&wide[" in staging and "smlad(" not in staging
@@ -62,8 +62,8 @@ def padded_case() -> Case:
 
 def test_a_layer_larger_than_the_stack_keeps_todays_kernel() -> None:
     case = padded_case()
-    kernel = generate(case.graph, "kernel", 6, DSP, room=100)
-    assert kernel.instructions == () and kernel.source == generate(case.graph, "kernel", 6).source
+    kernel = generate(case.graph, "kernel", CoreTraits(6, DSP, 100))
+    assert kernel.instructions == () and kernel.source == generate(case.graph, "kernel", CoreTraits(6)).source
     assert any("need" in note and "there are 100" in note for note in kernel.notes)
 
 
@@ -80,9 +80,9 @@ PLANTED = {
 def test_a_wrong_meaning_is_refused_by_selection(planted: str) -> None:
     """Nothing of a set is used whose meanings are not what the layer computes; the difference is named."""
     case, instructions = plain(), PLANTED[planted]
-    kernel = generate(case.graph, "kernel", 6, instructions)
-    assert kernel.instructions == () and kernel.source == generate(case.graph, "kernel", 6).source
-    sentences = unused_instructions(case.graph, instructions)
+    kernel = generate(case.graph, "kernel", CoreTraits(6, instructions))
+    assert kernel.instructions == () and kernel.source == generate(case.graph, "kernel", CoreTraits(6)).source
+    sentences = unused_instructions(case.graph, CoreTraits(instructions=instructions))
     print(sentences)
     assert any(sentence.startswith(("smlad:", "unpack:")) for sentence in sentences)
 
@@ -94,7 +94,7 @@ def test_columns_that_fill_no_block_without_padding(tmp_path: Path) -> None:
     weights = maker.constant((4, 2, 2, 4), DType.INT8)
     value = maker.add(Conv2d((1, 1), (1, 1), 0, 0), maker.input((1, 3, 8, 4), DType.INT8), weights)
     case = maker.case(maker.clip(maker.requantize(value)))
-    kernel = generate(case.graph, "kernel_0", 6, DSP, 6144)
+    kernel = generate(case.graph, "kernel_0", CoreTraits(6, DSP, 6144))
     assert kernel.instructions == ("unpack", "smlad") and "kernel_0_inside_rest(" in kernel.source
     check([case], [kernel], tmp_path)
 
@@ -105,7 +105,7 @@ def test_another_order_of_taps_is_followed_not_trusted(tmp_path: Path) -> None:
     with today's C, which does something else in the same way for both operands, it is the same sum."""
     case = plain()
     neighbours = wrong(UNPACK, "2 * i + p", "2 * p + i")
-    kernel = generate(case.graph, "kernel_0", 6, (neighbours, SMLAD))
+    kernel = generate(case.graph, "kernel_0", CoreTraits(6, (neighbours, SMLAD)))
     assert kernel.instructions == ("unpack", "smlad")
     check([case], [kernel], tmp_path)
 
@@ -115,7 +115,7 @@ def test_wrong_c_is_found_by_comparison_on_the_host(tmp_path: Path) -> None:
     """Selection trusts the meaning; C that multiplies other taps is found as soon as results are compared."""
     crossed = replace(SMLAD, declarations=SMLAD.declarations.replace("(int16_t)(*b >> 16)", "(int16_t)*b"))
     case = plain()
-    kernel = generate(case.graph, "kernel_0", 6, (UNPACK, crossed))
+    kernel = generate(case.graph, "kernel_0", CoreTraits(6, (UNPACK, crossed)))
     library = ctypes.CDLL(str(build(tmp_path, host_text([kernel]), "-O1", "-shared", "-fPIC")))
     wanted = evaluate(case.graph, case.inputs)[case.graph.outputs[0]]
     assert not np.array_equal(run(library.run_kernel_0, kernel, case), wanted)
@@ -141,7 +141,7 @@ def test_a_wrong_rewrite_is_refused_by_exo() -> None:
 
 def test_the_meaning_must_name_its_memories() -> None:
     with pytest.raises(TargetError, match="PAIR"):
-        generate(plain().graph, "kernel", 6, (UNPACK, replace(SMLAD, memories=())))
+        generate(plain().graph, "kernel", CoreTraits(6, (UNPACK, replace(SMLAD, memories=()))))
 
 
 def test_random_layers_on_the_simulated_core(tmp_path: Path) -> None:

@@ -194,11 +194,9 @@ def explain(
 
 def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
     from dovetail import kernels
-    from dovetail.build.instruction_sets import instruction_set
-    from dovetail.emit.calls import stack_room
+    from dovetail.emit.calls import core_traits
 
-    own, sums = target.core.instructions, instruction_set(target.core.isa).accumulators
-    room = stack_room(target.core)
+    own = core_traits(target.core)
     return [
         {
             "name": region.name,
@@ -207,8 +205,8 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
-            "instructions_not_used": list(kernels.unused_instructions(region.graph, own, sums, room))
-            if own and region.place == "core" and not region.is_view and not region.still
+            "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
+            if own.instructions and region.place == "core" and not region.is_view and not region.still
             else [],
         }
         for region in regions

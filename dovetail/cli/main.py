@@ -50,7 +50,7 @@ class Measure(enum.StrEnum):
     MODEL = "model"
 
 
-Model = Annotated[Path, typer.Argument(help="A quantised .tflite or .onnx file.", show_default=False)]
+Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 file.", show_default=False)]
 TargetName = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ from dovetail.emit.c_text import identifier
 from dovetail.graph.graph import Graph
 from dovetail.graph.layout import physical_shape
 from dovetail.graph.types import Array, TensorType
-from dovetail.kernels import CoreKernel, Optimize, Parameter
+from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.kernel import declarations
 from dovetail.program.in_place import overwritten
 from dovetail.program.ir import Call, Program
@@ -74,7 +74,7 @@ def kernel_calls(
         optimize: what the kernels are made for.
         constants: gains those of the kernels.
     """
-    accumulators = instruction_set(target.core.isa).accumulators
+    core = core_traits(target.core)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
@@ -85,11 +85,9 @@ def kernel_calls(
         graphs,
         functions,
         little,
-        accumulators,
-        target.core.instructions,
-        stack_room(target.core),
+        core,
         {place: value for place, value in over.items() if value is not None},
-        _common_lanes(graphs, list(calls.values()), accumulators, target),
+        _common_lanes(graphs, list(calls.values()), core),
     )
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
@@ -100,14 +98,12 @@ def kernel_calls(
     return found, tuple(shared.values()), names.blocks
 
 
-def stack_room(core: Core) -> int:
-    """Bytes of stack a kernel may put elements side by side in."""
-    return core.stack * 3 // 4
+def core_traits(core: Core) -> CoreTraits:
+    """What a core offers its kernels; three quarters of its stack are for elements side by side."""
+    return CoreTraits(instruction_set(core.isa).accumulators, core.instructions, core.stack * 3 // 4)
 
 
-def _common_lanes(
-    graphs: Sequence[Graph], calls: Sequence[Call], accumulators: int, target: Target
-) -> dict[int, int]:
+def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:
     """Index of a call -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
     are, share them as the largest of these calls wants them."""
     groups: dict[bytes, list[int]] = {}
@@ -118,8 +114,7 @@ def _common_lanes(
     found: dict[int, int] = {}
     for same in (group for group in groups.values() if len(group) > 1):
         index = max(same, key=lambda index: calls[index].result.type.elements)
-        room = stack_room(target.core)
-        kernel = kernels.generate(graphs[index], "kernel", accumulators, target.core.instructions, room)
+        kernel = kernels.generate(graphs[index], "kernel", core)
         if kernel.lanes is not None:
             found.update(dict.fromkeys(same, kernel.lanes))
     return found

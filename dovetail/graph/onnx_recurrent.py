@@ -10,7 +10,8 @@ import numpy as np
 from dovetail.graph import onnx_fixed_point
 from dovetail.graph.types import DType, TensorType
 from dovetail.operators.arithmetic import Requantize
-from dovetail.operators.recurrent import FixedLstm, Scaling, sigmoid_table
+from dovetail.operators.fixed import sigmoid_table
+from dovetail.operators.recurrent import FixedLstm, Scaling
 from dovetail.operators.recurrent_float import Recurrent, RecurrentKind
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _interpolated(body: OnnxBody, size: str, bits: int, most: int) -> str:
     unit = body.scalar(1 << bits, DType.INT64)
     place, rest = body.add("Div", [size, unit]), body.add("Mod", [size, unit])
     inside = body.add("Min", [place, body.scalar(254, DType.INT64)])
-    table = body.tensor(sigmoid_table())
+    table = body.tensor(sigmoid_table().astype(np.int64))
     below = body.add("Gather", [table, inside])
     above = body.add("Gather", [table, body.add("Add", [inside, body.scalar(1, DType.INT64)])])
     raised = body.add("Mul", [below, unit])

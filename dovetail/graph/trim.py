@@ -18,6 +18,8 @@ from dovetail.graph.types import Array, Box, TensorType, box_shape, box_slices, 
 from dovetail.operators.base import Operator
 from dovetail.operators.movement import Slice
 
+_STORED_BITS = 16
+"""Bits of the widest activations networks store."""
 _SLICED = 2
 """What slicing an element costs, in multiply-accumulates."""
 
@@ -103,8 +105,15 @@ def _crop(graph: Graph, node: Node, box: Box) -> _Cropped:
 
 
 def _choices(graph: Graph, node: Node, box: Box) -> Iterator[_Cropped]:
-    """The node cut along the axes of a box, along some of them, and not at all."""
+    """The node cut along the axes of a box, along some of them, and not at all. A result wider than a stored activation
+    is cut along all, if it can be: it is part of a larger kernel, where nothing is sliced in between."""
     whole = full_box(graph.types[node.output].shape)
+    if graph.types[node.output].dtype.bits > _STORED_BITS:
+        try:
+            yield _crop(graph, node, box)
+            return
+        except ValueError:
+            pass
     axes = [axis for axis, span in enumerate(box) if span != whole[axis]]
     for chosen in range(1 << len(axes)):
         kept = [axis for place, axis in enumerate(axes) if chosen >> place & 1]

@@ -4,6 +4,7 @@ from dovetail.kernels.core import generate, may_overwrite, supports, unused_inst
 from dovetail.kernels.epilogue import is_pointwise
 from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
 from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Optimize, Parameter
+from dovetail.kernels.scope import CoreTraits
 from dovetail.kernels.sharing import generate_all
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "HELPERS",
     "Block",
     "CoreKernel",
+    "CoreTraits",
     "Optimize",
     "Parameter",
     "generate",

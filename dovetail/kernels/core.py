@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dovetail.errors import DovetailError
 from dovetail.graph.graph import Graph
@@ -24,7 +24,7 @@ from dovetail.kernels.recurrent_float import write_recurrent
 from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
 from dovetail.kernels.region import Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
-from dovetail.kernels.scope import ROOM, Border
+from dovetail.kernels.scope import Border, CoreTraits
 from dovetail.kernels.selection import write_gather, write_pick, write_resample
 from dovetail.kernels.softmax import write_softmax
 from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
@@ -37,7 +37,6 @@ from dovetail.operators.recurrent import FixedLstm, RowProducts
 from dovetail.operators.recurrent_float import Recurrent
 from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce
 from dovetail.operators.selection import Gather, Pick, Resample
-from dovetail.target.description import CoreInstruction
 
 Writer = Callable[[str], list[str]]
 """Writes a kernel's C under a function name; writing twice gives the same text."""
@@ -98,9 +97,7 @@ ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
 def _write(
     graph: Graph,
     name: str,
-    accumulators: int,
-    instructions: Sequence[CoreInstruction] = (),
-    room: int = ROOM,
+    core: CoreTraits,
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
@@ -109,15 +106,15 @@ def _write(
     region = split(graph)
     notes: tuple[str, ...] = ()
     real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
-    if instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
-        scope = Scope(graph, accumulators, overwritten, room=room)
+    if core.instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
+        scope = Scope(graph, core.accumulators, overwritten, room=core.room)
         products = PRODUCTS[type(region.anchor.operator)](region, scope)
         try:
             if graph.types[region.anchor.inputs[1]].dtype.bits < 8:
                 raise Unsupported("its operands are bytes, several of these weights share one.")
-            found = write_scheduled(region, scope, products, instructions)
+            found = write_scheduled(region, scope, products, core.instructions)
         except Unsupported as refusal:
-            notes = tuple(f"{instruction.name}: {refusal}" for instruction in instructions)
+            notes = tuple(f"{instruction.name}: {refusal}" for instruction in core.instructions)
         else:
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
@@ -128,7 +125,7 @@ def _write(
         if kind not in FAMILIES:
             raise Unsupported(f"there is no core kernel for {kind.__name__}.")
         family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
-    scope = Scope(graph, accumulators, overwritten, lanes, border=border)
+    scope = Scope(graph, core.accumulators, overwritten, lanes, border=border)
     return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
 
 
@@ -155,7 +152,7 @@ def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKe
 def supports(graph: Graph) -> str | None:
     """None when a core kernel computes the region, else one sentence that says why not."""
     try:
-        _write(graph, "kernel", 1)
+        _write(graph, "kernel", CoreTraits(accumulators=1))
     except Unsupported as refusal:
         return str(refusal)
     return None
@@ -168,13 +165,11 @@ def may_overwrite(graph: Graph) -> bool:
     return anchor is None or isinstance(anchor.operator, ONCE)
 
 
-def unused_instructions(
-    graph: Graph, instructions: Sequence[CoreInstruction], accumulators: int = 16, room: int = ROOM
-) -> tuple[str, ...]:
+def unused_instructions(graph: Graph, core: CoreTraits) -> tuple[str, ...]:
     """Why instructions of the core are not used in a region's kernel, one sentence each; empty where there is none to
     use them in. Arguments as of `generate`."""
     try:
-        return _write(graph, "kernel", accumulators, instructions, room).notes
+        return _write(graph, "kernel", core).notes
     except Unsupported:
         return ()
 
@@ -182,9 +177,7 @@ def unused_instructions(
 def generate(
     graph: Graph,
     name: str,
-    accumulators: int = 16,
-    instructions: Sequence[CoreInstruction] = (),
-    room: int = ROOM,
+    core: CoreTraits = CoreTraits(),  # noqa: B008
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
@@ -195,9 +188,7 @@ def generate(
         graph: the region: run-time inputs, constants and one result; an optional Pad, one anchor operator and a tree of
             pointwise operators behind it (`is_pointwise`).
         name: the C function's name.
-        accumulators: sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb.
-        instructions: what the core can do beyond what compilers select.
-        room: bytes of stack for elements that are put side by side.
+        core: what the core offers.
         border: the function that computes single pixels where others are computed together; None: one of its own.
         overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
         lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
@@ -206,7 +197,7 @@ def generate(
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, accumulators, instructions, room, border, overwritten, lanes)
+        return _write(graph, name, core, border, overwritten, lanes)
     except Unsupported as refusal:
         raise DovetailError(
             f"no core kernel computes this region: {refusal}",

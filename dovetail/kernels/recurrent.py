@@ -13,7 +13,8 @@ from dovetail.kernels.kernel import Unsupported, declarations
 from dovetail.kernels.region import Region
 from dovetail.kernels.scope import INT32
 from dovetail.kernels.text import block, function, loop, total
-from dovetail.operators.recurrent import FixedLstm, RowProducts, Scaling, sigmoid_table
+from dovetail.operators.fixed import sigmoid_table
+from dovetail.operators.recurrent import FixedLstm, RowProducts, Scaling
 
 
 def write_row_products(region: Region, scope: Scope) -> Writer:
@@ -122,9 +123,9 @@ def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
     """The statements from the four gates to cell and hidden value."""
     bits = operator.cell_bits
     shape = f"{max(12 - bits, 0)}, {max(bits - 12, 0)}"
-    kept = _once(operator.forget_scaling, f"sigmoid_16(gates[1], {table}) * cell[unit]")
-    added = _once(operator.update_scaling, f"sigmoid_16(gates[0], {table}) * tanh_16(gates[2], 0, 0, {table})")
-    shown = _once(operator.output_scaling, f"sigmoid_16(gates[3], {table}) * tanh_16(next, {shape}, {table})")
+    kept = _once(operator.forget_scaling, f"sigmoid_16(3 * gates[1], {table}) * cell[unit]")
+    added = _once(operator.update_scaling, f"sigmoid_16(3 * gates[0], {table}) * tanh_16(gates[2], 0, 0, {table})")
+    shown = _once(operator.output_scaling, f"sigmoid_16(3 * gates[3], {table}) * tanh_16(next, {shape}, {table})")
     limit = operator.cell_clip
     return [
         f"const int32_t kept = {_limited(kept)};",
@@ -145,7 +146,7 @@ def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[
         """Rows by unit and then gate, which are by gate and then unit."""
         return array.reshape(4, -1, *array.shape[1:]).swapaxes(0, 1)
 
-    arrays = {"sigmoids": sigmoid_table().astype(np.uint16)}
+    arrays = {"sigmoids": sigmoid_table()}
     given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
     for stem, array, zero_point, first in (given, ("again", recurrent, operator.hidden_zero_point, np.int64(0))):
         # The sum where all operands are their zero point, modulo 2**32.

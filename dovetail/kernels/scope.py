@@ -11,6 +11,7 @@ from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array, DType, Shape
 from dovetail.kernels.kernel import BLOCK, Block, Constants, Parameter, Unsupported, c_type
 from dovetail.kernels.text import times
+from dovetail.target.description import CoreInstruction
 
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
@@ -44,6 +45,18 @@ def expression_of(text: str, dtype: DType) -> Expression:
     if dtype is DType.UINT32:
         return Expression(f"(int64_t){text}", "int64_t", dtype.low, dtype.high)
     return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTraits:
+    """What a core offers its kernels."""
+
+    accumulators: int = 16
+    """Sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb."""
+    instructions: tuple[CoreInstruction, ...] = ()
+    """What it can do beyond what compilers select."""
+    room: int = ROOM
+    """Bytes of stack for elements that are put side by side."""
 
 
 @dataclass(frozen=True, slots=True)

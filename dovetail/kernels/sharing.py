@@ -20,11 +20,10 @@ from dovetail.kernels.core import Writer, generate
 from dovetail.kernels.helpers import SMALL, needed_helpers
 from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Parameter, Unsupported
 from dovetail.kernels.region import Region, split
-from dovetail.kernels.scope import ROOM, Border, Scope
+from dovetail.kernels.scope import Border, CoreTraits, Scope
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.target.description import CoreInstruction
 
 Families = Mapping[type[Operator], Callable[[Region, Scope], Writer]]
 
@@ -47,21 +46,18 @@ class _Wanted:
 
     graphs: Sequence[Graph]
     names: Sequence[str]
-    accumulators: int
-    instructions: Sequence[CoreInstruction]
-    room: int
+    core: CoreTraits
     overwritten: Mapping[int, str]
     lanes: Mapping[int, int]
 
     def scope(self, index: int) -> Scope:
         """A new scope for a layer."""
-        return Scope(self.graphs[index], self.accumulators, self.overwritten.get(index), self.lanes.get(index))
+        return Scope(self.graphs[index], self.core.accumulators, self.overwritten.get(index), self.lanes.get(index))
 
     def kernel(self, index: int, border: Border | None) -> CoreKernel:
         """A layer's kernel, written for speed."""
         graph, name, over = self.graphs[index], self.names[index], self.overwritten.get(index)
-        lanes = self.lanes.get(index)
-        return generate(graph, name, self.accumulators, self.instructions, self.room, border, over, lanes)
+        return generate(graph, name, self.core, border, over, self.lanes.get(index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +76,7 @@ def generate_all(
     graphs: Sequence[Graph],
     names: Sequence[str],
     little: Collection[int],
-    accumulators: int = 16,
-    instructions: Sequence[CoreInstruction] = (),
-    room: int = ROOM,
+    core: CoreTraits = CoreTraits(),  # noqa: B008
     overwritten: Mapping[int, str] | None = None,
     lanes: Mapping[int, int] | None = None,
 ) -> list[CoreKernel]:
@@ -96,16 +90,14 @@ def generate_all(
         names: of the C functions; layers that share one take the first's.
         little: indices of the layers that are to take little code, however long they run. The others share the
             functions of their borders.
-        accumulators: as `generate`.
-        instructions: as `generate`, for those that are not `little`.
-        room: as `generate`.
+        core: as `generate`; its own instructions are for those that are not `little`.
         overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
         lanes: as `generate`, by index.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    wanted = _Wanted(graphs, names, accumulators, instructions, room, overwritten or {}, lanes or {})
+    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {})
     compact = _shared(wanted, little, COMPACT, "")
     borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []
@@ -113,7 +105,7 @@ def generate_all(
         if index in compact:
             found.append(_kernel(compact[index]))
         elif index in little:
-            kernel = generate(graph, name, accumulators, overwritten=wanted.overwritten.get(index))
+            kernel = generate(graph, name, replace(core, instructions=()), overwritten=wanted.overwritten.get(index))
             source, key = (_small(text) for text in (kernel.source, kernel.key))
             found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -225,6 +225,21 @@ def sigmoid_table() -> Array:
     return np.append(table, table[-1:]).astype(np.uint16)
 
 
+def between_sigmoids(scaled: Array, tangent: bool) -> Array:
+    """The sigmoid or hyperbolic tangent in Q0.15 of values in steps of 1 / 12288, int64, between 256 points."""
+    fine = 8 if tangent else 9
+    size: Any = abs(scaled)
+    place = np.minimum(size >> fine, 255)
+    table = sigmoid_table().astype(np.int64)
+    low, high = gemmlowp.look_up(table, place), gemmlowp.look_up(table, place + 1)
+    inner = (low << fine) + (size & ((1 << fine) - 1)) * (high - low)
+    if tangent:
+        result = np.where(place >= 255, 0xFFFF << 8, inner) - (1 << 23)
+        return np.where(scaled >= 0, result + 128, 127 - result) >> 8
+    result = np.where(place >= 255, 0x7FFF << 10, inner)
+    return np.where(scaled >= 0, result + 512, (1 << 25) - result + 511) >> 10
+
+
 @dataclass(frozen=True)
 class Sigmoid16(Operator):
     """Sigmoid or hyperbolic tangent of int16 values in Q0.15, between 256 points; the operand times
@@ -239,18 +254,7 @@ class Sigmoid16(Operator):
         return inputs[0]
 
     def _meaning(self, x: Array) -> Array:
-        fine = 8 if self.tangent else 9
-        scaled = (x * self.multiplier + ((1 << self.shift) >> 1)) >> self.shift
-        size = abs(scaled)
-        place = np.minimum(size >> fine, 255)
-        table = sigmoid_table().astype(np.int64)
-        low, high = gemmlowp.look_up(table, place), gemmlowp.look_up(table, place + 1)
-        inner = (low << fine) + (size & ((1 << fine) - 1)) * (high - low)
-        if self.tangent:
-            result = np.where(place >= 255, 0xFFFF << 8, inner) - (1 << 23)
-            return np.where(scaled >= 0, result + 128, 127 - result) >> 8
-        result = np.where(place >= 255, 0x7FFF << 10, inner)
-        return np.where(scaled >= 0, result + 512, (1 << 25) - result + 511) >> 10
+        return between_sigmoids((x * self.multiplier + ((1 << self.shift) >> 1)) >> self.shift, self.tangent)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         return np.asarray(self._meaning(inputs[0].astype(np.int64)), dtype=np.int16)

@@ -15,6 +15,7 @@ import numpy as np
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.operators.arithmetic import Rounding, fixed_point
 from dovetail.operators.base import Operator, require
+from dovetail.operators.fixed import between_sigmoids
 
 if TYPE_CHECKING:
     from dovetail.graph.onnx_body import OnnxBody
@@ -23,39 +24,16 @@ Scaling = tuple[int, int]
 """A factor as a Q0.31 multiplier and a power of two (see `fixed_point`)."""
 
 
-_ONE_MORE = (
-    *(4, 8, 12, 14, 15, 16, 17, 19, 20, 21, 22, 25, 27, 28, 29, 30, 31, 33, 34, 35, 37, 39, 40, 41, 43, 44, 45, 46, 49),
-    *(50, 54, 62, 63, 64, 66, 82, 86, 93, 100, 103, 112, 116, 135, 255),
-)
-"""Where TFLite's table is one more than the rounded function (found from TFLite Micro's results)."""
-
-
-def sigmoid_table() -> Array:
-    """65536 / (1 + exp(-i / 24)) for i = 0..255 as TFLite rounds it, int64: sigmoid and tanh interpolate in it."""
-    table = np.floor(65536.0 / (1.0 + np.exp(-np.arange(256) / 24.0)) + 0.5).astype(np.int64)
-    table[list(_ONE_MORE)] += 1
-    return np.asarray(table)
-
-
 def sigmoid16(x: Array) -> Array:
     """1 / (1 + exp(-x)) in Q0.15 for Q3.12 x, int64."""
-    table, raised = sigmoid_table(), x * 3
-    size = np.abs(raised)
-    place = np.minimum(size >> 9, 254)
-    inner = (table[place] << 9) + (size & 0x1FF) * (table[place + 1] - table[place])
-    found = np.where(size >> 9 >= 255, 0x7FFF << 10, inner)
-    return np.asarray(np.where(raised >= 0, found + (1 << 9), (1 << 25) - found + (1 << 9) - 1) >> 10)
+    return between_sigmoids(x * 3, tangent=False)
 
 
 def tanh16(x: Array, fraction_bits: int = 12) -> Array:
     """The hyperbolic tangent in Q0.15 for x with so many fraction bits, int64."""
-    table, right = sigmoid_table(), max(fraction_bits - 12, 0)
+    right = max(fraction_bits - 12, 0)
     raised = (x * 3 << max(12 - fraction_bits, 0)) + ((1 << right) >> 1) >> right
-    size = np.abs(raised)
-    place = np.minimum(size >> 8, 254)
-    inner = (table[place] << 8) + (size & 0xFF) * (table[place + 1] - table[place])
-    found = np.where(size >> 8 >= 255, 0xFFFF << 8, inner)
-    return np.asarray(np.where(raised >= 0, found - (1 << 23) + (1 << 7), -found + (1 << 23) + (1 << 7) - 1) >> 8)
+    return between_sigmoids(raised, tangent=True)
 
 
 def _saturated(x: Array) -> Array:

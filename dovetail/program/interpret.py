@@ -101,10 +101,13 @@ def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> It
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
-    """Statement index -> values complete once it has been carried out."""
+    """Statement index -> values complete once it has been carried out; parts of states, complete from the start, are
+    left out, for what is written there replaces them."""
     by_buffer: dict[str, list[str]] = {}
     for name in values:
-        by_buffer.setdefault(program.values[name].buffer, []).append(name)
+        buffer = program.values[name].buffer
+        if program.buffers[buffer].role is not Role.STATE:
+            by_buffer.setdefault(buffer, []).append(name)
     last: dict[str, int] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch | Call):

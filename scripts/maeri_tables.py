@@ -1,0 +1,113 @@
+"""Measures MAERI's orders and writes the tables of docs/maeri.md.
+
+    python scripts/maeri_tables.py [SECTION ...] [--write]
+
+Needs the reference models in ../shared for the section "networks".
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODELS = REPOSITORY.parent / "shared" / "models"
+PAGE = REPOSITORY / "docs" / "maeri.md"
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
+from dovetail.graph.graph import Graph  # noqa: E402
+from dovetail.graph.types import Array  # noqa: E402
+from dovetail.targets import load_target  # noqa: E402
+from dovetail.targets.maeri.bound import bound  # noqa: E402
+from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
+from dovetail.targets.maeri.improve import best_order  # noqa: E402
+from dovetail.targets.maeri.simulate import simulate  # noqa: E402
+from dovetail.targets.maeri.table import compare  # noqa: E402
+from dovetail.targets.maeri.uniform import uniform_cycles  # noqa: E402
+from dovetail.targets.maeri.work import network  # noqa: E402
+
+KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
+"""Models read from Keras files; the others have published shapes and random weights."""
+MULTIPLIERS = (64, 256)
+
+
+def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table, figures to the right."""
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return ["| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line) + " |"
+            for line in lines]  # fmt: skip
+
+
+def measured_table() -> list[str]:
+    """Layers of equal virtual neurons beside the public simulator's measured cycles."""
+    from test_maeri_tree import MEASURED
+
+    rows = []
+    for layer, tile, config, cycles in MEASURED:
+        ours = uniform_cycles(layer, tile, config)
+        shape = f"{layer.rows}x{layer.columns}, C {layer.channels}, K {layer.filters}, G {layer.groups}"
+        lies = f"{tile.rows}x{tile.columns}x{tile.channels}, K {tile.filters}, G {tile.groups}, rows {tile.out_rows}"
+        buffer = "on" if config.accumulation_buffer else "off"
+        rows.append([shape, lies, config.distribution, buffer, cycles, ours, f"{100 * (ours / cycles - 1):+.2f} %"])
+    header = ["layer", "tile", "bandwidth", "accumulation buffer", "measured", "here", "difference"]
+    return table(header, rows)
+
+
+def network_of(name: str) -> tuple[Graph, Mapping[str, Array]]:
+    """A network and random inputs."""
+    from maeri_networks import NETWORKS
+
+    if name not in KERAS:
+        return NETWORKS[name]()
+    graph = prepare(MODELS / "keras" / KERAS[name], load_target("maeri"), Options(allow_float=True))
+    return graph, sample_inputs(graph)
+
+
+def networks_table() -> list[str]:
+    """Whole networks beside their bound and other ways."""
+    rows = []
+    for name in ("LeNet", "AlexNet", "VGG-16", *KERAS, "Inception"):
+        graph, inputs = network_of(name)
+        for multipliers in MULTIPLIERS:
+            config, net = MaeriConfig(multipliers, multipliers, multipliers), network(graph)
+            start = time.process_time()
+            schedule = best_order(net, config, seconds=0)
+            seconds = time.process_time() - start
+            result = simulate(schedule, inputs)
+            assert result.cycles == schedule.makespan
+            found = compare(schedule)
+            rows.append([
+                name, multipliers, found.makespan, bound(net, config).cycles, f"{found.makespan / found.bound:.4f}",
+                found.one_by_one, found.uniform, f"{100 * result.utilisation(config):.1f} %", f"{seconds:.1f} s",
+            ])  # fmt: skip
+    header = ["network", "multipliers", "cycles", "bound", "ratio", "layer by layer", "equal virtual neurons",
+              "multipliers used", "ordered in (CPU)"]  # fmt: skip
+    return table(header, rows)
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {"measured": measured_table, "networks": networks_table}
+
+
+def main() -> None:
+    """Measure what was asked for, print it, and with --write put it between its markers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/maeri.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
+    for section in arguments.sections or SECTIONS:
+        text = "\n".join(SECTIONS[section]()) + "\n"
+        print(text, flush=True)
+        if arguments.write:
+            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
+            before, rest = PAGE.read_text().split(begin)
+            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
+
+
+if __name__ == "__main__":
+    main()
