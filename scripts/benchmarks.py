@@ -5,13 +5,12 @@ Needs the reference models and facts in ../shared (models/mlperf_tiny, hardware/
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from tables import run, table  # noqa: E402
 
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
 from dovetail.emit import write_project  # noqa: E402
@@ -147,13 +148,6 @@ def cold_seconds(network: str) -> float:
         command = [sys.executable, "-c", COLD, str(model_file(network)), str(Path(folder) / "build")]
         subprocess.run(command, cwd=REPOSITORY, check=True)
         return time.perf_counter() - began
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table, numbers to the right."""
-    lines = [" | ".join(header), " | ".join(["---", *["---:"] * (len(header) - 1)])]
-    lines += [" | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row) for row in rows]
-    return [f"| {line} |" for line in lines]
 
 
 def cores_table() -> list[str]:
@@ -305,24 +299,5 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Measure what was asked for, print it, and with --write put it between its markers."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.sections) - set(SECTIONS):
-        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
-    if not (SHARED / "models" / "mlperf_tiny").is_dir():
-        parser.error("the reference models (../shared) are not here")
-    for section in arguments.sections or SECTIONS:
-        text = "\n".join(SECTIONS[section]()) + "\n"
-        print(text, flush=True)
-        if arguments.write:
-            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
-            before, rest = PAGE.read_text().split(begin)
-            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], SECTIONS, PAGE, [SHARED / "models" / "mlperf_tiny"])

@@ -7,16 +7,17 @@ Needs the reference models in ../shared for the section "networks".
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODELS = REPOSITORY.parent / "shared" / "models"
 PAGE = REPOSITORY / "docs" / "maeri.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
 from dovetail.graph.graph import Graph  # noqa: E402
@@ -33,13 +34,6 @@ from dovetail.targets.maeri.work import network  # noqa: E402
 KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
 """Models read from Keras files; the others have published shapes and random weights."""
 MULTIPLIERS = (64, 256)
-
-
-def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table, figures to the right."""
-    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return ["| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line) + " |"
-            for line in lines]  # fmt: skip
 
 
 def measured_table() -> list[str]:
@@ -92,22 +86,5 @@ def networks_table() -> list[str]:
 SECTIONS: dict[str, Callable[[], list[str]]] = {"measured": measured_table, "networks": networks_table}
 
 
-def main() -> None:
-    """Measure what was asked for, print it, and with --write put it between its markers."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/maeri.md")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.sections) - set(SECTIONS):
-        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
-    for section in arguments.sections or SECTIONS:
-        text = "\n".join(SECTIONS[section]()) + "\n"
-        print(text, flush=True)
-        if arguments.write:
-            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
-            before, rest = PAGE.read_text().split(begin)
-            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], SECTIONS, PAGE, [MODELS])

@@ -7,7 +7,6 @@ Needs scikit-learn (dovetail[zoo-training]), the simulator (dovetail[iss]) and, 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from tables import run, table
 
 from dovetail import zoo
 from dovetail.adapt import adapt
@@ -44,12 +44,6 @@ VALIDATION = 400
 RESNET_SAMPLES = 200
 RESNET_TEST = 24
 WIDTHS = (8, 4, 2)
-
-
-def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table, figures to the right."""
-    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
 
 
 def digits_data() -> tuple[Samples, Samples, Samples]:
@@ -202,22 +196,5 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def main() -> None:
-    """Measure what was asked for, print it, and with --write put it between its markers."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/quantisation.md")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.sections) - set(SECTIONS):
-        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
-    for section in arguments.sections or SECTIONS:
-        text = "\n".join(SECTIONS[section]()) + "\n"
-        print(text, flush=True)
-        if arguments.write:
-            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
-            before, rest = PAGE.read_text().split(begin)
-            PAGE.write_text(before + begin + text + end + rest.split(end, 1)[1])
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__.splitlines()[0], SECTIONS, PAGE)

@@ -15,7 +15,9 @@ PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSIT
 
 
 def script(name: str) -> ModuleType:
-    """A script of the repository as a module."""
+    """A script of the repository as a module, which may import its neighbours."""
+    if str(REPOSITORY / "scripts") not in sys.path:
+        sys.path.append(str(REPOSITORY / "scripts"))
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

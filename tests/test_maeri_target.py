@@ -110,7 +110,7 @@ def main_ok(arguments: list[str]) -> None:
 
 
 def test_what_schedule_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = scheduled(tmp_path, "--multipliers", "32")
+    folder = scheduled(tmp_path, "--multipliers", "32", "--seconds", "1")
     printed = capsys.readouterr()
     assert "times the bound" in printed.out and "equal to the network's in every bit" in printed.out
     assert "above the bound" in printed.err
@@ -133,7 +133,7 @@ def _depth(data: dict[str, list[dict[str, dict[str, int]]]]) -> int:
 
 def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
     """Compiled without a warning; what it asks of the platform is the order, phase by phase."""
-    folder = scheduled(tmp_path, "--no-simulate") / "host"
+    folder = scheduled(tmp_path, "--no-simulate", "--seconds", "0") / "host"
     (folder / "hal.c").write_text(HAL)
     flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-fsanitize=undefined"]
     subprocess.run(["cc", *flags, "hal.c", "maeri_order.c", "-o", "order"], cwd=folder, check=True)
@@ -142,9 +142,6 @@ def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
     target = load_target("maeri")
     graph = prepare(tmp_path / "digits.onnx", target, Options())
     schedule = arrange(network(graph), MaeriConfig())
-    data = json.loads((folder.parent / "schedule.json").read_text())
-    if data["makespan"] != schedule.makespan:
-        pytest.fail("the digits network is expected to need no better order than the list scheduler's")
     expected = []
     for phase in phases(schedule):
         expected += [f"wait {phase.start}"]

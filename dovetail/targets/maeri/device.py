@@ -11,7 +11,6 @@ Registers are 32 bits wide; the public RTL has none, this chip's are:
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -24,6 +23,7 @@ from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.simulate.device import Activity, Bus
+from dovetail.simulate.launch_queue import Launch, LaunchQueue
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.schedule import Schedule
 from dovetail.targets.maeri.simulate import makespan, simulate
@@ -49,14 +49,12 @@ class Register(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    """A launch handed over: its task and constants, and start and end in cycles."""
+class _Work:
+    """What a launch computes, and the address of its constants."""
 
     task: Task
     schedule: Schedule
     constants: int
-    start: int
-    end: int
 
 
 class MaeriDevice:
@@ -80,20 +78,14 @@ class MaeriDevice:
     def reset(self) -> None:
         """See `Device.reset`."""
         self._registers = dict.fromkeys(Register, 0)
-        self._launches: deque[_Launch] = deque()
-        self._finished = 0
-        self._interrupt = False
-        self._activities: list[Activity] = []
+        self._queue: LaunchQueue[_Work] = LaunchQueue(self.name, LAUNCHES)
 
     def read(self, offset: int, now: int) -> int:
         """See `Device.read`."""
         register = self._register(offset)
         if register is Register.FINISHED:
-            self._interrupt = False
-            return self._finished & _MASK32
-        if register is Register.ROOM:
-            return LAUNCHES - len(self._launches)
-        return self._registers[register]
+            return self._queue.collect()
+        return self._queue.room if register is Register.ROOM else self._registers[register]
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
@@ -107,25 +99,21 @@ class MaeriDevice:
 
     def next_event(self) -> int | None:
         """See `Device.next_event`."""
-        return self._launches[0].end if self._launches else None
+        return self._queue.next_event()
 
     def advance(self, now: int) -> None:
         """See `Device.advance`."""
-        while self._launches and self._launches[0].end <= now:
-            launch = self._launches.popleft()
-            self._execute(launch)
-            self._finished += 1
-            self._interrupt = True
-            label = f"{len(launch.task.items)} items"
-            self._activities.append(Activity(launch.start, launch.end, label, macs=launch.task.layer.macs))
+        for launch in self._queue.ended(now):
+            self._execute(launch.work)
+            self._queue.activities.append(_activity(launch))
 
     def interrupt(self) -> bool:
         """See `Device.interrupt`."""
-        return self._interrupt
+        return self._queue.interrupt
 
     def activities(self) -> list[Activity]:
         """See `Device.activities`."""
-        return list(self._activities)
+        return list(self._queue.activities)
 
     def _register(self, offset: int) -> Register:
         try:
@@ -136,9 +124,7 @@ class MaeriDevice:
     def _launch(self, value: int, now: int) -> None:
         if value != 1:
             raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name)
-        if len(self._launches) >= LAUNCHES:
-            raise SimulationError(f"a launch was started with all {LAUNCHES} places taken", where=self.name,
-                                  hint="wait until ROOM is not 0")
+        self._queue.check_room()
         address, count = self._registers[Register.TASK], self._registers[Register.WORDS]
         if count > MOST_WORDS or address % 4:
             raise SimulationError(f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a "
@@ -149,11 +135,9 @@ class MaeriDevice:
             cycles = makespan(schedule)
         except (DovetailError, ValueError, ZeroDivisionError, MemoryError) as error:
             raise SimulationError(f"the task cannot be computed: {error}", where=self.name) from error
-        start = max(now, self._launches[-1].end) if self._launches else now
-        constants = self._registers[Register.CONSTANTS]
-        self._launches.append(_Launch(task, schedule, constants, start, start + cycles))
+        self._queue.hand_over(_Work(task, schedule, self._registers[Register.CONSTANTS]), now, cycles)
 
-    def _execute(self, launch: _Launch) -> None:
+    def _execute(self, launch: _Work) -> None:
         """Compute a launch from what its memories hold now."""
         task, layer = launch.task, launch.task.layer
         source, weights = (launch.schedule.network.works[0].node.inputs)[:2]
@@ -175,6 +159,11 @@ class MaeriDevice:
         strides = (place.row, place.column, place.channel)
         extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + kind.itemsize
         return as_strided(self._bus.view(place.address, extent)[: kind.itemsize].view(kind), shape, strides)
+
+
+def _activity(launch: Launch[_Work]) -> Activity:
+    task = launch.work.task
+    return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=task.layer.macs)
 
 
 def _schedule(task: Task, config: MaeriConfig) -> Schedule:

@@ -17,12 +17,12 @@ A launch reads its instructions when it is handed over, and all other memory whe
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 
 from dovetail.errors import DovetailError, SimulationError
 from dovetail.simulate.device import Activity, Bus
+from dovetail.simulate.launch_queue import LaunchQueue
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.executor import Pointers, StreamError, estimate, execute
 from dovetail.targets.vta.isa import INSTRUCTION_BYTES
@@ -52,14 +52,11 @@ _READ_ONLY = (Register.CYCLES, Register.FINISHED, Register.ROOM)
 
 
 @dataclass(frozen=True, slots=True)
-class _Launch:
-    """A launch handed over: its number from 1, stream, pointers, and start and end in cycles."""
+class _Work:
+    """A launch's stream and pointers."""
 
-    number: int
     stream: bytes
     pointers: Pointers
-    start: int
-    end: int
 
 
 class VtaDevice:
@@ -83,24 +80,19 @@ class VtaDevice:
     def reset(self) -> None:
         """See `Device.reset`."""
         self._registers = dict.fromkeys(Register, 0)
-        self._launches: deque[_Launch] = deque()
-        self._issued = self._finished = self._cycles = 0
-        self._interrupt = False
-        self._activities: list[Activity] = []
+        self._queue: LaunchQueue[_Work] = LaunchQueue(self.name, LAUNCHES)
+        self._cycles = 0
 
     def read(self, offset: int, now: int) -> int:
         """See `Device.read`."""
         register = self._register(offset)
         if register is Register.CONTROL:
-            return 1 if self._launches else 2
+            return 1 if self._queue.room < LAUNCHES else 2
         if register is Register.CYCLES:
             return self._cycles & _MASK32
         if register is Register.FINISHED:
-            self._interrupt = False
-            return self._finished & _MASK32
-        if register is Register.ROOM:
-            return LAUNCHES - len(self._launches)
-        return self._registers[register]
+            return self._queue.collect()
+        return self._queue.room if register is Register.ROOM else self._registers[register]
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
@@ -114,30 +106,27 @@ class VtaDevice:
 
     def next_event(self) -> int | None:
         """See `Device.next_event`."""
-        return self._launches[0].end if self._launches else None
+        return self._queue.next_event()
 
     def advance(self, now: int) -> None:
         """See `Device.advance`."""
-        while self._launches and self._launches[0].end <= now:
-            launch = self._launches.popleft()
+        for launch in self._queue.ended(now):
             try:
-                execution = execute(launch.stream, self._bus, launch.pointers, self.config)
+                execution = execute(launch.work.stream, self._bus, launch.work.pointers, self.config)
             except StreamError as error:
                 raise self._error(error, launch.number) from error
-            self._finished += 1
             self._cycles = execution.cycles
-            self._interrupt = True
             macs = execution.gemm_tiles * self.config.batch * self.config.block**2
             label = f"{execution.gemm_tiles} tiles"
-            self._activities.append(Activity(launch.start, launch.end, label, macs=macs))
+            self._queue.activities.append(Activity(launch.start, launch.end, label, macs=macs))
 
     def interrupt(self) -> bool:
         """See `Device.interrupt`."""
-        return self._interrupt
+        return self._queue.interrupt
 
     def activities(self) -> list[Activity]:
         """See `Device.activities`."""
-        return list(self._activities)
+        return list(self._queue.activities)
 
     def _register(self, offset: int) -> Register:
         try:
@@ -146,12 +135,10 @@ class VtaDevice:
             raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name) from None
 
     def _launch(self, value: int, now: int) -> None:
-        number, r = self._issued + 1, self._registers
+        number, r = self._queue.next_number, self._registers
         if value != 1:
             raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name)
-        if len(self._launches) >= LAUNCHES:
-            raise SimulationError(f"launch {number} was started with all {LAUNCHES} places taken", where=self.name,
-                                  hint="wait until ROOM is not 0")
+        self._queue.check_room()
         if r[Register.INSN_ADDR] % 4:
             raise SimulationError(f"the instructions begin at {r[Register.INSN_ADDR]:#x}, not a multiple of 4",
                                   where=self.name)
@@ -163,9 +150,7 @@ class VtaDevice:
             cycles = estimate(stream, self.config).cycles
         except (SimulationError, StreamError) as error:
             raise self._error(error, number) from error
-        start = max(now, self._launches[-1].end) if self._launches else now
-        self._launches.append(_Launch(number, stream, pointers, start, start + cycles))
-        self._issued = number
+        self._queue.hand_over(_Work(stream, pointers), now, cycles)
 
     def _error(self, error: DovetailError, number: int) -> SimulationError:
         return SimulationError(error.what, where=f"{self.name} launch {number}", hint=error.hint)
