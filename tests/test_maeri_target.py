@@ -169,6 +169,22 @@ def test_bad_requests(more: list[str], message: str, tmp_path: Path, capsys: pyt
     assert message in capsys.readouterr().err
 
 
+def test_rules_of_a_target_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They hold where no file is given."""
+    (tmp_path / "mine.py").write_text(
+        "from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
+        "from dovetail.targets.maeri.rules import Rules\n"
+        "TARGET = target(MaeriConfig(), 'mine', Rules(apart=(('nothing', 'nowhere'),)))\n"
+    )
+    (tmp_path / "free.yaml").write_text("before: []\n")
+    (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
+    order = ["schedule", str(tmp_path / "digits.onnx"), "--target", str(tmp_path / "mine.py"), "--seconds", "0"]
+    with pytest.raises(SystemExit):
+        main(order)
+    assert "the rules name 'nothing'" in capsys.readouterr().err
+    main_ok([*order, "--rules", str(tmp_path / "free.yaml")])
+
+
 def test_targets_without_orders_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "digits.onnx"
     model.write_bytes(zoo.build("digits"))

@@ -35,8 +35,7 @@ from dovetail.quantize.rules_fixed import compare
 from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
 
 HINT = (
-    "quantise the model first: with the framework's own post-training quantisation to int8, "
-    "or export it as ONNX with QuantizeLinear/DequantizeLinear around every operator; "
+    "quantise the model first, with dovetail quantize or the framework's own post-training quantisation to int8; "
     "or let the core compute in float32: dovetail compile --float"
 )
 _MOVES = (Reshape, Transpose, Slice, Pad, Concat, Pick, Gather, Select, MaxPool2d)

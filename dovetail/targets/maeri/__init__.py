@@ -36,6 +36,7 @@ from dovetail.target import (
 )
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.schedule import Schedule
 from dovetail.targets.maeri.task import Place, Task, encode
 from dovetail.targets.maeri.work import network
@@ -133,14 +134,20 @@ def _offloads(config: MaeriConfig) -> tuple[Offload, ...]:
     return tuple(found)
 
 
-def target(config: MaeriConfig, name: str = "maeri") -> Target:
-    """The chip with an engine of this configuration."""
+def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> Target:
+    """The chip with an engine of this configuration.
+
+    Args:
+        config: its sizes.
+        name: the target's.
+        rules: what `dovetail schedule` keeps to where no file of rules is given.
+    """
 
     def ordering(graph: Graph, request: OrderRequest) -> Ordered:
         """See `dovetail.targets.maeri.order`."""
         from dovetail.targets.maeri.order import order
 
-        return order(graph, request, config)
+        return order(graph, request, config, rules or Rules())
 
     engine = Engine(
         name="maeri",

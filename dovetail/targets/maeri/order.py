@@ -37,14 +37,20 @@ def configured(config: MaeriConfig, settings: dict[str, int]) -> MaeriConfig:
     return replace(config, **found)
 
 
-def order(graph: Graph, request: OrderRequest, config: MaeriConfig) -> Ordered:
+def order(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Rules) -> Ordered:
     """The best order that is found, simulated if asked for.
+
+    Args:
+        graph: the network.
+        request: what the user asks for; a file of rules stands instead of the target's.
+        config: the target's.
+        rules: the target's.
 
     Raises:
         DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
     """
     config = configured(config, dict(request.settings))
-    rules = load_rules(request.rules) if request.rules else Rules()
+    rules = load_rules(request.rules) if request.rules else rules
 
     def found(how: str, makespan: int, least: int) -> None:
         """Show how near to the bound an order is."""
