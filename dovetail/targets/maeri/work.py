@@ -18,6 +18,8 @@ from dovetail.graph.types import Box, TensorType, full_box
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.targets.maeri.layer import Layer
 
+_LONGEST_NAME = 40
+"""Letters of a layer's own name that rules and tables go by."""
 Times = npt.NDArray[np.int64]
 """Cycle from which each [channel, row] of a value exists."""
 
@@ -100,11 +102,17 @@ def network(graph: Graph) -> Network:
     for node in graph.nodes:
         layer = _layer(node, graph.types) if _is_layer(graph, node) else None
         if layer is not None:
-            stem = (node.origin or node.output).split(" (")[0]
+            stem = _short(node.origin or node.output)
             names[stem] = names.get(stem, 0) + 1
             name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
             works.append(Work(node, name, layer, not isinstance(node.operator, FullyConnected)))
     return Network(graph, tuple(works))
+
+
+def _short(origin: str) -> str:
+    """The layer's own name where the model has a handy one: that in brackets behind the operator's."""
+    operator, _, own = origin.removesuffix(")").partition(" (")
+    return own if own and len(own) <= _LONGEST_NAME and ";" not in own else operator
 
 
 def _is_layer(graph: Graph, node: Node) -> bool:
