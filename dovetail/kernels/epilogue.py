@@ -75,7 +75,7 @@ def _fixed_point_call(
     low, high = (-47, 14) if wide else (-31, 30)
     if shift.min() < low or shift.max() > high:
         raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
-    if multiplier.min() < 0:
+    if multiplier.min() < 0 and wide:
         raise Unsupported(f"a multiplier of {int(multiplier.min())} is negative.")
     doubled = (multiplier.astype(np.int64) * 2).astype(np.uint32)
     if wide:
@@ -86,7 +86,8 @@ def _fixed_point_call(
     if not shift.any() and normal and not any_shift:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
-    if shift.max() < 0 and (normal or operator.rounding is Rounding.SINGLE) and not any_shift:
+    exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
+    if shift.max() < 0 and exact and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
 

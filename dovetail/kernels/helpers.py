@@ -141,7 +141,7 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 /* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
 static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
 {
-    const int32_t high = multiply_upper(shift > 0 ? wrap_shift(value, shift) : value, (uint32_t)multiplier << 1);
+    const int32_t high = multiply_high(shift > 0 ? wrap_shift(value, shift) : value, multiplier);
     return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
 }
 """,

@@ -190,16 +190,15 @@ def _unary(
 
 
 def _bent(emitter: Emitter, operator: Unary, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
-    """One line for each sign: leaky_relu_common.cc takes its slopes in float32, Abs of elementwise.cc in double."""
-    source = x.target.scale
+    """One line for each sign, its factor taken in double (micro/kernels/leaky_relu_common.cc, Abs of elementwise.cc)."""
+    above = x.target.scale / target.scale
     falling = negative_part(emitter, x, stem)
     if operator.kind is UnaryKind.LEAKY_RELU:
-        steps = np.float32(target.scale)
-        above, below = (float(np.float32(source) * np.float32(slope) / steps) for slope in (1.0, operator.alpha))
+        below = x.target.scale * operator.alpha / target.scale
         return two_slopes(emitter, x, falling, (above, below), target, bounds, stem)
     zero = emitter.constant(f"{stem}_nothing", np.zeros(1, np.int32))
     rising = emitter.add(Binary(BinaryKind.SUBTRACT), [zero, falling], emitter.fresh(f"{stem}_turned"))
-    return two_slopes(emitter, x, rising, (source / target.scale,) * 2, target, bounds, stem)
+    return two_slopes(emitter, x, rising, (above, above), target, bounds, stem)
 
 
 def _linear(
