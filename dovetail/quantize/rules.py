@@ -190,7 +190,7 @@ def _unary(
 
 
 def _bent(emitter: Emitter, operator: Unary, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
-    """One line for each sign, its factor taken in double (micro/kernels/leaky_relu_common.cc, Abs of elementwise.cc)."""
+    """One line for each sign, its factor in double (micro/kernels/leaky_relu_common.cc, Abs of elementwise.cc)."""
     above = x.target.scale / target.scale
     falling = negative_part(emitter, x, stem)
     if operator.kind is UnaryKind.LEAKY_RELU:
