@@ -123,6 +123,15 @@ class Query:
     function: str
     arguments: Sequence[Argument]
 
+    def ask(self, library: Library, match: Match) -> int:
+        """Bytes, as the library compiled for this computer says; raises TargetError where it fails."""
+        call = LibraryCall(self.function, tuple(_value(argument, match) for argument in self.arguments))
+        given = (library.root, library.include, library.sources, tuple(library.defines.items()))
+        answer = _ask(*given, _query_source(library.header, call))
+        if answer < 0:
+            raise TargetError(f"{self.function} of {library.name} returns {answer}", where=match.root)
+        return answer
+
 
 def function(
     library: Library,
@@ -254,11 +263,7 @@ def _scratch(
     """
     if query is None:
         return declared(match) if declared else 0
-    call = LibraryCall(query.function, tuple(_value(argument, match) for argument in query.arguments))
-    answer = _ask(library.root, library.include, library.header, library.sources, tuple(library.defines.items()),
-                  _query_source(library.header, call))  # fmt: skip
-    if answer < 0:
-        raise TargetError(f"{query.function} of {library.name} returns {answer}", where=match.root)
+    answer = query.ask(library, match)
     if declared is not None and declared(match) != answer:
         raise TargetError(
             f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared(match)}",
@@ -278,9 +283,7 @@ def _query_source(header: str, call: LibraryCall) -> str:
 
 
 @cache
-def _ask(
-    root: Path, include: str, header: str, sources: tuple[str, ...], defines: tuple[tuple[str, int], ...], text: str
-) -> int:
+def _ask(root: Path, include: str, sources: tuple[str, ...], defines: tuple[tuple[str, int], ...], text: str) -> int:
     """Run a query on this computer, in a process of its own."""
     from dovetail.build.toolchain import compile_host
     from dovetail.simulate.host import simulate_host
