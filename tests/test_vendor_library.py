@@ -71,7 +71,8 @@ def test_a_function_that_only_starts_is_waited_for(simulator: str, tmp_path: Pat
 def test_a_function_the_header_does_not_declare() -> None:
     """Named, with the nearest that is declared; so is one with other parameters."""
     nothing = operand("x")
-    with pytest.raises(TargetError, match=r"vl\.h of vl declares no function vl_convolve\n.*the nearest it declares is vl_conv"):
+    message = r"vl\.h of vl declares no function vl_convolve\n.*the nearest it declares is vl_conv"
+    with pytest.raises(TargetError, match=message):
         function(LIBRARY, "vl_convolve", nothing, [])
     with pytest.raises(TargetError, match="vl_dense of vl has 7 parameters; 1 are described"):
         function(LIBRARY, "vl_dense", nothing, [3])
