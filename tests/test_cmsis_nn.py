@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dovetail.build.toolchain import compile_host
-from dovetail.compile import Compiled, Options, compile_model
+from dovetail.compile import Compiled, Options, compile_graph, compile_model
 from dovetail.emit import write_project
 from dovetail.errors import TargetError
+from dovetail.graph.graph import Graph, Node
+from dovetail.graph.types import DType, TensorType
+from dovetail.operators.arithmetic import Clip, Offset, Requantize
+from dovetail.operators.elementwise import Binary, BinaryKind
+from dovetail.operators.pooling import MaxPool2d
 from dovetail.targets import cmsis_nn, load_target
 from test_end_to_end import network_file
 from test_vendor_library import run_equals_graph
@@ -73,3 +79,25 @@ def test_the_library_itself(name: str, tmp_path: Path) -> None:
         pytest.skip(f"CMSIS-NN is not here: {cmsis_nn.VARIABLE} is not set")
     target = cmsis_nn.target(Path(os.environ[cmsis_nn.VARIABLE]))
     run_equals_graph(compile_model(network_file(name), target, Options()), target, tmp_path / "build", "host")
+
+
+def test_a_product_and_a_largest() -> None:
+    """What the networks above have not: the product of two images, and the largest of each window."""
+    image = TensorType((1, 8, 8, 4), DType.INT8)
+    wide, parameter = TensorType(image.shape, DType.INT32), TensorType((1,), DType.INT32)
+    nodes = (
+        Node(Offset(3, DType.INT32), ("one",), "left"),
+        Node(Offset(-5, DType.INT32), ("other",), "right"),
+        Node(Binary(BinaryKind.MULTIPLY), ("left", "right"), "product"),
+        Node(Requantize(output_zero_point=7), ("product", "multiplier", "shift"), "scaled"),
+        Node(Clip(-128, 127, DType.INT8), ("scaled",), "clipped"),
+        Node(MaxPool2d((2, 2), (2, 2)), ("clipped",), "largest"),
+    )
+    types = {**dict.fromkeys(("one", "other", "clipped"), image), "largest": TensorType((1, 4, 4, 4), DType.INT8),
+             **dict.fromkeys(("left", "right", "product", "scaled"), wide), "multiplier": parameter, "shift": parameter}
+    constants = {"multiplier": np.array([1 << 30], np.int32), "shift": np.array([-6], np.int32)}
+    graph = Graph("product", ("one", "other"), ("largest",), nodes, types, constants)
+    compiled = compile_graph(graph, cmsis_nn.target(STUB), Options())
+    assert offloads(compiled) == {"arm_elementwise_mul_s8", "arm_max_pool_s8"}
+    text = compiled.project.files["src/product.c"]
+    assert ", 3, -5, (int8_t *)" in text and ", 7, 1073741824, -6, -128, 127, 256);" in text
