@@ -31,7 +31,6 @@ from dovetail.target import (
     Match,
     Offload,
     Pointer,
-    Policy,
     Space,
     Struct,
     Target,
@@ -212,11 +211,6 @@ def with_library(base: Target, library: Library, functions: Sequence[Offload], n
     )
     sentence = f"{base.sentence}; with the library {library.name}"
     return replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, engines=(*base.engines, engine))
-
-
-def exact(sentence: str = "the library requantises as TFLite Micro does") -> tuple[Policy, ...]:
-    """The policies of a library that computes what the model says."""
-    return (Policy("exact", sentence, ()),)
 
 
 def _value(argument: Argument, match: Match) -> CValue:
