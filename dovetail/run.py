@@ -141,7 +141,8 @@ def _run_iss(
 
 
 def _devices(target: Target) -> tuple[DeviceSpec, ...]:
-    found = [DeviceSpec(e.device.factory, e.device.base, e.device.size, e.device.arguments) for e in target.engines]
+    models = [engine.device for engine in target.engines if engine.device]
+    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models]
     if target.dma:
         arguments = {
             "name": target.dma.name,
@@ -158,10 +159,12 @@ def _run_host(
     from dovetail.build.toolchain import compile_host
     from dovetail.simulate.host import HostSession
 
+    engines = [engine for engine in build.target.engines if engine.device is None]
+    software = {name: value for engine in engines for name, value in engine.defines.items()}
     library = compile_host(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["host"]],
-        defines={"DOVETAIL_HOST": None},
+        defines={"DOVETAIL_HOST": None, **software},
         include=[Path("src"), Path("runtime"), Path("driver")],
         flags=("-O2", *_FLAGS),
         cache=cache,

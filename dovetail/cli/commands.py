@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +169,7 @@ def explain(
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
         from dovetail.compile import Options, compile_graph, prepare
-        from dovetail.partition import partition
+        from dovetail.partition import partition, rivals
         from dovetail.targets import load_target
 
         target = load_target(target_name)
@@ -179,7 +179,7 @@ def explain(
         if options.memory_budget is not None:
             compiled = compile_graph(graph, target, options, report, interpret=False)
             regions, striped = compiled.regions, compiled.striped
-        rows = _placements(regions, target)
+        rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
@@ -192,7 +192,9 @@ def explain(
         say(_stripes(striped, sum(region.macs for region in regions)))
 
 
-def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any]]:
+def _placements(
+    regions: Sequence[Region], target: Target, others: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
     from dovetail import kernels
     from dovetail.emit.calls import core_traits
 
@@ -205,6 +207,7 @@ def _placements(regions: Sequence[Region], target: Target) -> list[dict[str, Any
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
             "reason_not_offloaded": _reason(region),
+            "offloads_not_used": list(others[region.name]),
             "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
             if own.instructions and region.place == "core" and not region.is_view and not region.still
             else [],
@@ -235,7 +238,7 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
-        reasons = "\n".join([row["reason_not_offloaded"], *row["instructions_not_used"]])
+        reasons = "\n".join([row["reason_not_offloaded"], *row["offloads_not_used"], *row["instructions_not_used"]])
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
 

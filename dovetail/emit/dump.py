@@ -44,6 +44,8 @@ def dump(unit: Unit, inputs: Mapping[str, Array], folder: Path) -> int:
     launches = []
     for number, observed in enumerate(observe(unit.program, unit.target, inputs)):
         stem = f"{number:02d}_{unit.program.layers[observed.launch.layer]}"
+        if unit.target.engine(observed.launch.engine).device is None:
+            continue
         made, entry = _launch(unit, observed, stem)
         files.update(made)
         launches.append(entry)
@@ -54,7 +56,7 @@ def dump(unit: Unit, inputs: Mapping[str, Array], folder: Path) -> int:
         "dovetail": __version__,
         "model": unit.program.name,
         "target": unit.target.name,
-        "engines": {engine.name: dict(engine.device.arguments) for engine in unit.target.engines},
+        "engines": {engine.name: dict(engine.device.arguments) for engine in unit.target.engines if engine.device},
         "launches": launches,
     }
     files["index.json"] = (json.dumps(index, indent=2) + "\n").encode()
@@ -71,10 +73,11 @@ def _launch(unit: Unit, observed: Observed, stem: str) -> tuple[dict[str, bytes]
     blob = image.append(constants)
     commands = []
     files: dict[str, bytes] = {}
-    for step, (_, command) in enumerate(unit.commands[observed.index]):
+    given = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
+    for step, command in enumerate(given):
         parts = engine.raw.parts(command)
         places = {name: image.append(part) for name, part in parts.items()}
-        suffix = f"_{step}" if len(unit.commands[observed.index]) > 1 else ""
+        suffix = f"_{step}" if len(given) > 1 else ""
         names = {name: f"{stem}/{name}{suffix}.bin" for name in parts}
         files.update({names[name]: part for name, part in parts.items()})
         commands.append(_command(engine, target, command, names, places, blob))

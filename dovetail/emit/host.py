@@ -10,11 +10,13 @@ from dovetail.emit.source import Unit, driver_headers, place
 from dovetail.graph.graph import Graph
 from dovetail.kernels import CoreKernel
 from dovetail.program.ir import Launch, View
+from dovetail.target.description import Command
 
 
 def host_source(unit: Unit) -> str | None:
-    """The engines on the host: every task computes its pattern's own meaning. None without engines."""
-    if not unit.target.engines:
+    """The engines on the host: every task computes its pattern's own meaning. None without any but software."""
+    engines = [engine for engine in unit.target.engines if engine.device]
+    if not engines:
         return None
     functions: list[str] = []
     shared: dict[str, CoreKernel] = {}
@@ -24,10 +26,13 @@ def host_source(unit: Unit) -> str | None:
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
         assert isinstance(launch, Launch)
-        with_blob.update((command.function, command.constants) for _, command in commands)
-        for name, command in commands[:-1]:
+        steps = [(name, command) for name, command in commands if isinstance(command, Command)]
+        if not steps:
+            continue
+        with_blob.update((command.function, command.constants) for _, command in steps)
+        for name, command in steps[:-1]:
             table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return; }}")
-        name, command = commands[-1]
+        name, command = steps[-1]
         kernel = _host_kernel(launch.graph, f"compute_{name}", shared, functions)
         helpers += kernel.helpers
         functions.append(_host_task(unit, launch, name, kernel))
@@ -41,7 +46,7 @@ def host_source(unit: Unit) -> str | None:
         functions.append(
             f"uint32_t {function}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n"
         )
-    for engine in unit.target.engines:
+    for engine in engines:
         functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
         if engine.prepare:
             functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")

@@ -29,7 +29,7 @@ from dovetail.errors import BuildError
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Copy, Launch
 from dovetail.program.transfers import strips, transfers
-from dovetail.target.description import Target
+from dovetail.target.description import Engine, Target
 
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""
@@ -76,21 +76,31 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     for name in (start, *_RUNTIME, *copying):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
     shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
-    drivers = []
-    for resource in (resource for engine in unit.target.engines for resource in engine.driver):
-        package, _, path = resource.partition(":")
-        name = f"driver/{path.rpartition('/')[2]}"
-        files[name] = resources.files(package).joinpath(path).read_text()
-        drivers += [name] if name.endswith(".c") else []
+    drivers, software = [], []
+    for engine in unit.target.engines:
+        content = _driver_files(engine)
+        files.update(content)
+        sources = [name for name in content if name.endswith(".c")]
+        drivers += sources
+        software += sources if engine.device is None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
     target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
-    host_sources = (*shared, *([f"src/{model}_host.c"] if host is not None else []))
+    host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
     files["link.ld"] = _linker_script(unit)
     files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
+
+
+def _driver_files(engine: Engine) -> dict[str, str]:
+    """The text of an engine's C files, by their path in the project."""
+    found = {}
+    for resource in engine.driver:
+        package, _, path = resource.partition(":")
+        found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
+    return {**found, **{f"driver/{name}": path.read_text() for name, path in engine.files.items()}}
 
 
 def _linker_script(unit: Unit) -> str:

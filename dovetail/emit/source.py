@@ -10,12 +10,14 @@ import numpy as np
 from dovetail import kernels
 from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
 from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
+from dovetail.emit.library import library_call
+from dovetail.errors import ProgramError
 from dovetail.graph.types import Array
 from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Operand, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, LibraryCall, Operand, Target
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Unit:
     """C name -> C type and elements."""
     blocks: Blocks
     """C name -> C type and initialisers of each block of a compact kernel."""
-    commands: Mapping[int, tuple[tuple[str, Command], ...]]
+    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]]
     """Statement index of a launch -> C name and content of each command."""
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
@@ -70,7 +72,7 @@ def make_unit(
         if len(set(content.tolist())) > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
-    commands: dict[int, tuple[tuple[str, Command], ...]] = {}
+    commands: dict[int, tuple[tuple[str, Command | LibraryCall], ...]] = {}
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
@@ -80,9 +82,12 @@ def make_unit(
 
 def _commands(
     program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
-) -> tuple[tuple[str, Command], ...]:
+) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
     assert region.offload is not None
+    views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
+    if not region.offload.strided and not all(view.is_dense for view in views):
+        raise ProgramError(f"{region.offload.name} is given operands of {region.name} that do not lie densely")
     made = region.offload.commands(launch.match, addressed_operands(program, launch))
     number = _launch_number(program, launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if number is not None else "")
@@ -141,6 +146,8 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         definitions.append(array_definition(f"const {c_type} {name}", members))
     for commands in unit.commands.values():
         for name, command in commands:
+            if isinstance(command, LibraryCall):
+                continue
             declaration = f"const uint32_t {name}[{len(command.words)}]"
             declarations.append(f"extern {declaration};")
             definitions.append(array_definition(declaration, words(command.words)))
@@ -187,7 +194,7 @@ def arena_name(unit: Unit, memory: str) -> str:
 
 def is_fixed(target: Target, memory: str) -> bool:
     """True when a memory's buffers must lie at the very addresses planned: engines are told them as numbers."""
-    return memory != target.values or any(engine.memory == memory for engine in target.engines)
+    return memory != target.values or any(e.device and e.memory == memory for e in target.engines)
 
 
 def core_copies(unit: Unit) -> bool:
@@ -250,7 +257,8 @@ def driver_headers(unit: Unit) -> list[str]:
     """The headers of the engines' drivers, by bare name."""
     files = [resource.rpartition(":")[2] for engine in unit.target.engines for resource in engine.driver]
     names = [file.rpartition("/")[2] for file in files]
-    return [name for name in names if name.endswith(".h")]
+    headers = [header for engine in unit.target.engines for header in engine.headers]
+    return [*(name for name in names if name.endswith(".h")), *headers]
 
 
 def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
@@ -287,12 +295,10 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
         return _kernel_call(unit, index, statement)
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
     if isinstance(statement, Launch):
-        blob = _blob(unit, statement)
-        calls = [
-            f"{command.function}({name}, {blob});" if command.constants else f"{command.function}({name});"
-            for name, command in unit.commands[index]
-        ]
-        return [*(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
+        made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
+        calls = [call for _, call in made]
+        declared = [line for lines, _ in made for line in lines]
+        return [*declared, *(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
     if isinstance(statement, Copy):
         if unit.program.dma == CORE:
             return [_core_transfer(unit, statement, transfer) for transfer in transfers(statement)]
@@ -316,6 +322,22 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
     return [f"{kernel.name}({', '.join(arguments)});"]
+
+
+def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:
+    """What a command needs declared, and the statement that gives it."""
+    if isinstance(command, LibraryCall):
+        return library_call(command, name, lambda operand: place(unit, _operand(launch, operand)))
+    blob = f", {_blob(unit, launch)}" if command.constants else ""
+    return [], f"{command.function}({name}{blob});"
+
+
+def _operand(launch: Launch, name: str) -> View:
+    """Where a launch finds what a command names."""
+    if name == "result":
+        return launch.result
+    own = name == "scratch" or name in launch.packed
+    return launch.operands[name if own else launch.match.values[name]]
 
 
 def _blob(unit: Unit, launch: Launch) -> str:

@@ -89,8 +89,8 @@ def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Re
     makers = [region for region in regions if region.output == value]
     readers = [region for region in regions if value in region.graph.inputs]
     strided = all(
-        region.engine is not None or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers
+        region.takes_strides or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers
     )
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
-    others = all(region.engine is not None or region is mover for region in readers)
+    others = all(region.takes_strides or region is mover for region in readers)
     return bool(makers) and strided and alike and others

@@ -62,6 +62,11 @@ class Region:
         return sum(node.operator.macs([types[name] for name in node.inputs]) for node in self.graph.nodes)
 
     @property
+    def takes_strides(self) -> bool:
+        """True when its operands and its result may be parts of other values: an engine's, as a rule."""
+        return self.offload is not None and self.offload.strided
+
+    @property
     def is_view(self) -> bool:
         """True when the result is its operand under another shape: nothing is computed."""
         return all(isinstance(node.operator, Reshape) for node in self.graph.nodes)
@@ -104,6 +109,28 @@ def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
     if best.depth or not target.engines:
         return best.sentence
     return f"no engine has a pattern that ends in {type(node.operator).__name__}"
+
+
+def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
+    """Why the other offloads that could compute what a region's offload begins with did not: one sentence each.
+
+    Args:
+        graph: the whole network.
+        target: the machine.
+        region: one of its regions; none on the core.
+    """
+    if region.offload is None or region.engine is None:
+        return ()
+    node = graph.producers()[region.output]
+    found = [
+        (engine, offload)
+        for engine, offload, match in _attempts(graph, target, node)
+        if isinstance(match, Match) and (engine.name, offload.name) != (region.engine.name, region.offload.name)
+    ]
+    return tuple(
+        f"{engine.name} {offload.name} takes it too; {region.engine.name} {region.offload.name} is declared first"
+        for engine, offload in found
+    )
 
 
 def _attempts(graph: Graph, target: Target, node: Node) -> Iterator[tuple[Engine, Offload, Match | Mismatch]]:

@@ -13,7 +13,20 @@ from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
-from dovetail.program.ir import Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view, reads, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Copy,
+    Launch,
+    Role,
+    Statement,
+    View,
+    dense_view,
+    reads,
+    writes,
+)
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 
@@ -310,7 +323,8 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
         slot = number % tiling.buffers
         buffer = _tile_buffer(context, f"{region.name}_out_{slot}", memory, nbytes(layout, kind))
         written = dense_view(buffer, kind, 0, layout)
-    return Launch(index, region.engine.name, tile.match, operands, written, tile.packed, layouts)
+    queue = "" if region.engine.wait else CORE
+    return Launch(index, region.engine.name, tile.match, operands, written, tile.packed, layouts, queue)
 
 
 def _packed(context: _Context, region: Region, tiling: Tiling, number: int) -> dict[str, View]:

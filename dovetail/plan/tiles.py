@@ -9,7 +9,7 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
-from dovetail.graph.types import Array, Box, Shape
+from dovetail.graph.types import Array, Box, Shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
@@ -186,6 +186,8 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
     assert region.offload is not None
     shape = region.graph.types[region.output].shape
+    if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
+        return None
     try:
         tile, match = tile_match(region, tuple((0, step) for step in size))
     except ValueError:
@@ -256,7 +258,7 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
     """
     assert region.offload is not None
-    tile, offload = crop(region.graph, box), region.offload
+    tile, offload = _part(region, box), region.offload
     for value, part in (*tile.reads.items(), (region.output, box)):
         check_part(region.layouts.get(value), part, region.graph.types[value].shape)
     match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
@@ -268,6 +270,14 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         if failure:
             raise ValueError(failure)
     return tile, match
+
+
+def _part(region: Region, box: Box) -> Tile:
+    """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
+    a strided window does not reach."""
+    if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
+        return crop(region.graph, box)
+    return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
 
 
 def offload_choice(region: Region, match: Match) -> Choice:

@@ -179,6 +179,9 @@ class Launch:
     """What the bytes of each packed constant must be."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout the engine takes each value in, its result by the value's name too; row-major where absent."""
+    queue: str = ""
+    """`CORE` where the core does it itself, so that it has finished when the next statement begins; empty for the
+    engine's own queue."""
 
     @property
     def graph(self) -> Graph:
@@ -243,7 +246,7 @@ def queue_of(statement: Statement, dma: str) -> str:
     """The queue a statement runs on."""
     if isinstance(statement, Copy):
         return dma
-    return statement.engine if isinstance(statement, Launch) else CORE
+    return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
 
 
 def reads(statement: Statement) -> tuple[View, ...]:

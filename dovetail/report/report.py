@@ -152,7 +152,7 @@ def make_report(result: RunResult) -> Report:
 
 def _devices(result: RunResult) -> tuple[str, ...]:
     target = result.build.target
-    return (*(engine.name for engine in target.engines), *([target.dma.name] if target.dma else []))
+    return (*(engine.name for engine in target.engines if engine.device), *([target.dma.name] if target.dma else []))
 
 
 def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
@@ -178,7 +178,7 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     cycles = _layer_cycles(first, len(described))
     ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
     busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    for name in ideal if cycles is not None else ():
+    for name in _devices(result) if cycles is not None else ():
         own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
         jobs = assign_jobs(own, first.activities.get(name, ()))
         busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})

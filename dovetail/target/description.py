@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dovetail.graph.graph import Graph
@@ -130,6 +131,38 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Pointer:
+    """A pointer to an operand of a launch, in C."""
+
+    operand: str
+    """Leaf name, packed constant name, "scratch" or "result"."""
+    c_type: str
+    """What it points to, e.g. "const int8_t"."""
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A constant structure, filled at compile time."""
+
+    c_type: str
+    """As the library's header names it."""
+    members: Mapping[str, CValue]
+    """Member -> content; a structure within a structure lies in it."""
+
+
+CValue = int | Pointer | Struct
+"""What a C function is given: a number, a pointer to an operand, or (a pointer to) a structure."""
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a C function that computes, or begins to compute: what software takes where an engine takes words."""
+
+    function: str
+    arguments: tuple[CValue, ...]
+
+
+@dataclass(frozen=True)
 class Offload:
     """One thing an engine can be asked to compute.
 
@@ -143,8 +176,9 @@ class Offload:
     pack: Callable[[Match], Mapping[str, Array]]
     """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array. They lie one behind
     the other in this order, aligned to 16 bytes (to 64 where the engine reads them where they lie)."""
-    commands: Callable[[Match, Mapping[str, Operand]], tuple[Command, ...]]
-    """Commands that compute a tile: operands by leaf name, packed constant name, "scratch" and "result"."""
+    commands: Callable[[Match, Mapping[str, Operand]], tuple[Command | LibraryCall, ...]]
+    """Commands that compute a tile: operands by value name, packed constant name, "scratch" and "result". Those of
+    software are all calls; those of hardware all words."""
     cycles: Callable[[Match], int]
     """Engine cycles of a tile."""
     scratch: Callable[[Match], int] = lambda match: 0
@@ -156,6 +190,9 @@ class Offload:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
     given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes."""
+    strided: bool = True
+    """False when it takes operands, and gives a result, that lie whole and densely: then nothing is cut where it lies,
+    nor put inside another value."""
     knobs: Callable[[Match], Space] | None = None
     """What may be chosen about computing a region beside how it is tiled; None for nothing. What is chosen reaches the
     functions above, and the constraints, as `match.choice`."""
@@ -194,7 +231,8 @@ class Raw:
 
 @dataclass(frozen=True)
 class Engine:
-    """An accelerator beside the core, started by a C call and working on its own until waited for."""
+    """An accelerator beside the core, started by a C call and working on its own until waited for; or software, which
+    the core runs itself."""
 
     name: str
     memory: str
@@ -205,9 +243,15 @@ class Engine:
     """Peak multiply-accumulates per cycle, for the report."""
     driver: tuple[str, ...]
     """C files of the driver, as paths of package resources "package:file"."""
-    device: DeviceModel
-    wait: str
-    """C function that waits until the launch with a given ticket has finished."""
+    device: DeviceModel | None = None
+    """None for software: its C runs on the core, on the host too. It reaches constants and values where they lie."""
+    wait: str = ""
+    """C function that waits until the launch with a given ticket has finished; empty where it has finished when the
+    call that starts it returns."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """More C files to compile or include with the driver: path below the project's `driver` -> where it is."""
+    headers: tuple[str, ...] = ()
+    """Which of `files` declare the functions of the commands."""
     prepare: str = ""
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
@@ -281,7 +325,7 @@ class Target:
 
     def reads_constants(self, engine: Engine) -> bool:
         """True when an engine reaches the memory of the constants, so that it reads them where they lie."""
-        return engine.memory == self.code
+        return engine.device is None or engine.memory == self.code
 
     def works_in_place(self, engine: Engine) -> bool:
         """True when an engine reaches constants and values where they lie: the planner cuts and copies nothing."""

@@ -1,0 +1,291 @@
+"""Targets made from a vendor's C library: which pattern each of its functions computes, and what it is given.
+
+    library = Library("vl", root, header="vl.h", sources=("vl.c",))
+    conv = function(library, "vl_conv", pattern, [struct("vl_conv_params", parameters), pointer("x"),
+                    pointer("weights"), pointer("result", "int8_t")], constants={"weights": reordered})
+    TARGET = with_library(riscv.TARGET, library, [conv])
+
+The library's own C is compiled with the project, for the chip and for the host. A function is a plain call on the
+core, or, where the library can start work and wait for it, a start.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+
+from dovetail.errors import TargetError
+from dovetail.graph.layout import Layout
+from dovetail.graph.types import Array
+from dovetail.target import (
+    Choice,
+    Constraint,
+    CValue,
+    Engine,
+    LibraryCall,
+    Match,
+    Offload,
+    Pointer,
+    Space,
+    Struct,
+    Target,
+)
+from dovetail.target.pattern import Leaf, Pattern
+
+Argument = CValue | Callable[[Match], CValue]
+"""What a function is given: the same for every layer, or made from the match."""
+
+_COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A C library as files on disk.
+
+    Raises:
+        TargetError: a file is missing.
+    """
+
+    name: str
+    """Of the engine in reports, and in messages."""
+    root: Path
+    header: str
+    """The file that declares the functions, below the folder `include`."""
+    sources: tuple[str, ...]
+    """C files, relative to `root`."""
+    include: str = "."
+    """Folder of all headers, relative to `root`."""
+    wait: str = ""
+    """C function that waits for what a function with a given ticket began; empty where functions compute at once."""
+    prepare: str = ""
+    """C function called once before the first call of an inference; empty for none."""
+    defines: Mapping[str, int] = field(default_factory=dict)
+    """Macros it is compiled with."""
+
+    def __post_init__(self) -> None:
+        """Look for the files, and for the functions named here."""
+        for path in (self.root / self.include / self.header, *(self.root / source for source in self.sources)):
+            if not path.is_file():
+                raise TargetError(f"the library {self.name} has no file {path.name}", hint=f"looked for {path}")
+        for name in (self.wait, self.prepare):
+            if name:
+                self.parameters(name)
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """Headers and sources: path below the project's `driver` -> where it is. Headers keep their path below
+        `include`, sources theirs below `root`."""
+        folder = self.root / self.include
+        headers = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.h"))}
+        return {**headers, **{source: self.root / source for source in self.sources}}
+
+    @cached_property
+    def text(self) -> str:
+        """All headers without comments."""
+        return "\n".join(_COMMENTS.sub(" ", path.read_text()) for name, path in self.files.items() if name[-2:] == ".h")
+
+    def parameters(self, function: str) -> int:
+        """How many parameters a function has, as a header declares it.
+
+        Raises:
+            TargetError: no header declares it; names the nearest that is declared.
+        """
+        found = re.search(rf"\b{re.escape(function)}\s*\(([^()]*)\)\s*;", self.text)
+        if found is None:
+            declared = re.findall(r"\b(\w+)\s*\([^()]*\)\s*;", self.text)
+            near = difflib.get_close_matches(function, declared, 1)
+            hint = f"the nearest it declares is {near[0]}" if near else f"it declares {len(declared)} functions"
+            raise TargetError(f"{self.header} of {self.name} declares no function {function}", hint=hint)
+        listed = found[1].strip()
+        return 0 if listed in ("", "void") else listed.count(",") + 1
+
+
+def pointer(operand: str, c_type: str = "const int8_t") -> Pointer:
+    """A pointer to a leaf of the pattern (constant or not), to the "result" or to the "scratch"."""
+    return Pointer(operand, c_type)
+
+
+def struct(c_type: str, members: Callable[[Match], Mapping[str, CValue]]) -> Argument:
+    """(A pointer to) a constant structure filled at compile time."""
+    return lambda match: Struct(c_type, members(match))
+
+
+@dataclass(frozen=True)
+class Query:
+    """A C function of the library that returns the bytes of scratch a call of another needs."""
+
+    function: str
+    arguments: Sequence[Argument]
+
+    def ask(self, library: Library, match: Match) -> int:
+        """Bytes, as the library compiled for this computer says; raises TargetError where it fails."""
+        call = LibraryCall(self.function, tuple(_value(argument, match) for argument in self.arguments))
+        given = (library.root, library.include, library.sources, tuple(library.defines.items()))
+        answer = _ask(*given, _query_source(library.header, call))
+        if answer < 0:
+            raise TargetError(f"{self.function} of {library.name} returns {answer}", where=match.root)
+        return answer
+
+
+def function(
+    library: Library,
+    name: str,
+    pattern: Pattern,
+    arguments: Sequence[Argument],
+    *,
+    constraints: Sequence[Constraint] = (),
+    constants: Mapping[str, Callable[[Match], Array]] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+    scratch: Callable[[Match], int] | None = None,
+    query: Query | None = None,
+    cycles: Callable[[Match], int] | None = None,
+    knobs: Callable[[Match], Space] | None = None,
+    default: Callable[[Match], Choice] | None = None,
+) -> Offload:
+    """What a function of a library computes.
+
+    Args:
+        library: where it is.
+        name: the C function.
+        pattern: what it computes.
+        arguments: what it is given, in the order of its parameters.
+        constraints: its limits.
+        constants: how constant operands are laid out for it, and further ones; a constant leaf that is absent is
+            given as it is.
+        layouts: layouts of run-time operands and of the result, as in `Offload`.
+        scratch: bytes of working memory; None to take what the query says, or none.
+        query: the library's own answer to that, asked when a network is compiled. The library runs for this computer
+            then, so it must not depend on the instruction set.
+        cycles: estimated cycles; one per multiply-accumulate, or per element of the result, by default.
+        knobs, default: tuning knobs, as in `Offload`; arguments find the choice in the match.
+
+    Raises:
+        TargetError: the header does not declare the function, or with other parameters.
+    """
+    for called, given in ((name, arguments), *([(query.function, query.arguments)] if query else [])):
+        expected = library.parameters(called)
+        if expected != len(given):
+            raise TargetError(f"{called} of {library.name} has {expected} parameters; {len(given)} are described")
+    made = constants or {}
+    filled = [*arguments]
+    return Offload(
+        name=name,
+        pattern=pattern,
+        constraints=tuple(constraints),
+        pack=lambda match: _packed(match, filled, made, pattern),
+        commands=lambda match, operands: (LibraryCall(name, tuple(_value(a, match) for a in filled)),),
+        cycles=cycles or _work,
+        scratch=lambda match: _scratch(library, name, match, scratch, query),
+        layouts=layouts or {},
+        strided=False,
+        knobs=knobs,
+        default=default,
+    )
+
+
+def with_library(base: Target, library: Library, functions: Sequence[Offload], name: str = "") -> Target:
+    """A target whose core may call a library.
+
+    Args:
+        base: core and memories; its policies and engines stay.
+        library: the C files.
+        functions: what they compute, the preferred first.
+        name: of the new target; by default of both.
+    """
+    engine = Engine(
+        name=library.name,
+        memory=base.values,
+        offloads=tuple(functions),
+        ideal_macs_per_cycle=1.0,
+        driver=(),
+        wait=library.wait,
+        prepare=library.prepare,
+        files=library.files,
+        headers=(library.header,),
+        defines=library.defines,
+    )
+    sentence = f"{base.sentence}; with the library {library.name}"
+    return replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, engines=(*base.engines, engine))
+
+
+def _value(argument: Argument, match: Match) -> CValue:
+    return argument if isinstance(argument, int | Pointer | Struct) else argument(match)
+
+
+def _pointers(value: CValue) -> list[str]:
+    """The operands a value points to, in order."""
+    if isinstance(value, Struct):
+        return [name for member in value.members.values() for name in _pointers(member)]
+    return [value.operand] if isinstance(value, Pointer) else []
+
+
+def _constant_leaves(pattern: Pattern) -> set[str]:
+    if isinstance(pattern, Leaf):
+        return {pattern.name} if pattern.constant else set()
+    return {name for part in pattern.inputs for name in _constant_leaves(part)}
+
+
+def _packed(
+    match: Match, arguments: Sequence[Argument], made: Mapping[str, Callable[[Match], Array]], pattern: Pattern
+) -> dict[str, Array]:
+    """The constants the arguments point to, as bytes."""
+    leaves = _constant_leaves(pattern)
+    wanted = dict.fromkeys(name for argument in arguments for name in _pointers(_value(argument, match)))
+    arrays = {name: made[name](match) if name in made else match.array(name) for name in wanted
+              if name in made or name in leaves}  # fmt: skip
+    return {name: array.copy().reshape(-1).view("uint8") for name, array in arrays.items()}
+
+
+def _work(match: Match) -> int:
+    types = match.graph.types
+    macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in match.graph.nodes)
+    return macs or match.result.elements
+
+
+def _scratch(
+    library: Library, name: str, match: Match, declared: Callable[[Match], int] | None, query: Query | None
+) -> int:
+    """Bytes of working memory.
+
+    Raises:
+        TargetError: declaration and query disagree, or the query fails.
+    """
+    if query is None:
+        return declared(match) if declared else 0
+    answer = query.ask(library, match)
+    if declared is not None and declared(match) != answer:
+        raise TargetError(
+            f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared(match)}",
+            where=match.root,
+            hint="leave out scratch= to take what the library says",
+        )
+    return answer
+
+
+def _query_source(header: str, call: LibraryCall) -> str:
+    """C that leaves a query's answer in a variable; pointers to operands are null."""
+    from dovetail.emit.library import library_call
+
+    declared, text = library_call(call, "query", lambda operand: "0")
+    lines = [f'#include "{header}"', "int32_t answer;", "void ask(void);", "void ask(void)", "{", *declared]
+    return "\n".join([*lines, f"answer = (int32_t){text}", "}", ""])
+
+
+@cache
+def _ask(root: Path, include: str, sources: tuple[str, ...], defines: tuple[tuple[str, int], ...], text: str) -> int:
+    """Run a query on this computer, in a process of its own."""
+    from dovetail.build.toolchain import compile_host
+    from dovetail.simulate.host import simulate_host
+
+    with tempfile.TemporaryDirectory() as folder:
+        asking = Path(folder) / "query.c"
+        asking.write_text(text)
+        files = [asking, *((root / source).resolve() for source in sources)]
+        shared = compile_host(Path(folder), files, include=[(root / include).resolve()], defines=dict(defines))
+        result = simulate_host(shared, "ask", [{}], {"answer": 4})
+    return int.from_bytes(result.inferences[0].outputs["answer"], "little", signed=True)
