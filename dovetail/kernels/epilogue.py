@@ -89,6 +89,8 @@ def _fixed_point_call(
     exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
     if shift.max() < 0 and exact and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
+    if normal and operator.rounding is Rounding.DOUBLE:
+        return f"{name}_any_shift", [("multiplier", doubled), ("shift", shift.astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
 
 
