@@ -95,8 +95,8 @@ def _fixed_point_call(
 
 
 def _without_zeros(multiplier: Array, shift: Array) -> tuple[Array, Array]:
-    """Multipliers of 0, as channels without weights have them, as 2^-32: it gives 0 too, for values within 2^31 - 2, and
-    is one of those the shorter products take."""
+    """Multipliers of 0, as channels without weights have them, as 2^-32: it gives 0 too, for values within 2^31 - 2,
+    and is one of those the shorter products take."""
     nothing = multiplier == 0
     return np.where(nothing, 1 << 30, multiplier), np.where(nothing, -31, shift)
 
