@@ -128,7 +128,7 @@ def parse_bytes(text: str) -> int:
 
 def run_folder(
     folder: Path,
-    simulator: str,
+    simulator: str | None,
     source: Path | None,
     result_file: Path | None,
     json_file: Path | None,
@@ -138,7 +138,7 @@ def run_folder(
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
         from dovetail.report import make_report, print_report
-        from dovetail.run import open_build, run_build
+        from dovetail.run import default_simulator, open_build, run_build
         from dovetail.targets import load_target
 
         build = open_build(folder, load_target(target_name) if target_name else None)
@@ -151,6 +151,7 @@ def run_folder(
             inputs = [seeded_inputs(ports)]
         else:
             inputs, batched = read_inputs(source, ports)
+        simulator = simulator or default_simulator(build.target)
         show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
         result = run_build(build, simulator, inputs)
         report = make_report(result)

@@ -121,8 +121,12 @@ def compile_command(
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
     sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
-    ] = Simulator.ISS,
+        Simulator | None,
+        typer.Option(
+            help="The simulated chip with its cycles, or the C code on this machine; iss where there is such a chip.",
+            show_default=False,
+        ),
+    ] = None,
     input_file: Annotated[
         Path | None,
         typer.Option(
@@ -147,7 +151,7 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value, input_file, output_file, json_file, target)
+    commands.run_folder(build, sim.value if sim else None, input_file, output_file, json_file, target)
 
 
 @app.command()

@@ -12,10 +12,12 @@ from typing import Any
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.host import host_source
+from dovetail.emit.hosted import main_source, makefile
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.emit.source import (
     Unit,
+    arena_name,
     arenas,
     constants_source,
     core_copies,
@@ -29,7 +31,7 @@ from dovetail.errors import BuildError
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Copy, Launch
 from dovetail.program.transfers import strips, transfers
-from dovetail.target.description import Engine, Target
+from dovetail.target.description import Deployed, Engine, Launched, Target
 
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""
@@ -37,7 +39,8 @@ MANIFEST = "dovetail.json"
 OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
 """The compiler's option for what the code is made for."""
 
-_RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
+_RUNTIME = ("dovetail_rt.h",)
+_FIRMWARE = ("dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
 
@@ -72,35 +75,53 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
-    start = instruction_set(unit.target.core.isa).start
-    for name in (start, *_RUNTIME, *copying):
+    core = instruction_set(unit.target.core.isa)
+    firmware = () if core.is_host else (core.start, *_FIRMWARE)
+    for name in (*firmware, *_RUNTIME, *copying):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
     shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
     drivers, software = [], []
     for engine in unit.target.engines:
-        content = _driver_files(engine)
+        content = _driver_files(unit, engine)
         files.update(content)
         sources = [name for name in content if name.endswith(".c")]
         drivers += sources
         software += sources if engine.device is None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
-    target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
+    if core.is_host:
+        files["src/main.c"] = main_source(unit)
+    own = ("src/main.c",) if core.is_host else (f"runtime/{name}" for name in firmware)
+    target_sources = (*shared, *drivers, *own)
     host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
-    files["link.ld"] = _linker_script(unit)
-    files["Makefile"] = _makefile(unit, target_sources)
+    if core.is_host:
+        files["Makefile"] = makefile(unit, target_sources, OPTIMISATION[unit.optimize])
+    else:
+        files["link.ld"] = _linker_script(unit)
+        files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
 
 
-def _driver_files(engine: Engine) -> dict[str, str]:
+def _driver_files(unit: Unit, engine: Engine) -> dict[str, str]:
     """The text of an engine's C files, by their path in the project."""
     found = {}
     for resource in engine.driver:
         package, _, path = resource.partition(":")
         found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
-    return {**found, **{f"driver/{name}": path.read_text() for name, path in engine.files.items()}}
+    made = engine.made(_deployed(unit, engine)) if engine.made else {}
+    files = {**{name: path.read_text() for name, path in engine.files.items()}, **made}
+    return {**found, **{f"driver/{name}": text for name, text in files.items()}}
+
+
+def _deployed(unit: Unit, engine: Engine) -> Deployed:
+    """The network as an engine sees it."""
+    launches = [s for s in unit.program.statements if isinstance(s, Launch) and s.engine == engine.name]
+    offloads = [unit.regions[launch.layer].offload for launch in launches]
+    listed = [Launched(o.name, launch.match) for o, launch in zip(offloads, launches, strict=True) if o is not None]
+    nbytes = arenas(unit).get(engine.memory, 0)
+    return Deployed(unit.model, arena_name(unit, engine.memory), nbytes, tuple(listed))
 
 
 def _linker_script(unit: Unit) -> str:
@@ -191,6 +212,11 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
 def _work(unit: Unit) -> list[dict[str, int]]:
     """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
     found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
+    last = len(unit.program.statements) - 1
+    for index, moves in unit.program.moves.items():
+        own = found[unit.program.statements[min(index, last)].layer]
+        own["transfers"] += len(moves)
+        own["bytes"] += sum(move.view.type.nbytes for move in moves)
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             for transfer in transfers(statement):

@@ -237,6 +237,7 @@ def model_source(unit: Unit) -> str:
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
     lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
     lines += [f"    {name}();" for name, _ in layers]
+    lines += [f"    {move}" for move in _moves(unit, len(unit.program.statements))]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]
     return "\n".join(lines)
 
@@ -282,7 +283,8 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         ]
         text.append(f"    DOVETAIL_MARK({layer});")
         for index in members:
-            text += [f"    {line}" for line in _statement(unit, index, unit.program.statements[index])]
+            lines = [*_moves(unit, index), *_statement(unit, index, unit.program.statements[index])]
+            text += [f"    {line}" for line in lines]
         yield region.name, [*text, "}", ""]
 
 
@@ -306,6 +308,17 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
         moves = [f"dma_{_transfer(unit, statement, transfer)}" for transfer in split]
         return [*(f"(void){move}" for move in moves[:-1]), ticket + moves[-1]]
     raise TypeError(f"unknown statement {statement}")
+
+
+def _moves(unit: Unit, index: int) -> list[str]:
+    """What brings bytes to engines with a copy of the memory, and back, before a statement."""
+    found = []
+    for move in unit.program.moves.get(index, ()):
+        mirror = unit.target.engine(move.engine).mirror
+        assert mirror is not None
+        function = mirror.to_engine if move.to_engine else mirror.from_engine
+        found.append(f"{function}({place(unit, move.view)}, {move.view.type.elements});")
+    return found
 
 
 def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:

@@ -13,6 +13,7 @@ from dovetail.plan.in_place import overwrites
 from dovetail.plan.lower import Lowered, lower
 from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
 from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
+from dovetail.program.mirror import mirror
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
 
@@ -56,7 +57,7 @@ def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Coll
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
-            return Plan(_program(placed, lowered, statements, placements, dma), placements, tilings)
+            return Plan(_program(placed, lowered, statements, placements, dma, target), placements, tilings)
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         if crowded.memory == target.values and not any(_can_give_way(buffer) for buffer in alive):
@@ -227,20 +228,27 @@ def _program(
     statements: Sequence[Statement],
     placements: Sequence[Placement],
     dma: str,
+    target: Target,
 ) -> Program:
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
     buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
+    inputs = {name: lowered.values[name] for name in placed.graph.given}
+    outputs = {name: lowered.values[name] for name in placed.graph.results}
+    states = tuple(Kept(lowered.values[read], first) for read, _, first in placed.graph.kept)
+    kept = [state.view for state in states]
+    copying = [engine.name for engine in target.engines if engine.mirror]
     return Program(
         name=placed.graph.name,
         buffers=buffers,
         constants=lowered.constants,
         statements=tuple(statements),
         layers=tuple(region.name for region in placed.regions),
-        inputs={name: lowered.values[name] for name in placed.graph.given},
-        outputs={name: lowered.values[name] for name in placed.graph.results},
+        inputs=inputs,
+        outputs=outputs,
         values=lowered.values,
         dma=dma,
-        states=tuple(Kept(lowered.values[read], first) for read, _, first in placed.graph.kept),
+        states=states,
+        moves=mirror(statements, buffers, copying, [*inputs.values(), *kept], [*outputs.values(), *kept]),
     )
 
 

@@ -240,6 +240,18 @@ class Program:
     dma: str = "dma"
     """Name of the queue that copies run on: `CORE` where there is no DMA."""
     states: tuple[Kept, ...] = ()
+    moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
+    """What is brought where before a statement, by its index; the number of statements stands for the end."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Bytes brought to an engine's own copy of a memory, or back from it."""
+
+    engine: str
+    view: View
+    """Of bytes, at the same place on both sides."""
+    to_engine: bool
 
 
 def queue_of(statement: Statement, dma: str) -> str:

@@ -230,6 +230,41 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Mirror:
+    """How an engine that works on a copy of a memory is told what others wrote there, and they what it wrote.
+
+    C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
+    """
+
+    to_engine: str
+    from_engine: str
+    """It waits for all launches before."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of an engine in a network."""
+
+    offload: str
+    """Name of the offload."""
+    match: Match
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A network as an engine sees it, for the files that are made for both."""
+
+    prefix: str
+    """What the network's C names begin with; `<prefix>.h` declares what is public."""
+    arena: str
+    """C name of the array of values in the engine's memory."""
+    nbytes: int
+    """Its size."""
+    launches: tuple[Launched, ...]
+    """In order."""
+
+
+@dataclass(frozen=True)
 class Engine:
     """An accelerator beside the core, started by a C call and working on its own until waited for; or software, which
     the core runs itself."""
@@ -258,6 +293,14 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    mirror: Mirror | None = None
+    """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
+    made: Callable[[Deployed], Mapping[str, str]] | None = None
+    """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    libraries: tuple[str, ...] = ()
+    """What a program for this computer is linked with, e.g. "-ldl"."""
+    environment: Callable[[], Mapping[str, str]] | None = None
+    """Environment variables of the process that runs it on this computer."""
 
 
 @dataclass(frozen=True)
