@@ -56,7 +56,8 @@ WIDEST = 8
 
 def default(match: Match) -> Choice:
     """The widest vectors of at most `WIDEST` lanes; groups as the device chooses."""
-    return {"vector": max(width for width in widths(split(match.graph)) if width <= WIDEST), "group_channels": 0, "group_columns": 0}
+    vector = max(width for width in widths(split(match.graph)) if width <= WIDEST)
+    return {"vector": vector, "group_channels": 0, "group_columns": 0}
 
 
 def knobs(match: Match) -> Space:
