@@ -57,7 +57,7 @@ def writer_of(region: Region) -> Writer:
         return _pointwise
     if isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d):
         return _pool
-    if isinstance(operator, DepthwiseConv2d) and _groups(region) == 1:
+    if isinstance(operator, DepthwiseConv2d) and region.output_shape[-1] == region.graph.types[region.source()].shape[-1]:
         return _depthwise
     if isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected):
         return _convolution
