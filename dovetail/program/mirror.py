@@ -108,7 +108,7 @@ class _State:
         for part in np.split(places, np.flatnonzero(apart) + 1):
             start, stop = int(part[0]), int(part[-1]) + 1
             yield Move(engine, dense_view(buffer, TensorType((stop - start,), DType.UINT8), start), to_engine)
-        destination[places] = True
+            destination[start:stop] = source[start:stop]  # what lies between comes with them
 
 
 def _touched(view: View) -> slice | Array:

@@ -102,7 +102,7 @@ def _refusal(match: Match) -> str | None:
 KERNEL = Constraint("there must be an OpenCL kernel for it", _refusal, lambda refusal: refusal is None)
 NARROW = Constraint(
     "values must be at most 16 bits wide: sums stay with what makes them",
-    lambda match: max(match.graph.types[name].dtype.bits for name in match.graph.inputs),
+    lambda match: max((match.graph.types[name].dtype.bits for name in match.graph.inputs), default=0),
     lambda bits: bits <= 16,
 )
 

@@ -30,7 +30,8 @@ def patterns() -> Iterator[tuple[str, Pattern]]:
     for name, layer in layers:
         yield name, maybe(Lookup, _rescaled(layer), constant("table"), name="lookup")
     for name, kind in _POOLS:
-        yield name, _rescaled(apply(kind, operand("x"), name="layer"))
+        pooled = _rescaled(apply(kind, operand("x"), name="layer"))
+        yield name, maybe(Lookup, pooled, constant("table"), name="lookup")
     yield "add", _sum(operand("a"), operand("b"))
     shifted = [maybe(Offset, operand(name), name=f"{name}_offset") for name in "ab"]
     yield "binary", _rescaled(apply(Binary, *shifted, name="binary"))
