@@ -1,4 +1,4 @@
-"""What is brought to an engine's copy of the memory and back: against the contents of every byte, and nothing in vain."""
+"""What is brought to an engine's copy of the memory and back: every byte's contents, and nothing in vain."""
 
 from __future__ import annotations
 
