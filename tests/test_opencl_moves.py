@@ -64,7 +64,7 @@ class Memories:
 
 
 @given(st.lists(statements(), max_size=12), st.lists(views(), max_size=2), st.lists(views(), max_size=2))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_everyone_reads_what_was_written_last(
     listed: Sequence[Statement], first: Sequence[View], last: Sequence[View]
 ) -> None:

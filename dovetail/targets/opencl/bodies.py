@@ -26,6 +26,7 @@ from dovetail.kernels.text import block, loop, product, total
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored, store_lanes, tap_loop, variable
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.targets.opencl.moves import MOVES, moved
 
 Sizes = tuple[int, int, int]
 WIDTHS = (1, 2, 4, 8, 16)
@@ -53,8 +54,8 @@ Writer = Callable[[Region, Scope, int], Body]
 def writer_of(region: Region) -> Writer:
     """What writes the body of a region's kernel; raises Unsupported where nothing does."""
     operator = region.anchor.operator if region.anchor else None
-    if operator is None:
-        return _pointwise
+    if _by_element(region):
+        return _elements
     if isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d):
         return _pool
     if isinstance(operator, DepthwiseConv2d) and region.output_shape[-1] == region.graph.types[region.source()].shape[-1]:
@@ -66,7 +67,7 @@ def writer_of(region: Region) -> Writer:
 
 def widths(region: Region) -> tuple[int, ...]:
     """The lanes a region may be computed with."""
-    if region.anchor is None:
+    if _by_element(region) or region.anchor is None:
         return tuple(width for width in WIDTHS if prod(region.output_shape) % width == 0)
     channels = region.output_shape[-1]
     if isinstance(region.anchor.operator, Conv2d | FullyConnected) and _groups(region) == 1:
@@ -77,7 +78,7 @@ def widths(region: Region) -> tuple[int, ...]:
 def items(region: Region, lanes: int) -> Sizes:
     """Work-items along each dimension: blocks of channels, columns and rows; or blocks of elements."""
     shape = region.output_shape
-    if region.anchor is None:
+    if _by_element(region) or region.anchor is None:
         return (prod(shape) // lanes, 1, 1)
     pooled = isinstance(region.anchor.operator, MaxPool2d | AveragePool2d | SumPool2d)
     window = checked_pool(region)[2] if pooled else _products(region, Scope(region.graph)).window
@@ -244,8 +245,13 @@ def _pool(region: Region, scope: Scope, lanes: int) -> Body:
     return Body([*head, *lines, *stored], size)
 
 
-def _pointwise(region: Region, scope: Scope, lanes: int) -> Body:
-    """Pointwise operators alone: neighbouring elements in turn."""
+def _by_element(region: Region) -> bool:
+    """True when every element of the result is computed by itself."""
+    return region.anchor is None or type(region.anchor.operator) in MOVES
+
+
+def _elements(region: Region, scope: Scope, lanes: int) -> Body:
+    """Pointwise operators, alone or on elements that are moved: neighbouring elements in turn."""
     shape, count = region.output_shape, prod(region.output_shape)
     names = [f"axis_{axis}" for axis in range(len(shape))]
 
@@ -253,13 +259,15 @@ def _pointwise(region: Region, scope: Scope, lanes: int) -> Body:
         """The element of an operand that broadcasts to the result."""
         if prod(operand) == count:
             return "index"
-        return place_in(operand, [variable(name, size) for name, size in zip(names, shape, strict=True)])
+        return place_in(operand, places)
 
     axes = [
         f"const int32_t {name} = index / {stride} % {size};"
         for name, size, stride in zip(names, shape, row_major(shape), strict=True)
     ]
+    places = [variable(name, size) for name, size in zip(names, shape, strict=True)]
     first = product("(int32_t)get_global_id(0)", lanes)
     lines = [f"const int32_t index = {total(first, variable('lane', lanes))};", *axes]
-    lines += finish(scope, region.tree, index, None)
+    anchor = (region.anchor.output, moved(region, scope, places)) if region.anchor else None
+    lines += finish(scope, region.tree, index, anchor)
     return Body(block("", lines) if lanes == 1 else loop("lane", lanes, lines), (count // lanes, 1, 1))

@@ -17,6 +17,7 @@ from dovetail.kernels.scope import Scope
 from dovetail.kernels.text import function, without_unused, words
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.target import Choice
 from dovetail.targets.opencl.bodies import Sizes, writer_of
@@ -39,7 +40,8 @@ typedef ulong uint64_t;
 
 _SHORT: Mapping[type[Operator], str] = {
     Conv2d: "conv", DepthwiseConv2d: "depthwise", FullyConnected: "dense", MaxPool2d: "max_pool",
-    AveragePool2d: "average_pool", SumPool2d: "sum_pool",
+    AveragePool2d: "average_pool", SumPool2d: "sum_pool", Transpose: "transpose", Slice: "slice", Pad: "pad",
+    Concat: "concat",
 }  # fmt: skip
 
 

@@ -11,8 +11,9 @@ VARIABLE = "DOVETAIL_OPENCL"
 
 
 def environment() -> dict[str, str]:
-    """What a process needs so that the emitted C finds the library of the packages pyopencl and pocl-binary-distribution
-    (the extra `opencl`), if they are installed; nothing otherwise, for that of the system. What `VARIABLE` says stays.
+    """What a process needs so that the emitted C finds the library of the packages pyopencl and
+    pocl-binary-distribution (the extra `opencl`), if they are installed; nothing otherwise, for that of the system.
+    What `VARIABLE` says stays.
 
     Their library looks for devices in the folder PYOPENCL_HOME names, where the system says, and finds PoCL through the
     search path.

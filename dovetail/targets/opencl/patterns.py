@@ -8,7 +8,7 @@ from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
+from dovetail.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.target import apply, constant, maybe, operand
 from dovetail.target.pattern import Pattern
@@ -19,6 +19,10 @@ _LAYERS: tuple[tuple[str, type[Operator]], ...] = (
 _POOLS: tuple[tuple[str, type[Operator]], ...] = (
     ("max_pool", MaxPool2d), ("average_pool", AveragePool2d), ("sum_pool", SumPool2d),
 )  # fmt: skip
+
+_MOVES: tuple[tuple[str, type[Operator]], ...] = (("transpose", Transpose), ("slice", Slice), ("pad", Pad))
+MOST_PARTS = 8
+"""Operands a concatenation on the device may have."""
 
 
 def patterns() -> Iterator[tuple[str, Pattern]]:
@@ -32,6 +36,10 @@ def patterns() -> Iterator[tuple[str, Pattern]]:
     for name, kind in _POOLS:
         pooled = _rescaled(apply(kind, operand("x"), name="layer"))
         yield name, maybe(Lookup, pooled, constant("table"), name="lookup")
+    for name, kind in _MOVES:
+        yield name, apply(kind, operand("x"), name="layer")
+    for count in range(2, MOST_PARTS + 1):
+        yield f"concat_{count}", apply(Concat, *(operand(f"part_{number}") for number in range(count)), name="layer")
     yield "add", _sum(operand("a"), operand("b"))
     shifted = [maybe(Offset, operand(name), name=f"{name}_offset") for name in "ab"]
     yield "binary", _rescaled(apply(Binary, *shifted, name="binary"))
