@@ -70,10 +70,10 @@ def test_a_network_equals_the_integer_graph(name: str, tmp_path: Path) -> None:
 def test_random_regions(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Layers, pools, movements, pointwise operators; random shapes, types, groups, dilations, paddings, endings."""
     seed = data.draw(st.integers(0, 1 << 30))
-    cases = [FAMILIES[family](Maker(f"{family} {seed} {n}")) for n in range(2) for family in [*FAMILIES][:6]]
+    cases = [FAMILIES[family](Maker(f"{family} {seed}")) for family in [*FAMILIES][:6]]
     graph, inputs = side_by_side([case for case in cases if reads_all(case)])
     compiled = compile_graph(graph, TARGET, Options(), interpret=False)
-    assert launches(compiled) >= 5
+    assert launches(compiled) >= 3
     run_equals_graph(compiled, [inputs], tmp_path_factory.mktemp("regions") / "build")
 
 

@@ -58,9 +58,10 @@ def writer_of(region: Region) -> Writer:
         return _elements
     if isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d):
         return _pool
-    if isinstance(operator, DepthwiseConv2d) and region.output_shape[-1] == region.graph.types[region.source()].shape[-1]:
-        return _depthwise
-    if isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected):
+    if isinstance(operator, DepthwiseConv2d):
+        channels = region.graph.types[region.source()].shape[-1]
+        return _depthwise if region.output_shape[-1] == channels else _convolution
+    if isinstance(operator, Conv2d | FullyConnected):
         return _convolution
     raise Unsupported(f"there is no OpenCL kernel for {type(operator).__name__}.")
 
