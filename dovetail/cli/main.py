@@ -47,6 +47,7 @@ class Measure(enum.StrEnum):
     """What tuning goes by."""
 
     ISS = "iss"
+    HOST = "host"
     MODEL = "model"
 
 
@@ -194,8 +195,13 @@ def tune(
         str | None, typer.Option(help="Only these layers, by name, with commas.", show_default=False)
     ] = None,
     measure: Annotated[
-        Measure, typer.Option(help="Cycles of the simulated chip, or what the cost model thinks.")
-    ] = Measure.ISS,
+        Measure | None,
+        typer.Option(
+            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
+            "cost model thinks.",
+            show_default=False,
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
@@ -213,8 +219,9 @@ def tune(
     from dovetail.cli import tuning
 
     names = tuple(name.strip() for name in layers.split(",") if name.strip()) if layers else ()
+    by = measure.value if measure else None
     order = tuning.Order(
-        model, target, requant, rounding.value, trials, measure.value, names, seed, jobs, scheduler, output, log
+        model, target, requant, rounding.value, trials, by, names, seed, jobs, scheduler, output, log
     )
     tuning.tune_to(order)
 

@@ -39,7 +39,7 @@ from dovetail.targets.opencl.vendor import BinaryKernel
 
 LAUNCH = 4000
 """Cycles a kernel costs beyond its work, for the cost model: some microseconds."""
-LANES = 16
+LANES = 8
 """Products a device makes per cycle, for the cost model; another device has other numbers."""
 MOST_GROUP = 256
 """Work-items of a group that every device in use takes."""
@@ -50,14 +50,10 @@ which take parts of the memory as buffers, are used."""
 _GROUPS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-WIDEST = 8
-"""Lanes of vectors where nothing else is chosen: with 16, the LLVM in PoCL 3.0 fails on cores with AVX-512."""
-
 
 def default(match: Match) -> Choice:
-    """The widest vectors of at most `WIDEST` lanes; groups as the device chooses."""
-    vector = max(width for width in widths(split(match.graph)) if width <= WIDEST)
-    return {"vector": vector, "group_channels": 0, "group_columns": 0}
+    """The widest vectors; groups as the device chooses."""
+    return {"vector": max(widths(split(match.graph))), "group_channels": 0, "group_columns": 0}
 
 
 def knobs(match: Match) -> Space:

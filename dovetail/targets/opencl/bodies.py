@@ -29,8 +29,9 @@ from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.targets.opencl.moves import MOVES, moved
 
 Sizes = tuple[int, int, int]
-WIDTHS = (1, 2, 4, 8, 16)
-"""Lanes of OpenCL's vectors, but for three."""
+WIDTHS = (1, 2, 4, 8)
+"""Lanes of vectors. OpenCL has 16 too, with which PoCL 3.0 (LLVM 14) on processors with AVX-512 fails, or computes
+something else."""
 
 _ORIGIN = ((ROW, "top"), (COLUMN, "left"))
 _NAMES = {
