@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.compile import Compiled, Options, compile_model, prepare
 from dovetail.emit import write_project
-from dovetail.errors import TargetError
+from dovetail.errors import SimulationError, TargetError
 from dovetail.graph.graph import evaluate
 from dovetail.operators.linear import Conv2d
 from dovetail.partition import partition, rivals
@@ -50,8 +50,8 @@ def test_the_calls_are_in_the_emitted_c() -> None:
     """Plain calls with pointers and constant structures, nothing waited for, the library's files beside them."""
     compiled = compile_model(network_file("kws_dscnn"), TARGET, Options())
     text = compiled.project.files["src/kws_dscnn_int8.c"]
-    assert text.count("(void)vl_conv(&") == 5 and text.count("(void)vl_depthwise(&") == 4
-    assert text.count("(void)vl_dense(64, 12, &") == 1
+    assert text.count("dovetail_check(vl_conv(&") == 5 and text.count("dovetail_check(vl_depthwise(&") == 4
+    assert text.count("dovetail_check(vl_dense(64, 12, &") == 1
     assert "static const vl_window " in text and ".row_stride = 2" in text and "wait" not in text
     assert {"driver/vl.h", "driver/vl.c"} < compiled.project.files.keys()
     assert "driver/vl.c" in compiled.project.host_sources
@@ -66,6 +66,28 @@ def test_a_function_that_only_starts_is_waited_for(simulator: str, tmp_path: Pat
     text = compiled.project.files["src/ic_resnet8_int8.c"]
     assert "_launched_0 = vl_conv_start(&" in text and text.count("vl_wait(") == text.count("= vl_conv_start(")
     run_equals_graph(compiled, LATER, tmp_path / "build", simulator)
+
+
+@pytest.mark.parametrize("simulator", ["iss", "host"])
+@pytest.mark.parametrize(("target", "function"), [(TARGET, "vl_conv"), (LATER, "vl_wait")])
+def test_a_device_that_is_gone(target: Target, function: str, simulator: str, tmp_path: Path) -> None:
+    """The third convolution fails: the function, the layer and the status are named, and nothing is returned."""
+    if simulator == "iss":
+        require_chip()
+    engine = replace(target.engines[0], defines={"VL_LAST": 2})
+    compiled = compile_model(network_file("kws_dscnn"), replace(target, engines=(engine,)), Options())
+    write_project(compiled.project, tmp_path / "build")
+    build = open_build(tmp_path / "build", replace(target, engines=(engine,)))
+    values = {name: np.zeros(kind.shape, kind.dtype.numpy) for name, kind in compiled.graph.types.items()}
+    inputs = [{name: values[name] for name in compiled.graph.inputs}]
+    with pytest.raises(SimulationError, match=rf"{function} of vl\w* in conv_\d+ failed: it returned -19"):
+        run_build(build, simulator, inputs)
+
+
+def test_a_status_that_no_function_returns() -> None:
+    """A function without a result cannot say that it failed."""
+    with pytest.raises(TargetError, match=r"vl_reset of vl returns nothing that could be 0"):
+        replace(LIBRARY, wait="vl_reset")
 
 
 def test_a_function_the_header_does_not_declare() -> None:

@@ -11,8 +11,8 @@ from dovetail.target import Constraint, CValue, Match, apply, blocked, constant,
 from dovetail.targets import riscv
 from dovetail.targets.vendorlib import Library, Query, function, pointer, struct, with_library
 
-LIBRARY = Library("vl", Path(__file__).parent, "vl.h", ("vl.c",))
-ASYNCHRONOUS = Library("vl_async", Path(__file__).parent, "vl.h", ("vl.c",), wait="vl_wait")
+LIBRARY = Library("vl", Path(__file__).parent, "vl.h", ("vl.c",), success=0)
+ASYNCHRONOUS = Library("vl_async", Path(__file__).parent, "vl.h", ("vl.c",), wait="vl_wait", success=0)
 IMAGES, ROWS = blocked((0, 1, 2, 3), 3, 4), blocked((0, 1), 1, 4)
 
 
