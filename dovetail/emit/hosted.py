@@ -13,6 +13,9 @@ _MAIN = """\
 
 #include "@MODEL@.h"
 
+extern const char *dovetail_failure; /* of dovetail_rt.c */
+extern int32_t dovetail_failure_status;
+
 typedef struct {
     const char *name;
     uint8_t *first;
@@ -55,6 +58,10 @@ int main(int count, char **words)
         }
     }
     @MODEL@_run();
+    if (dovetail_failure != NULL) {
+        fprintf(stderr, "@MODEL@: %s failed: it returned %d\n", dovetail_failure, (int)dovetail_failure_status);
+        return 1;
+    }
     for (int i = 0; i < output_count; ++i) {
         if (transfer(&outputs[i], words[1 + input_count + i], "wb")) {
             return 1;

@@ -39,8 +39,7 @@ MANIFEST = "dovetail.json"
 OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
 """The compiler's option for what the code is made for."""
 
-_RUNTIME = ("dovetail_rt.h",)
-_FIRMWARE = ("dovetail_rt.c", "sim_main.c")
+_RUNTIME = ("dovetail_rt.h", "dovetail_rt.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
 
@@ -75,9 +74,9 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
-    core = instruction_set(unit.target.core.isa)
-    firmware = () if core.is_host else (core.start, *_FIRMWARE)
-    for name in (*firmware, *_RUNTIME, *copying):
+    start, around = _around(unit)
+    files.update(around)
+    for name in (*_RUNTIME, *copying):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
     shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
     drivers, software = [], []
@@ -87,21 +86,25 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         sources = [name for name in content if name.endswith(".c")]
         drivers += sources
         software += sources if engine.device is None else []
+        software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
-    if core.is_host:
-        files["src/main.c"] = main_source(unit)
-    own = ("src/main.c",) if core.is_host else (f"runtime/{name}" for name in firmware)
-    target_sources = (*shared, *drivers, *own)
-    host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
-    if core.is_host:
-        files["Makefile"] = makefile(unit, target_sources, OPTIMISATION[unit.optimize])
-    else:
-        files["link.ld"] = _linker_script(unit)
-        files["Makefile"] = _makefile(unit, target_sources)
+    target_sources = (*shared, *drivers, *start)
+    host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
+    files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
+
+
+def _around(unit: Unit) -> tuple[tuple[str, ...], dict[str, str]]:
+    """What makes a program of the network: the sources, and their files but for those every project has."""
+    core, common = instruction_set(unit.target.core.isa), "runtime/dovetail_rt.c"
+    if core.is_host:
+        return ("src/main.c", common), {"src/main.c": main_source(unit)}
+    files = {f"runtime/{name}": runtime_path(name).read_text() for name in (core.start, "sim_main.c")}
+    start, main = files
+    return (start, common, main), {**files, "link.ld": _linker_script(unit)}
 
 
 def _driver_files(unit: Unit, engine: Engine) -> dict[str, str]:
@@ -152,6 +155,8 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
 
 
 def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
+    if instruction_set(unit.target.core.isa).is_host:
+        return makefile(unit, sources, OPTIMISATION[unit.optimize])
     given = " ".join(
         f"-D{name}" if value is None else f"-D{name}='{value}'"
         for name, value in defines(unit.model, unit.target).items()

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.protocol import Buffers, InferenceResult, Json, RunRequest, SimulationResult
+from dovetail.simulate.protocol import Buffers, InferenceResult, Json, RunRequest, SimulationResult, call_failed
 from dovetail.simulate.worker_loop import Runner, serve
 
 
@@ -35,10 +35,21 @@ def load(setup: Json) -> Runner:
         begin = time.perf_counter_ns()
         entry()
         taken = time.perf_counter_ns() - begin
+        _look_for_failure(library)
         return InferenceResult({symbol: bytes(_buffer(library, symbol, size))
                                 for symbol, size in request.outputs.items()}, nanoseconds=taken)
 
     return run
+
+
+def _look_for_failure(library: ctypes.CDLL) -> None:
+    try:
+        what = ctypes.c_char_p.in_dll(library, "dovetail_failure").value
+    except ValueError:  # a project none of whose calls can fail
+        return
+    if what is not None:
+        status = ctypes.c_int32.in_dll(library, "dovetail_failure_status")
+        raise call_failed(what.decode(errors="replace"), status.value)
 
 
 def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes.c_ubyte]:

@@ -293,6 +293,9 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    success: int | None = None
+    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     mirror: Mirror | None = None
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
