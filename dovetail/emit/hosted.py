@@ -59,7 +59,7 @@ int main(int count, char **words)
     }
     @MODEL@_run();
     if (dovetail_failure != NULL) {
-        fprintf(stderr, "@MODEL@: %s failed: it returned %d\n", dovetail_failure, (int)dovetail_failure_status);
+        fprintf(stderr, "@MODEL@: %s failed: it returned %d\\n", dovetail_failure, (int)dovetail_failure_status);
         return 1;
     }
     for (int i = 0; i < output_count; ++i) {
