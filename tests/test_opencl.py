@@ -33,6 +33,7 @@ from dovetail.target import apply, constant, operand
 from dovetail.targets.opencl import TARGET, with_kernels
 from dovetail.targets.opencl.loader import VARIABLE, environment
 from dovetail.targets.opencl.vendor import BinaryKernel
+from dovetail.tune.measure import measured
 from opencl_networks import launches, moves, random_inputs, reads_all, require_device, run_equals_graph, side_by_side
 from test_end_to_end import network_file
 
@@ -91,6 +92,7 @@ def test_widths_and_groups(vector: int, tmp_path: Path) -> None:
         assert space.refusal({"vector": 1, "group_channels": 64, "group_columns": 1})
     compiled = compile_graph(graph, TARGET, Options(), choices=choices)
     run_equals_graph(compiled, [inputs], tmp_path / "build")
+    assert measured(graph, TARGET, None, choices, simulator="host") > 1000, "nanoseconds, for dovetail tune"
 
 
 def test_host_between_kernels(tmp_path: Path) -> None:
@@ -306,6 +308,8 @@ def test_a_vendors_binary(tmp_path: Path) -> None:
 
 def test_a_binary_that_is_none(tmp_path: Path) -> None:
     """A file that is not there, and one of another device."""
+    with pytest.raises(TargetError, match="vendor is given 'w', which is no operand of its pattern"):
+        BinaryKernel("vendor", operand("x"), tmp_path, "k", ("x", "w"), items=lambda match: (1, 1, 1))
     with pytest.raises(TargetError, match=r"the OpenCL program none\.bin cannot be read: No such file"):
         compile_graph(looked_up().graph, with_kernels(TARGET, [vendor(tmp_path / "none.bin")]), Options())
     (tmp_path / "other.bin").write_bytes(b"for another device")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail.compile import Options, compile_graph, sample_inputs
+from dovetail.errors import ProgramError
+from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.pooling import MaxPool2d
+from dovetail.program.interpret import check_program
 from dovetail.program.ir import Buffer, Call, Launch, Move, Role, Statement, View, element_places, reads, writes
 from dovetail.program.mirror import mirror
+from dovetail.targets.opencl import TARGET
 
 BYTES, BUFFERS, ENGINES = 24, ("a", "b", "c"), ("first", "second")
 
@@ -85,6 +93,19 @@ def test_everyone_reads_what_was_written_last(
         memories.move(move)
     for view in last:
         memories.check("", view)
+
+
+def test_a_move_left_out_is_found() -> None:
+    """The interpreter gives the engine a memory of its own."""
+    builder = GraphBuilder("pools")
+    x = builder.input("x", TensorType((1, 6, 6, 8), DType.INT8))
+    graph = builder.finish([builder.add(MaxPool2d((2, 2), (1, 1)), [x])])
+    program = compile_graph(graph, TARGET, Options()).plan.program
+    (before, after) = sorted(program.moves)
+    for missing in (before, after):
+        rest = {index: moves for index, moves in program.moves.items() if index != missing}
+        with pytest.raises(ProgramError, match="differ from the graph"):
+            check_program(replace(program, moves=rest), TARGET, graph, sample_inputs(graph))
 
 
 def test_engines_without_a_copy() -> None:

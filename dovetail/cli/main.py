@@ -302,8 +302,12 @@ def accuracy(
     target: given.Firmware = None,
     float_model: given.Reference = None,
     sim: Annotated[
-        Simulator, typer.Option(help="What firmware runs on: the simulated chip, or this machine.")
-    ] = Simulator.ISS,
+        Simulator | None,
+        typer.Option(
+            help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: given.JsonFile = None,
     samples: given.Samples = 512,
     scale: given.DataScale = 1.0,
@@ -316,9 +320,9 @@ def accuracy(
     """
     from dovetail.cli import quantising
 
-    order = quantising.AccuracyOrder(
-        model, quantising.DataOrder(data, scale, offset, resize, samples), target, float_model, sim.value, json_file
-    )
+    given_data = quantising.DataOrder(data, scale, offset, resize, samples)
+    simulator = sim.value if sim else None
+    order = quantising.AccuracyOrder(model, given_data, target, float_model, simulator, json_file)
     quantising.accuracy_of(order)
 
 

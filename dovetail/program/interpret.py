@@ -65,13 +65,19 @@ def _compare(machine: _Machine, graph: Graph, inputs: Mapping[str, Array]) -> di
         machine.step(index, statement)
         for name in final.get(index, ()):
             actual = machine.read(program.values[name], machine.place(statement))
-            if not np.array_equal(actual, expected[name]):
-                count = int((actual != expected[name]).sum())
-                layer = program.layers[statement.layer]
-                raise ProgramError(
-                    f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph"
-                )
+            _require_equal(f"layer {program.layers[statement.layer]}", name, actual, expected[name])
+    if machine.copies:  # the outputs have still to be where the host reads them
+        machine.bring(len(program.statements))
+        for name, view in program.outputs.items():
+            if name in expected:
+                _require_equal("at the end", name, machine.read(view), expected[name])
     return expected
+
+
+def _require_equal(where: str, name: str, actual: Array, expected: Array) -> None:
+    if not np.array_equal(actual, expected):
+        count = int((actual != expected).sum())
+        raise ProgramError(f"{where}: {count} of {actual.size} elements of '{name}' differ from the graph")
 
 
 @dataclass(frozen=True)

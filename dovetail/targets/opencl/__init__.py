@@ -195,3 +195,6 @@ def with_kernels(base: Target, kernels: Sequence[BinaryKernel]) -> Target:
     offloads = (*(kernel.offload() for kernel in kernels), *engine.offloads)
     changed = replace(engine, offloads=offloads, made=lambda network: _files(network, kernels))
     return replace(base, engines=tuple(changed if one is engine else one for one in base.engines))
+
+
+__all__ = ["ENGINE", "TARGET", "BinaryKernel", "with_kernels"]

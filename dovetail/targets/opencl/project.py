@@ -47,7 +47,8 @@ def made(network: Deployed, kernels: Sequence[Kernel], binaries: Sequence[Binary
     header = ['#include "opencl.h"', "", "/* Makes the device ready. */", "void opencl_prepare(void);", ""]
     declared = [f"{line};" if line.endswith(")") else line for lines in prototypes for line in lines]
     head = [f'#include "{HEADER}"', "", f'#include "{network.prefix}.h"', ""]
-    text = [*head, *_listing(source), *_opening(network, source), ""]
+    arrays = max((binary.arguments.count("constants") for binary in binaries), default=0)
+    text = [*head, *_listing(source), *_opening(network, source, max(1, arrays) * len(network.launches)), ""]
     for kernel in kernels:
         text += _starter(kernel)
     for binary in binaries:
@@ -78,11 +79,10 @@ def _listing(source: str) -> Iterator[str]:
         yield ""
 
 
-def _opening(network: Deployed, source: str) -> list[str]:
-    """The function that makes the device ready, if anything runs on it."""
+def _opening(network: Deployed, source: str, most: int) -> list[str]:
+    """The function that makes the device ready, if anything runs on it; `most` arrays of constants are given to it."""
     if not network.launches:
         return ["void opencl_prepare(void)", "{", "    /* nothing runs on the device */", "}"]
-    most = sum(max(1, len(launch.match.graph.constants)) for launch in network.launches)
     lines = ["source", "sizeof source / sizeof source[0]"] if source else ["NULL", "0"]
     return [
         f"static opencl_constants constants_of_layers[{most}];",

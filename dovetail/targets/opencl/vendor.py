@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dovetail.errors import TargetError
 from dovetail.graph.types import Array
 from dovetail.target import Constraint, CValue, LibraryCall, Match, Offload, Pointer
 from dovetail.target.pattern import Leaf, Pattern
@@ -42,6 +43,14 @@ class BinaryKernel:
     """How constant operands are laid out for it; those that are absent are given as they are."""
     cycles: Callable[[Match], int] | None = None
     """Estimated; one per element of the result by default."""
+
+    def __post_init__(self) -> None:
+        """Raises TargetError for an argument that is no operand."""
+        known = ("result", *_leaves(self.pattern), *self.constants)
+        wrong = [name for name in self.arguments if isinstance(name, str) and name not in known]
+        if wrong:
+            what = f"{self.name} is given '{wrong[0]}', which is no operand of its pattern"
+            raise TargetError(what, hint=f"there is {', '.join(dict.fromkeys(known))}")
 
     def binary(self) -> Binary:
         """What the project needs of it."""
@@ -81,8 +90,12 @@ class BinaryKernel:
         return (*found, *self.items(match))
 
 
-def _constants(pattern: Pattern) -> set[str]:
-    """Leaves known at compile time."""
+def _leaves(pattern: Pattern) -> dict[str, bool]:
+    """Names of the operands, and whether they are known at compile time."""
     if isinstance(pattern, Leaf):
-        return {pattern.name} if pattern.constant else set()
-    return {name for part in pattern.inputs for name in _constants(part)}
+        return {pattern.name: pattern.constant}
+    return {name: constant for part in pattern.inputs for name, constant in _leaves(part).items()}
+
+
+def _constants(pattern: Pattern) -> set[str]:
+    return {name for name, constant in _leaves(pattern).items() if constant}

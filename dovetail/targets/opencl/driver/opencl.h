@@ -46,9 +46,10 @@ typedef struct {
     uint32_t arguments; /* set so far */
 } opencl_kernel;
 
-/* Finds the device and makes it ready, the first time it is called. DOVETAIL_OPENCL is the library to load
-   ("libOpenCL.so.1" if unset; without meaning where the program is linked with one), DOVETAIL_OPENCL_DEVICE a part
-   of the name of the device to take (the first if unset). */
+/* Finds the device and makes it ready, the first time it is called. Environment variables: DOVETAIL_OPENCL is the
+   library to load ("libOpenCL.so.1" if unset), DOVETAIL_OPENCL_DEVICE a part of the name of the device to take (the
+   first if unset). To link with the library instead, define DOVETAIL_OPENCL_LINKED:
+       make DEFINES='-DDOVETAIL_HOST -DDOVETAIL_OPENCL_LINKED' LIBRARIES=-lOpenCL */
 void opencl_open(const opencl_network *network);
 
 /* Brings bytes the host wrote to the device. */
