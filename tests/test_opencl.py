@@ -115,7 +115,7 @@ def test_branches_stay_on_the_device(tmp_path: Path) -> None:
     x = builder.input("x", TensorType((1, 8, 8, 8), DType.INT8))
     left = builder.add(Slice((0, 0, 0, 0), (1, 8, 8, 4), (1, 1, 1, 1)), [x])
     right = builder.add(MaxPool2d((3, 3), (1, 1)), [builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), -128), [x])])
-    joined = builder.add(Concat(3), [left, right, x])
+    joined = builder.add(Concat(3), [x, left, right, x])
     graph = builder.finish([builder.add(MaxPool2d((2, 2), (2, 2)), [joined])])
     compiled = compile_graph(graph, TARGET, Options())
     assert [move.to_engine for move in moves(compiled)] == [True, False] and launches(compiled) == 5

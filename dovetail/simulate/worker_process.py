@@ -102,7 +102,8 @@ class WorkerProcess:
         self.close()
         said = [line for line in printed.splitlines() if line.startswith(_SAID)]
         if said:
-            return SimulationError(said[-1].removeprefix(_SAID))
+            rest = "\n".join(line for line in printed.splitlines() if line != said[-1])
+            return SimulationError(said[-1].removeprefix(_SAID), hint=rest)
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return SimulationError(f"the simulator's worker process died ({how})", hint=printed)
 

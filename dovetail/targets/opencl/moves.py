@@ -75,11 +75,12 @@ def _concat(region: Region, scope: Scope, places: Places) -> str:
     anchor = region.anchor
     assert anchor is not None and isinstance(anchor.operator, Concat)
     axis, start, text = anchor.operator.axis % len(places), 0, ""
+    size = region.output_shape[axis]
     for value in anchor.inputs:
         inner = [total(at, -start) if number == axis else at for number, at in enumerate(places)]
         start += region.graph.types[value].shape[axis]
         element = _element(region, scope, value, inner)
-        text += element if value is anchor.inputs[-1] else f"{places[axis]} < {start} ? {element} : "
+        text += element if start == size else f"{places[axis]} < {start} ? {element} : "
     return text
 
 

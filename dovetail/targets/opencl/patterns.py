@@ -63,9 +63,9 @@ def _rescaled(inner: Pattern) -> Pattern:
 
 
 def _sum(left: Pattern, right: Pattern) -> Pattern:
-    """A residual addition: both sides brought to one scale, and their sum to the result's."""
+    """A residual addition: both sides brought to one scale (constants have been), and their sum to the result's."""
     sides = (
-        apply(Requantize, side, constant(f"{name}_multiplier"), constant(f"{name}_shift"), name=f"{name}_scaled")
+        maybe(Requantize, side, constant(f"{name}_multiplier"), constant(f"{name}_shift"), name=f"{name}_scaled")
         for side, name in ((left, "left"), (right, "right"))
     )
     added = apply(Add, *sides, name="sum")

@@ -116,7 +116,7 @@ static void build(cl_program made, const char *what)
     if (code != CL_SUCCESS) {
         static char log[LOG_BYTES];
         if (clGetProgramBuildInfo(made, device, CL_PROGRAM_BUILD_LOG, sizeof log - 1u, log, NULL) == CL_SUCCESS) {
-            fprintf(stderr, "%s", log);
+            fprintf(stderr, "%s\n", log);
         }
         fail("clBuildProgram", what, code);
     }
