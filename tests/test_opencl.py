@@ -36,6 +36,7 @@ from dovetail.targets.opencl.vendor import BinaryKernel
 from dovetail.tune.measure import measured
 from opencl_networks import launches, moves, random_inputs, reads_all, require_device, run_equals_graph, side_by_side
 from test_end_to_end import network_file
+from test_state import by_hand, frames, ring_network, same
 
 HERE = Path(__file__).parent
 LIBRARY = os.environ.get(VARIABLE) or environment().get(VARIABLE) or "-l:libOpenCL.so.1"
@@ -120,6 +121,15 @@ def test_branches_stay_on_the_device(tmp_path: Path) -> None:
     compiled = compile_graph(graph, TARGET, Options())
     assert [move.to_engine for move in moves(compiled)] == [True, False] and launches(compiled) == 5
     run_equals_graph(compiled, random_inputs(graph, 2), tmp_path / "build")
+
+
+def test_states_are_carried_over(tmp_path: Path) -> None:
+    """What a network keeps is the host's between inferences."""
+    graph, feeds = ring_network(), frames(4)
+    compiled = compile_graph(graph, TARGET, Options())
+    write_project(compiled.project, tmp_path / "build")
+    same(graph, run_build(open_build(tmp_path / "build"), None, feeds).outputs, by_hand(graph, feeds))
+    assert launches(compiled) >= 2
 
 
 def built(folder: Path, *words: str) -> Path:
