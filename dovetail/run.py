@@ -120,7 +120,8 @@ def _run_iss(
     from dovetail.simulate.protocol import SimulationSetup
 
     target = build.target
-    core_costs(target.core.isa, target.core.costs, target.name)
+    for each in target.cores:
+        core_costs(each.isa, each.costs, target.name)
     elf = compile_firmware(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["target"]],
@@ -134,7 +135,10 @@ def _run_iss(
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
-    setup = SimulationSetup(elf, memories, _devices(target), core.isa, core.costs, extension=core.extension)
+    setup = SimulationSetup(
+        elf, memories, _devices(target), core.isa, core.costs, extension=core.extension,
+        workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
+    )  # fmt: skip
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)

@@ -40,6 +40,7 @@ OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-
 _RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
+_CORES = ("cores.h", "cores.c")
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,11 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
+    cores = _CORES if unit.target.workers else ()
     start = instruction_set(unit.target.core.isa).start
-    for name in (start, *_RUNTIME, *copying):
+    for name in (start, *_RUNTIME, *copying, *cores):
         files[f"runtime/{name}"] = runtime_path(name).read_text()
-    shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
+    shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
     drivers, software = [], []
     for engine in unit.target.engines:
         content = _driver_files(engine)
@@ -113,6 +115,7 @@ def _linker_script(unit: Unit) -> str:
         stack_bytes=target.core.stack,
         extra={f".{memory.lower()}": memory for memory in near},
         isa=target.core.isa,
+        worker_stacks=[core.stack for core in target.workers],
     )
 
 
@@ -125,6 +128,8 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
     }
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    if target.workers:
+        found["DOVETAIL_MAILBOX"] = f"0x{target.mailbox:x}"
     for engine in target.engines:
         found.update({name: f"0x{value:x}u" for name, value in engine.defines.items()})
     return found

@@ -125,7 +125,7 @@ def _tickets(program: Program) -> dict[int, str]:
     for statement in program.statements:
         if isinstance(statement, Wait) and statement.statement not in found:
             waited = program.statements[statement.statement]
-            verb = "copied" if isinstance(waited, Copy) else "launched"
+            verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
             layer = program.layers[waited.layer]
             count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
             found[statement.statement] = f"{layer}_{verb}_{count}"
@@ -220,6 +220,7 @@ def model_source(unit: Unit) -> str:
     lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
     lines += ['#include "dma.h"'] if unit.target.dma else []
     lines += ['#include "copy.h"'] if core_copies(unit) else []
+    lines += ['#include "cores.h"'] if unit.target.workers else []
     lines += [f'#include "{header}"' for header in driver_headers(unit)]
     lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
     for memory, size in arenas(unit).items():
@@ -273,9 +274,10 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         if not members:
             continue
         region = unit.regions[layer]
-        where = "the core" if region.place == "core" else region.place
+        where = _where(unit, region, members)
         origin = one_line(", ".join(region.origins))[:160]
         text = [
+            *(line for index in members for line in _job(unit, index)),
             f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
             f"static void {region.name}(void)",
             "{",
@@ -286,14 +288,35 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         yield region.name, [*text, "}", ""]
 
 
+def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
+    """Who does a layer, in words."""
+    if region.place != "core":
+        return region.place
+    calls = [unit.program.statements[index] for index in members]
+    cores = sorted({call.core for call in calls if isinstance(call, Call)})
+    return "the core" if not unit.target.workers else f"core {' and '.join(map(str, cores))}"
+
+
+def _job(unit: Unit, index: int) -> list[str]:
+    """The function a call on another core is started as."""
+    call = unit.program.statements[index]
+    if not isinstance(call, Call) or not call.core:
+        return []
+    return [f"static void {_job_name(unit, index, call)}(void)", "{", f"    {_kernel_call(unit, index, call)}", "}", ""]
+
+
+def _job_name(unit: Unit, index: int, call: Call) -> str:
+    return f"{unit.program.layers[call.layer]}_on_core_{call.core}"
+
+
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     if isinstance(statement, Wait):
-        queue = statement.queue
-        wait = "dma_wait" if queue == unit.program.dma else unit.target.engine(queue).wait
-        return [f"{wait}({unit.tickets[statement.statement]});"]
-    if isinstance(statement, Call):
-        return _kernel_call(unit, index, statement)
+        return [_wait(unit, statement)]
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
+    if isinstance(statement, Call) and statement.core:
+        return [f"{ticket}core_start({statement.core}u, {_job_name(unit, index, statement)});"]
+    if isinstance(statement, Call):
+        return [_kernel_call(unit, index, statement)]
     if isinstance(statement, Launch):
         made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
         calls = [call for _, call in made]
@@ -308,7 +331,14 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     raise TypeError(f"unknown statement {statement}")
 
 
-def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
+def _wait(unit: Unit, wait: Wait) -> str:
+    ticket, waited = unit.tickets[wait.statement], unit.program.statements[wait.statement]
+    if isinstance(waited, Call):
+        return f"core_wait({waited.core}u, {ticket});"
+    return f"{'dma_wait' if wait.queue == unit.program.dma else unit.target.engine(wait.queue).wait}({ticket});"
+
+
+def _kernel_call(unit: Unit, index: int, call: Call) -> str:
     kernel, names = unit.calls[index]
     arguments = []
     for parameter in kernel.parameters:
@@ -321,7 +351,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         void = f"({const}void *)" if parameter.c_type != "uint8_t" else ""
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
-    return [f"{kernel.name}({', '.join(arguments)});"]
+    return f"{kernel.name}({', '.join(arguments)});"
 
 
 def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:

@@ -11,13 +11,13 @@ from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
+from dovetail.plan.cores import split
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
     Begin,
     Buffer,
-    Call,
     Copy,
     Launch,
     Role,
@@ -149,7 +149,7 @@ def _region(context: _Context, index: int, region: Region, tilings: Mapping[str,
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         return _Parts(head=[copy for copy in moved if not _in_place(copy)])
-    return _Parts(head=[Call(index, region.graph, operands, result)])
+    return _Parts(head=[*split(index, region.graph, operands, result, context.target)])
 
 
 def _in_place(copy: Copy) -> bool:

@@ -60,6 +60,8 @@ class SimulationSetup:
         sim_control: address of the harness's registers.
         native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
         extension: "module:function" that executes the core's own instructions; empty for none.
+        workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
+            which core 0 starts them.
     """
 
     elf: Path
@@ -70,6 +72,8 @@ class SimulationSetup:
     sim_control: int = SIM_CONTROL
     native_hook: bool = True
     extension: str = ""
+    workers: tuple[Mapping[str, int], ...] = ()
+    mailbox: int = 0x1A010000
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ def setup_to_json(setup: SimulationSetup) -> Json:
         "elf": str(setup.elf.resolve()), "memories": [asdict(region) for region in setup.memories],
         "devices": devices, "isa": setup.isa, "costs": dict(setup.costs), "sim_control": setup.sim_control,
         "native_hook": setup.native_hook, "extension": setup.extension,
+        "workers": [dict(costs) for costs in setup.workers], "mailbox": setup.mailbox,
     }
 
 
@@ -208,6 +213,7 @@ def setup_from_json(data: Json) -> SimulationSetup:
         tuple(MemoryRegion(**region) for region in data["memories"]),
         tuple(DeviceSpec(**device) for device in data["devices"]),
         data["isa"], data["costs"], data["sim_control"], data["native_hook"], data["extension"],
+        tuple(data["workers"]), data["mailbox"],
     )
 
 

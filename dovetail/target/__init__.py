@@ -2,6 +2,7 @@
 
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import Layout, blocked
+from dovetail.target.cores import with_workers
 from dovetail.target.description import (
     Command,
     Core,
@@ -63,4 +64,5 @@ __all__ = [
     "crop",
     "maybe",
     "operand",
+    "with_workers",
 ]

@@ -106,6 +106,9 @@ class Core:
     extension: str = ""
     """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
     registers (see `dovetail.simulate.extension`); empty for none."""
+    speed: float = 1.0
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in this
+    proportion. (In the simulator its `costs` say how long it takes.)"""
 
 
 @dataclass(frozen=True)
@@ -318,6 +321,17 @@ class Target:
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
+    workers: tuple[Core, ...] = ()
+    """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they have
+    its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    mailbox: int = 0x1A010000
+    """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
+    workers."""
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        """Every core, by its number."""
+        return (self.core, *self.workers)
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

@@ -1,8 +1,8 @@
-"""A plain RISC-V microcontroller: one RV32IMC core, flash and RAM, no accelerator."""
+"""A plain RISC-V microcontroller: RV32IMC cores, flash and RAM, no accelerator."""
 
 from __future__ import annotations
 
-from dovetail.target import Core, Memory, Policy, Target
+from dovetail.target import Core, Memory, Policy, Target, with_workers
 
 TARGET = Target(
     name="riscv",
@@ -13,3 +13,6 @@ TARGET = Target(
     values="ram",
     policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
 )
+
+X2 = with_workers(TARGET, TARGET.core)
+X4 = with_workers(TARGET, *[TARGET.core] * 3)

@@ -23,6 +23,7 @@ class Region(Protocol):
 def linker_script(
     memories: Sequence[Region], *, text: str, data: str, rodata: str | None = None, stack: str | None = None,
     stack_bytes: int = 4096, extra: Mapping[str, str] | None = None, isa: str = "rv32imc",
+    worker_stacks: Sequence[int] = (),
 ) -> str:
     """Write the linker script the start-up code of `isa` expects.
 
@@ -37,6 +38,8 @@ def linker_script(
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
         isa: instruction set of the core.
+        worker_stacks: bytes of stack of cores 1, 2, …; they lie above that of core 0, and the start-up code finds
+            their tops in the table `__worker_stack_tops`.
 
     Raises:
         BuildError: a section is put into a memory that does not exist, or there is no such instruction set.
@@ -52,10 +55,11 @@ def linker_script(
     return "\n".join([
         f"OUTPUT_ARCH({core.architecture})", f"ENTRY({core.entry})", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
         *_unloaded({section: extra[section] for section in shared}),
-        *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)"], f"> {text}"),
+        *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)", *_tops(worker_stacks)], f"> {text}"),
         *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
-        *_output(".stack (NOLOAD)", ["__stack_bottom = .;", f". += {(stack_bytes + 15) // 16 * 16:#x};",
-                                     "__stack_top = .;"], f"> {stack}"),
+        *_output(".stack (NOLOAD)", [*_stack("", stack_bytes), *(
+            line for core, nbytes in enumerate(worker_stacks, 1) for line in _stack(f"_{core}", nbytes)
+        )], f"> {stack}"),
         *_output(".data", ["__data_start = .;", "*(.data .data.* .sdata .sdata.*)", ". = ALIGN(4);",
                            "__data_end = .;"], f"> {data} AT> {text}"),
         "    __data_load = LOADADDR(.data);",
@@ -65,6 +69,16 @@ def linker_script(
         f"    /DISCARD/ : {{ *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) {core.discarded} }}",
         "}", "",
     ])
+
+
+def _tops(worker_stacks: Sequence[int]) -> list[str]:
+    """The table of the tops of the workers' stacks."""
+    words = [f"LONG(__stack_top_{core});" for core in range(1, len(worker_stacks) + 1)]
+    return [". = ALIGN(4);", "__worker_stack_tops = .;", *words] if words else []
+
+
+def _stack(suffix: str, nbytes: int) -> list[str]:
+    return [f"__stack_bottom{suffix} = .;", f". += {(nbytes + 15) // 16 * 16:#x};", f"__stack_top{suffix} = .;"]
 
 
 def _unloaded(sections: Mapping[str, str]) -> list[str]:
