@@ -22,12 +22,14 @@ from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
+from dovetail.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.stripe import Striped, Striping, refuse
+from dovetail.target.cores import check_cores
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
@@ -61,6 +63,8 @@ class Options:
     """What the code of the core is made for."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    pipeline: bool = False
+    """Let each core work on an input of its own; without, the cores share every layer."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Compiled:
     project: Project
     striped: Striped | None = None
     """What is computed in stripes to fit the memory budget; None where none was needed."""
+    pipeline: Pipeline | None = None
+    """The stages, of which `graph` is one step; None without."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -136,6 +142,10 @@ def compile_graph(
         DovetailError: as `compile_model`.
     """
 
+    check_cores(target)
+    pipeline = _pipeline(graph, target, options, interpret)
+    graph = pipeline.graph if pipeline else graph
+
     def attempt(chosen: Graph) -> tuple[Placed, Plan]:
         """The stages from the graph to the program."""
         progress("partitioning")
@@ -143,7 +153,7 @@ def compile_graph(
         progress("choosing layouts")
         placed = choose_layouts(chosen, regions, target, near)
         progress("planning tiles, order and addresses")
-        return placed, plan(placed, target, reserved(chosen, target), near)
+        return placed, plan(placed, target, reserved(chosen, target), near, pipeline.cores if pipeline else None)
 
     placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
     progress("verifying the program")
@@ -152,8 +162,20 @@ def compile_graph(
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped, pipeline))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline)
+
+
+def _pipeline(graph: Graph, target: Target, options: Options, check: bool) -> Pipeline | None:
+    """The stages, if there are to be any; compared with the network if `check`."""
+    if not options.pipeline:
+        return None
+    if options.memory_budget is not None:
+        raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
+    found = pipelined(graph, target)
+    if check:
+        check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
+    return found
 
 
 def _within(
@@ -265,6 +287,7 @@ def _manifest(
     placed: Placed,
     planned: Plan,
     striped: Striped | None = None,
+    pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
     layers = [
         {
@@ -289,6 +312,9 @@ def _manifest(
         "model": placed.graph.name,
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
         "target": target.name,
+        "cores": len(target.cores),
+        "pipeline": pipeline.to_json() if pipeline else [],
+        "delay": pipeline.delay if pipeline else 0,
         "policy": target.policy(options.policy).name,
         "rounding": options.rounding.value,
         "layers": layers,

@@ -26,7 +26,7 @@ START_CYCLES = 200
 
 
 def split(
-    layer: int, graph: Graph, operands: Mapping[str, View], result: View, target: Target
+    layer: int, graph: Graph, operands: Mapping[str, View], result: View, target: Target, core: int | None = None
 ) -> tuple[Call, ...]:
     """The calls that compute a region on as many cores as make it fastest, by estimate.
 
@@ -36,22 +36,32 @@ def split(
         operands: where each runtime operand lies.
         result: where the result goes.
         target: its cores.
+        core: the one that has to do all of it; None for as many as are best.
 
     Returns:
         Calls on workers, which are started first, then that on core 0 if it has a part.
     """
-    whole = Call(layer, graph, operands, result)
-    if not target.workers:
+    whole = Call(layer, graph, operands, result, core or 0)
+    if not target.workers or core is not None:
         return (whole,)
     speeds = [core.speed for core in target.cores]
     ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
     best, least = (whole,), _time((whole,), speeds)
     for count in range(1, len(ranked) + 1):
         used = sorted(ranked[:count])
-        parts = _parts(whole, shares(result.type, [speeds[core] for core in used]), used)
+        parts = _first_parts(whole, [speeds[core] for core in used], used)
         if parts is not None and (time := _time(parts, speeds)) < least:
             best, least = parts, time
     return tuple(sorted(best, key=lambda call: (call.core == 0, call.core)))
+
+
+def _first_parts(whole: Call, speeds: Sequence[float], cores: Sequence[int]) -> tuple[Call, ...] | None:
+    """Parts for these cores with the smallest steps at which operands too begin where kernels take them."""
+    for steps in (1, 2, 4, 8):
+        parts = _parts(whole, shares(whole.result.type, speeds, steps), cores)
+        if parts is not None:
+            return parts
+    return None
 
 
 def _time(calls: Sequence[Call], speeds: Sequence[float]) -> float:
@@ -59,9 +69,16 @@ def _time(calls: Sequence[Call], speeds: Sequence[float]) -> float:
     return max(work(call.graph) / speeds[call.core] for call in calls) + START_CYCLES * started
 
 
-def shares(kind: TensorType, speeds: Sequence[float]) -> tuple[Box, ...]:
-    """Stretches of a value, one for each of these speeds and in proportion to it; empty ones are left as (n, n)."""
+def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[Box, ...]:
+    """Stretches of a value, one for each of these speeds and in proportion to it; empty ones are left as (n, n).
+
+    Args:
+        kind: type of the value, which lies row-major.
+        speeds: in any unit.
+        steps: stretches begin at multiples of so many times the step at which results begin where kernels take them.
+    """
     axis, step = stretch_axis(kind)
+    step *= steps
     size = kind.shape[axis] if kind.shape else 1
     counts = [0] * len(speeds)
     for _ in range(-(-size // step)):

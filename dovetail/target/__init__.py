@@ -2,7 +2,6 @@
 
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import Layout, blocked
-from dovetail.target.cores import with_workers
 from dovetail.target.description import (
     Command,
     Core,
@@ -64,5 +63,4 @@ __all__ = [
     "crop",
     "maybe",
     "operand",
-    "with_workers",
 ]

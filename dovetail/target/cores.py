@@ -1,34 +1,30 @@
-"""Targets with more than one core, made from those with one."""
+"""Targets with more than one core."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from dovetail.errors import TargetError
-from dovetail.target.description import Core, Target
+from dovetail.target.description import Target
+
+MOST_CORES = 64
+"""Cores a target may have: what the mailbox of the simulated chip has registers for."""
 
 
-def with_workers(target: Target, *workers: Core) -> Target:
-    """The target with further cores that work for its own.
-
-    Args:
-        target: the machine; its name gets the number of all cores behind it.
-        workers: the further cores, from number 1 on: often `target.core` again, or a slower one made from it with
-            other `costs` and a smaller `speed`.
+def with_cores(target: Target, count: int | None) -> Target:
+    """The target with so many cores like its own; as it is for None.
 
     Raises:
-        TargetError: a core on which the firmware of core 0 could not run, or one without speed.
+        TargetError: the number is not from 1 to `MOST_CORES`, or the target says itself which further cores it has.
     """
-    count = len(target.cores) + len(workers)
-    alike = all(core == target.core for core in (*target.workers, *workers))
-    found = replace(
-        target,
-        name=f"{target.name}_x{count}",
-        sentence=f"{target.sentence}; {count} cores {'alike' if alike else 'of different speed'}",
-        workers=(*target.workers, *workers),
-    )
-    check_cores(found)
-    return found
+    if count is None or count == len(target.cores):
+        return target
+    if not 1 <= count <= MOST_CORES:
+        raise TargetError(f"{count} cores are asked for", hint=f"give a number from 1 to {MOST_CORES}")
+    if target.workers:
+        raise TargetError(f"{target.name} has {len(target.cores)} cores of its own, {count} are asked for",
+                          hint="leave --cores out, or change the target file")
+    return replace(target, workers=(target.core,) * (count - 1))
 
 
 def check_cores(target: Target) -> None:

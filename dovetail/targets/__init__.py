@@ -11,8 +11,7 @@ from dovetail.target.description import Target
 
 BUILT_IN = {
     "riscv": "riscv:TARGET",
-    "riscv_x2": "riscv:X2",
-    "riscv_x4": "riscv:X4",
+    "riscv_big_small": "riscv:BIG_SMALL",
     "riscv_dot4": "riscv_dot4:TARGET",
     "riscv_xpulp": "riscv_dot4:XPULP",
     "cortex_m4": "cortex_m:M4",
