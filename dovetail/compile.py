@@ -161,7 +161,7 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, placed.regions, target, options.optimize)
+    unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
     project = emit_project(unit, _manifest(model, target, options, placed, planned, striped, pipeline))
     return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline)
 
@@ -210,7 +210,10 @@ def _within(
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    peak = _peak(attempt(smallest.graph)[1], target)
+    placed, planned = attempt(smallest.graph)
+    peak = _peak(planned, target)
+    if peak <= budget:
+        return placed, planned, smallest
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -275,9 +278,13 @@ def _policy(target: Target, options: Options) -> Any:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants and code take, by the name of the memory."""
+    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
-    return {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    if target.workers:
+        stacks = sum(core.stack for core in target.cores)
+        found[target.values] = found.get(target.values, 0) + stacks
+    return found
 
 
 def _manifest(
@@ -312,13 +319,20 @@ def _manifest(
         "model": placed.graph.name,
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
         "target": target.name,
-        "cores": len(target.cores),
-        "pipeline": pipeline.to_json() if pipeline else [],
-        "delay": pipeline.delay if pipeline else 0,
         "policy": target.policy(options.policy).name,
         "rounding": options.rounding.value,
         "layers": layers,
         "memory": memory,
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
+        **_several_cores(target, pipeline),
     }
+
+
+def _several_cores(target: Target, pipeline: Pipeline | None) -> dict[str, Any]:
+    """What the description of a build says of its cores; nothing where there is one."""
+    if not target.workers:
+        return {}
+    speeds = [core.speed for core in target.cores]
+    stages = {"delay": pipeline.delay, "pipeline": pipeline.to_json()} if pipeline else {}
+    return {"cores": len(speeds), "core_speeds": speeds, **stages}

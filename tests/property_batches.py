@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from dovetail.compile import Compiled, Options, compile_graph, prepare
+from dovetail.emit.header import header_source
 from dovetail.emit.project import MANIFEST
-from dovetail.emit.source import constants_source, header_source, model_source
+from dovetail.emit.source import constants_source, model_source
 from dovetail.emit.write import write_files
 from dovetail.errors import DovetailError
 from dovetail.graph.types import Array

@@ -65,6 +65,19 @@ Requant = Annotated[
 ]
 
 
+Cores = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Cores like the target's own that share every layer; the target's number if not given.",
+        show_default=False,
+    ),
+]
+InPipeline = Annotated[
+    bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
+]
+
+
 @app.command("compile")
 def compile_command(
     model: Model,
@@ -106,15 +119,21 @@ def compile_command(
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
+    cores: Cores = None,
+    pipeline: InPipeline = False,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
     Example: dovetail compile net.tflite --target ne16 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
     """
     from dovetail.cli import commands
 
     stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline)
 
 
 @app.command()
@@ -160,6 +179,8 @@ def explain(
         str | None,
         typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
     ] = None,
+    cores: Cores = None,
+    pipeline: InPipeline = False,
 ) -> None:
     """Show where every operator goes and, if not to an engine, why.
 
@@ -167,7 +188,7 @@ def explain(
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json, memory_budget)
+    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -11,6 +12,7 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
+from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
@@ -19,7 +21,6 @@ from dovetail.emit.source import (
     arenas,
     constants_source,
     core_copies,
-    header_source,
     is_fixed,
     kernels_source,
     model_source,
@@ -27,7 +28,7 @@ from dovetail.emit.source import (
 from dovetail.emit.write import write_files
 from dovetail.errors import BuildError
 from dovetail.kernels import Optimize
-from dovetail.program.ir import Copy, Launch
+from dovetail.program.ir import Call, Copy, Launch
 from dovetail.program.transfers import strips, transfers
 from dovetail.target.description import Engine, Target
 
@@ -41,6 +42,8 @@ _RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
 _CORES = ("cores.h", "cores.c")
+_SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* DOVETAIL_MAILBOX \*/\n", re.M | re.S)
+"""What start-up code has for several cores."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     cores = _CORES if unit.target.workers else ()
     start = instruction_set(unit.target.core.isa).start
     for name in (start, *_RUNTIME, *copying, *cores):
-        files[f"runtime/{name}"] = runtime_path(name).read_text()
+        text = runtime_path(name).read_text()
+        files[f"runtime/{name}"] = text if cores else _SEVERAL.sub("", text)
     shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
     drivers, software = [], []
     for engine in unit.target.engines:
@@ -85,10 +89,11 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         sources = [name for name in content if name.endswith(".c")]
         drivers += sources
         software += sources if engine.device is None else []
+        software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
     target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
-    host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
+    host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
     files["link.ld"] = _linker_script(unit)
     files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}
@@ -193,7 +198,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     }
 
 
-def _work(unit: Unit) -> list[dict[str, int]]:
+def _work(unit: Unit) -> list[dict[str, Any]]:
     """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
     found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
     for statement in unit.program.statements:
@@ -207,7 +212,15 @@ def _work(unit: Unit) -> list[dict[str, int]]:
             found[statement.layer]["launches"] += 1
             for node in statement.graph.nodes:
                 found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
-    return found
+    return [{**own, **cores} for own, cores in zip(found, _cores(unit), strict=True)]
+
+
+def _cores(unit: Unit) -> list[dict[str, list[int]]]:
+    """Per layer: the numbers of the cores that compute it, where there are several."""
+    calls = [statement for statement in unit.program.statements if isinstance(statement, Call)]
+    layers = range(len(unit.program.layers))
+    numbers = [sorted({call.core for call in calls if call.layer == layer}) for layer in layers]
+    return [{"cores": some} if unit.target.workers else {} for some in numbers]
 
 
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:

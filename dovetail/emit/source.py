@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail import kernels
-from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
+from dovetail.emit.c_text import array_definition, elements, guard, identifier, one_line, words
 from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
 from dovetail.emit.library import library_call
 from dovetail.errors import ProgramError
@@ -17,7 +17,7 @@ from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, LibraryCall, Operand, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Engine, LibraryCall, Operand, Target
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Unit:
     """Statement index -> C variable that holds its ticket, where something waits for it."""
     optimize: Optimize = Optimize.SPEED
     """What the code is made for."""
+    delay: int = 0
+    """Calls between an input and its outputs, in a pipeline."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,7 +62,11 @@ class Unit:
 
 
 def make_unit(
-    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED
+    program: Program,
+    regions: Sequence[Region],
+    target: Target,
+    optimize: Optimize = Optimize.SPEED,
+    delay: int = 0,
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
@@ -76,8 +82,8 @@ def make_unit(
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    tickets = _tickets(program)
-    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, tickets, optimize)
+    known = (calls, functions, constants, blocks, commands, _tickets(program))
+    return Unit(program, regions, target, model, *known, optimize, delay)
 
 
 def _commands(
@@ -306,7 +312,7 @@ def _job(unit: Unit, index: int) -> list[str]:
 
 
 def _job_name(unit: Unit, index: int, call: Call) -> str:
-    return f"{unit.program.layers[call.layer]}_on_core_{call.core}"
+    return f"{unit.program.layers[call.layer]}_on_core{call.core}"
 
 
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
@@ -318,10 +324,12 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     if isinstance(statement, Call):
         return [_kernel_call(unit, index, statement)]
     if isinstance(statement, Launch):
+        engine, layer = unit.target.engine(statement.engine), unit.program.layers[statement.layer]
         made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
-        calls = [call for _, call in made]
-        declared = [line for lines, _ in made for line in lines]
-        return [*declared, *(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
+        begun = [*("(void)" for _ in made[:-1]), ticket]
+        checked = [None if engine.wait else _checked(engine, call, layer) for _, call in made]
+        calls = [check or f"{how}{call};" for how, check, (_, call) in zip(begun, checked, made, strict=True)]
+        return [*(line for lines, _ in made for line in lines), *calls]
     if isinstance(statement, Copy):
         if unit.program.dma == CORE:
             return [_core_transfer(unit, statement, transfer) for transfer in transfers(statement)]
@@ -335,7 +343,11 @@ def _wait(unit: Unit, wait: Wait) -> str:
     ticket, waited = unit.tickets[wait.statement], unit.program.statements[wait.statement]
     if isinstance(waited, Call):
         return f"core_wait({waited.core}u, {ticket});"
-    return f"{'dma_wait' if wait.queue == unit.program.dma else unit.target.engine(wait.queue).wait}({ticket});"
+    if wait.queue == unit.program.dma:
+        return f"dma_wait({ticket});"
+    engine = unit.target.engine(wait.queue)
+    call = f"{engine.wait}({ticket})"
+    return _checked(engine, call, unit.program.layers[waited.layer]) or f"{call};"
 
 
 def _kernel_call(unit: Unit, index: int, call: Call) -> str:
@@ -355,11 +367,19 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> str:
 
 
 def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:
-    """What a command needs declared, and the statement that gives it."""
+    """What a command needs declared, and the call that gives it."""
     if isinstance(command, LibraryCall):
         return library_call(command, name, lambda operand: place(unit, _operand(launch, operand)))
     blob = f", {_blob(unit, launch)}" if command.constants else ""
-    return [], f"{command.function}({name}{blob});"
+    return [], f"{command.function}({name}{blob})"
+
+
+def _checked(engine: Engine, call: str, layer: str) -> str | None:
+    """A statement that looks at what a call returns; None where nobody does."""
+    if engine.success is None:
+        return None
+    function = call.partition("(")[0]
+    return f'dovetail_check({call}, {engine.success}, "{function} of {engine.name} in {layer}");'
 
 
 def _operand(launch: Launch, name: str) -> View:
@@ -403,40 +423,3 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
     if transfer.rows > 1:
         return f"copy_2d({target}, {source}, {rows});"
     return f"copy_1d({target}, {source}, {transfer.row_bytes});"
-
-
-def header_source(unit: Unit, version: str) -> str:
-    """The header a user includes: entry points, inputs and outputs with their sizes and types."""
-    program = unit.program
-    lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
-        f"{unit.optimize.value}. */",
-        "#include <stdint.h>",
-        "",
-        f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',
-        "",
-    ]
-    for memory, size in arenas(unit).items():
-        lines.append(f"extern uint8_t {arena_name(unit, memory)}[{size}]; /* buffers in {one_line(memory)} */")
-    for kind, views in (("input", program.inputs), ("output", program.outputs)):
-        for index, (name, view) in enumerate(views.items()):
-            stem = f"{unit.model.upper()}_{kind.upper()}_{index}"
-            c_type = C_TYPES[view.type.dtype]
-            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
-            lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
-            lines.append(f"#define {stem} (({c_type} *)(void *)({place(unit, view)}))")
-    lines += [
-        "",
-        "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
-        f"void {unit.model}_run(void);",
-        "",
-    ]
-    if program.states:
-        nbytes = sum(kept.first.nbytes for kept in program.states)
-        lines += [
-            f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.",
-            "   Before the first inference it happens by itself. */",
-            f"void {unit.model}_reset(void);",
-            "",
-        ]
-    return guard(f"{unit.model.upper()}_H", "\n".join(lines))

@@ -32,7 +32,7 @@ class Stage:
 
     core: int
     layers: tuple[str, ...]
-    """Names of the layers, as without a pipeline; a layer that stages share is named in each."""
+    """Names of the layers, in order."""
     share: float
     """Part of all work, by estimate."""
     kept_bytes: int
@@ -44,7 +44,7 @@ class Pipeline:
     """A network in stages."""
 
     graph: Graph
-    """One step; the nodes of core 0 last."""
+    """One step."""
     cores: Mapping[str, int]
     """The core that computes each value."""
     stages: tuple[Stage, ...]
@@ -77,16 +77,16 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
     regions, speeds = partition(graph, target), [core.speed for core in target.cores]
     ends = list(accumulate(map(_work, regions), initial=0.0))
     cuts = [ends[-1] * reached / sum(speeds) for reached in accumulate(speeds[:-1])]
-    builder, layers = Builder(graph, len(speeds)), [list[str]() for _ in speeds]
+    builder = Builder(graph, len(speeds))
     for region, span in zip(regions, pairwise(ends), strict=True):
-        for stage in _deal(builder, region, span, cuts):
-            layers[stage].append(region.name)
+        _deal(builder, region, span, cuts)
     step, cores = builder.finish()
-    works = [sum(_work(r) for r in partition(step, target) if cores[r.output] == core) for core in range(len(speeds))]
-    stages = [
-        Stage(core, tuple(names), own / sum(works), builder.kept_bytes(core))
-        for core, (names, own) in enumerate(zip(layers, works, strict=True))
-    ]
+    made = partition(step, target)
+    stages = []
+    for core in range(len(speeds)):
+        own = [region for region in made if cores[region.output] == core]
+        share = sum(map(_work, own)) / sum(map(_work, made))
+        stages.append(Stage(core, tuple(region.name for region in own), share, builder.kept_bytes(core)))
     return Pipeline(step, cores, tuple(stages))
 
 
@@ -110,8 +110,8 @@ def _work(region: Region) -> float:
     return 0.0 if region.is_view or region.still else work(region.graph)
 
 
-def _deal(builder: Builder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> list[int]:
-    """Put a region, whose work lies in a span of all of it, into the stages between the cuts; returns these."""
+def _deal(builder: Builder, region: Region, span: tuple[float, float], cuts: Sequence[float]) -> None:
+    """Put a region, whose work lies in a span of all of it, into the stages between the cuts."""
     start, stop = span
     first, last = bisect_right(cuts, start), bisect_left(cuts, stop)
     places = [(cut - start) / (stop - start) for cut in cuts[first:last]]
@@ -124,8 +124,6 @@ def _deal(builder: Builder, region: Region, span: tuple[float, float], cuts: Seq
     if len(parts) <= 1:
         middle = parts[0][0] if parts else bisect_right(cuts, (start + stop) / 2) if places else first
         builder.add(region.graph.nodes, middle)
-        return [middle]
-    return [stage for stage, _ in parts]
 
 
 def _boxes(region: Region, first: int, places: Sequence[float]) -> list[tuple[int, Box]]:

@@ -61,7 +61,7 @@ class Builder:
         self.add([Node(joined, tuple(cut.outputs[0] for cut in made), output, region.nodes[-1].origin)], parts[-1][0])
 
     def finish(self) -> tuple[Graph, dict[str, int]]:
-        """One step, the nodes of stage 0 last, and the stage of every computed value."""
+        """One step, and the stage of every computed value."""
         for name in self._graph.outputs:
             if self._stage[name] != self._last:
                 copy = Node(Reshape(self._graph.types[name].shape), (self._at(name, self._last),), name)
@@ -72,7 +72,7 @@ class Builder:
             self._graph,
             inputs=(*self._graph.inputs, *reads),
             outputs=(*self._graph.outputs, *(written for _, written in self._states.values())),
-            nodes=tuple(node for nodes in (*self._nodes[1:], self._nodes[0]) for node in nodes),
+            nodes=tuple(node for nodes in self._nodes for node in nodes),
             types={**self._types, **{self._names.get(n, n): kind for n, kind in self._types.items()}},
             constants=self._constants,
             states=tuple(self._zeros(read) for read in reads),

@@ -17,8 +17,9 @@ from dovetail.graph.graph import Graph, Node
 from dovetail.graph.stretch import ALIGNMENT, sliced_box
 from dovetail.graph.types import Box, TensorType, full_box
 from dovetail.operators.movement import Slice
+from dovetail.partition.regions import Region
 from dovetail.plan.work import work
-from dovetail.program.ir import Call, View
+from dovetail.program.ir import Begin, Call, Statement, View
 from dovetail.target.description import Target
 
 START_CYCLES = 200
@@ -46,7 +47,8 @@ def split(
         return (whole,)
     speeds = [core.speed for core in target.cores]
     ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
-    best, least = (whole,), _time((whole,), speeds)
+    best: tuple[Call, ...] = (whole,)
+    least = _time(best, speeds)
     for count in range(1, len(ranked) + 1):
         used = sorted(ranked[:count])
         parts = _first_parts(whole, [speeds[core] for core in used], used)
@@ -85,6 +87,18 @@ def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[B
         soonest = min(range(len(speeds)), key=lambda core: ((counts[core] + 1) / speeds[core], core))
         counts[soonest] += 1
     return tuple(_along(kind, axis, span) for span in _spans(counts, step, size))
+
+
+def workers_first(
+    statements: Sequence[Statement], regions: Sequence[Region], cores: Mapping[str, int]
+) -> list[Statement]:
+    """The statements of a pipeline's step with what core 0 computes last, so that the others have begun by then."""
+    layers: list[tuple[bool, list[Statement]]] = []
+    for statement in statements:
+        if isinstance(statement, Begin):
+            layers.append((cores[regions[statement.layer].output] == 0, []))
+        layers[-1][1].append(statement)
+    return [statement for _, some in sorted(layers, key=lambda layer: layer[0]) for statement in some]
 
 
 def stretch_axis(kind: TensorType) -> tuple[int, int]:

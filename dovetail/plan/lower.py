@@ -11,7 +11,7 @@ from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
-from dovetail.plan.cores import split
+from dovetail.plan.cores import split, workers_first
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
@@ -104,6 +104,7 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    ordered = workers_first(ordered, regions, cores) if cores else ordered
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from dovetail.report.cores import CoreUse, core_uses
+
 if TYPE_CHECKING:
     from dovetail.run import RunResult
     from dovetail.simulate.device import Activity as DeviceActivity
@@ -113,7 +115,12 @@ class Report:
     each: tuple[Totals, ...]
     """Every inference."""
     timeline: Mapping[str, tuple[Activity, ...]]
-    """By device; "core" has one bar per layer."""
+    """By device and further core; "core" has one bar per layer."""
+    cores: tuple[CoreUse, ...] = ()
+    """By number."""
+    delay: int = 0
+    """In a pipeline: calls between an input and its outputs. Cycles are those of one call, so of one input after
+    another."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -147,6 +154,8 @@ def make_report(result: RunResult) -> Report:
         layers=layers,
         each=each,
         timeline=_timeline(first, layers),
+        cores=core_uses(result, first),
+        delay=int(manifest.get("delay", 0)),
     )
 
 

@@ -35,7 +35,7 @@ class Machine:
         self._symbols = symbols(setup.elf)
         self._workers = [self._worker(setup, number) for number in range(1, len(setup.workers) + 1)]
         self._harness = Harness(
-            self._clock, self._write_symbol, self._read_symbol, [*self.devices, *self._workers]
+            self._clock, self._write_symbol, self._read_symbol, self._text, [*self.devices, *self._workers]
         )
         windows = [Window(spec.base, spec.size, device) for spec, device in
                    zip(setup.devices, self.devices, strict=True)]
@@ -67,8 +67,9 @@ class Machine:
             except SimulationError as error:
                 what = f"the firmware does not fit the memories: {error.what}"
                 raise SimulationError(what, hint=error.hint) from None
-        for core in (self._cpu, *self._workers):
-            core.start(entry)
+        self._cpu.start(entry)
+        for worker in self._workers:
+            worker.start(entry)
         for device in self.devices:
             device.reset()
 
@@ -94,8 +95,9 @@ class Machine:
             self._cpu.execute()
             if state.stop_reason == block_hook.STOP_LIMIT and not self._harness.stop:
                 raise self._watchdog(request.instruction_limit)
-        return SimulationResult(tuple(self._harness.results), self._stack_bytes(), state.instructions,
-                                self._harness.exit_code)
+        stacks = [self._stack_bytes(suffix) for suffix in ("", *(f"_{worker.number}" for worker in self._workers))]
+        return SimulationResult(tuple(self._harness.results), stacks[0], state.instructions, self._harness.exit_code,
+                                tuple(stacks[1:]))
 
     def _advance(self, now: int) -> None:
         """Let the devices complete what is due, in the order of time across devices."""
@@ -181,16 +183,20 @@ class Machine:
     def _read_symbol(self, name: str, nbytes: int) -> bytes:
         return self.bus.view(self._address(name, nbytes), nbytes).tobytes()
 
+    def _text(self, address: int) -> str:
+        """The string at an address, cut at 200 bytes."""
+        region = next((r for r in self.bus.regions if r.base <= address < r.base + r.size), None)
+        if region is None:
+            return f"what has its name at {address:#x}"
+        content = self.bus.view(address, min(200, region.base + region.size - address)).tobytes()
+        return content.partition(b"\0")[0].decode(errors="replace")
+
     def _watchdog(self, limit: int) -> SimulationError:
         return SimulationError(f"the firmware executed {limit} instructions without an end",
                                where=self._cpu.place(self._core.pc()), hint=self._cpu.recent())
 
-    def _stack_bytes(self) -> int | None:
-        """The most any core has used of its stack."""
-        used = [self._stack_of(suffix) for suffix in ("", *(f"_{worker.number}" for worker in self._workers))]
-        return max((nbytes for nbytes in used if nbytes is not None), default=None)
-
-    def _stack_of(self, suffix: str) -> int | None:
+    def _stack_bytes(self, suffix: str) -> int | None:
+        """The most a core has used of its stack, whose symbols have this suffix."""
         bottom, top = self._symbols.get(f"__stack_bottom{suffix}"), self._symbols.get(f"__stack_top{suffix}")
         if bottom is None or top is None or top.address <= bottom.address:
             return None

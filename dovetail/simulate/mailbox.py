@@ -1,13 +1,15 @@
 """Further cores, and the mailbox by which core 0 starts jobs on them (driver: emit/runtime/cores.c).
 
-Registers, each of 4 bytes: 0 the number of the core that reads it; 4 and 8 are the workers' own: reading takes the next
-job (0 for none), writing says that it has finished. From 16 on there are 16 bytes for each core: 0 START (writing hands
-over a job, reading gives the number of jobs handed over), 4 DONE (the number of jobs finished), 8 ROOM (jobs it can still
-be handed). Reading DONE lowers the interrupt line and, where a job is left, lets it rise when the next one has finished.
+Registers, each of 4 bytes: 0 the number of the core that reads it; 4 and 8 are the workers' own: reading takes the
+next job (0 for none), writing says that it has finished. From 16 on there are 16 bytes for each core: 0 START (writing
+hands over a job, reading gives the number of jobs handed over), 4 DONE (the number of jobs finished), 8 ROOM (jobs it
+can still be handed). Reading DONE lowers the interrupt line and, where a job is left, lets it rise when the next one
+has finished.
 
 A worker runs a job when core 0 looks whether it has finished, at once and to its end, with a clock of its own: it
-begins when it was handed over, or when the one before has finished. A correct program cannot tell the difference, because
-it does not touch what the job reads and writes before it has waited; where a wait is missing, old data are found.
+begins when it was handed over, or when the one before has finished. A correct program cannot tell the difference,
+because it does not touch what the job reads and writes before it has waited; where a wait is missing, old data are
+found. Each core has its memories to itself: what they cost one another is not counted.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ class Worker:
         self._until_asleep()
         if self._ended is None:
             raise SimulationError(f"the job at {self._processor.place(job)} does not end", where=self.name)
-        label = describe_address(job & ~1, self._symbols)
+        label = describe_address(job & ~1, self._symbols).removesuffix("+0x0")
         self._activities.append(Activity(begin, self._ended, label, instructions=self.instructions - before))
         return self._ended
 

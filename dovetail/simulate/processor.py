@@ -1,4 +1,4 @@
-"""One core in the emulator: the memories and registers it reaches, its clock, and running it until something stops it."""
+"""One core in the emulator: the memories and registers it reaches, its clock, and running it until it is stopped."""
 
 from __future__ import annotations
 

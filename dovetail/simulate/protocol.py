@@ -31,6 +31,11 @@ Buffers = Mapping[str, bytes]
 """Contents by the name of the C symbol."""
 
 
+def call_failed(what: str, status: int) -> SimulationError:
+    """The error for a call that its library says has failed: `what` names function and layer."""
+    return SimulationError(f"{what} failed: it returned {status}", hint="the library's header says what that means")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """A device of the simulated chip.
@@ -123,12 +128,14 @@ class SimulationResult:
         stack_bytes: most bytes of stack ever used since the firmware was loaded; None where unknown.
         executed_instructions: since the firmware was loaded, start-up included.
         exit_code: what the firmware exited with, None while it waits for the next inputs.
+        worker_stack_bytes: as `stack_bytes`, of each further core from number 1 on.
     """
 
     inferences: tuple[InferenceResult, ...]
     stack_bytes: int | None = None
     executed_instructions: int | None = None
     exit_code: int | None = None
+    worker_stack_bytes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +259,7 @@ def result_from_message(message: Json, blobs: Sequence[bytes]) -> SimulationResu
         })
         for data in message["inferences"]
     )
-    return SimulationResult(inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"])
+    return SimulationResult(
+        inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"],
+        tuple(message["worker_stack_bytes"]),
+    )

@@ -107,8 +107,8 @@ class Core:
     """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
     registers (see `dovetail.simulate.extension`); empty for none."""
     speed: float = 1.0
-    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in this
-    proportion. (In the simulator its `costs` say how long it takes.)"""
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
+    this proportion. (In the simulator its `costs` say how long it takes.)"""
 
 
 @dataclass(frozen=True)
@@ -261,6 +261,9 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    success: int | None = None
+    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -322,8 +325,8 @@ class Target:
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
     workers: tuple[Core, ...] = ()
-    """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they have
-    its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
+    have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""

@@ -33,7 +33,7 @@ Reset_Handler:
     ldr     r0, =DOVETAIL_MAILBOX
     ldr     r1, [r0]                /* the number of this core */
     cbnz    r1, worker
-#endif
+#endif /* DOVETAIL_MAILBOX */
 
     ldr     r0, =__data_load
     ldr     r1, =__data_start
@@ -75,7 +75,7 @@ worker:
     ldr     r1, =0xE000E100         /* NVIC_ISER0: interrupt 0 */
     str     r0, [r1]
     bl      core_serve
-#endif
+#endif /* DOVETAIL_MAILBOX */
 
     .globl dovetail_halt
     .type dovetail_halt, %function

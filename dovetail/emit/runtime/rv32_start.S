@@ -1,4 +1,4 @@
-/* Start-up of an RV32 firmware: stack, .data, .bss, then main() on core 0. Symbols come from the linker script. */
+/* Start-up of an RV32 firmware: stack, .data, .bss, then main(). Symbols come from the linker script. */
     .section .text.start, "ax", @progbits
     .globl _start
     .type _start, @function
@@ -10,7 +10,7 @@ _start:
     li      t0, DOVETAIL_MAILBOX
     lw      t1, 0(t0)               /* the number of this core */
     bnez    t1, worker
-#endif
+#endif /* DOVETAIL_MAILBOX */
 
     la      t0, __data_load
     la      t1, __data_start
@@ -52,7 +52,7 @@ worker:
     csrw    mie, t0
     call    core_serve
     j       dovetail_halt
-#endif
+#endif /* DOVETAIL_MAILBOX */
 
 /* Where traps go unless the firmware sets mtvec: stop here, for a debugger to find. */
     .balign 4
