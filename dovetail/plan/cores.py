@@ -22,7 +22,7 @@ from dovetail.plan.work import work
 from dovetail.program.ir import Begin, Call, Statement, View
 from dovetail.target.description import Target
 
-START_CYCLES = 200
+START_CYCLES = 100
 """What starting a core, its waking up and the wait for it cost about; a part has to be worth more."""
 
 
