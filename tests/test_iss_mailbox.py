@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_jobs_of_a_core_run_one_after_another_and_more_than_there_are_places(tmp
     assert words(result)[1:] == [expected, count, count]
     jobs = result.activities["core1"]
     assert len(jobs) == count and jobs[0].label == "next"
-    assert all(one.end <= two.start for one, two in zip(jobs, jobs[1:], strict=False))
+    assert all(one.end <= two.start for one, two in pairwise(jobs))
 
 
 @pytest.mark.parametrize("isa", ["rv32imc", "cortex-m33"])

@@ -15,7 +15,7 @@ from dovetail import kernels
 from dovetail.graph import trim
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.stretch import ALIGNMENT, sliced_box
-from dovetail.graph.types import Box, TensorType, full_box
+from dovetail.graph.types import Box, TensorType, box_shape, full_box
 from dovetail.operators.movement import Slice
 from dovetail.partition.regions import Region
 from dovetail.plan.work import work
@@ -24,6 +24,8 @@ from dovetail.target.description import Target
 
 START_CYCLES = 100
 """What starting a core, its waking up and the wait for it cost about; a part has to be worth more."""
+_STEPS = (1, 2, 4, 8)
+"""Multiples of the least step that are tried: where results of one begin as kernels take them, operands may not."""
 
 
 def split(
@@ -43,32 +45,29 @@ def split(
         Calls on workers, which are started first, then that on core 0 if it has a part.
     """
     whole = Call(layer, graph, operands, result, core or 0)
-    if not target.workers or core is not None:
+    if not target.workers or core is not None or not result.type.elements:
         return (whole,)
-    speeds = [core.speed for core in target.cores]
-    ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
-    best: tuple[Call, ...] = (whole,)
-    least = _time(best, speeds)
-    for count in range(1, len(ranked) + 1):
-        used = sorted(ranked[:count])
-        parts = _first_parts(whole, [speeds[core] for core in used], used)
-        if parts is not None and (time := _time(parts, speeds)) < least:
-            best, least = parts, time
-    return tuple(sorted(best, key=lambda call: (call.core == 0, call.core)))
-
-
-def _first_parts(whole: Call, speeds: Sequence[float], cores: Sequence[int]) -> tuple[Call, ...] | None:
-    """Parts for these cores with the smallest steps at which operands too begin where kernels take them."""
-    for steps in (1, 2, 4, 8):
-        parts = _parts(whole, shares(whole.result.type, speeds, steps), cores)
+    for boxes, cores in _deals(whole, [each.speed for each in target.cores]):
+        parts = _parts(whole, boxes, cores)
         if parts is not None:
-            return parts
-    return None
+            return tuple(sorted(parts, key=lambda call: (call.core == 0, call.core)))
+    return (whole,)
 
 
-def _time(calls: Sequence[Call], speeds: Sequence[float]) -> float:
-    started = sum(call.core != 0 for call in calls)
-    return max(work(call.graph) / speeds[call.core] for call in calls) + START_CYCLES * started
+def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], list[int]]]:
+    """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first."""
+    kind, all_work = whole.result.type, work(whole.graph)
+    ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
+    found: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
+    for count in range(1, len(ranked) + 1):
+        cores = sorted(ranked[:count])
+        for steps in _STEPS:
+            boxes = shares(kind, [speeds[core] for core in cores], steps)
+            sizes = [prod(box_shape(box)) for box in boxes]
+            times = [all_work * size / kind.elements / speeds[core] for size, core in zip(sizes, cores, strict=True)]
+            if all(sizes):
+                found.setdefault(boxes, (max(times) + START_CYCLES * sum(core != 0 for core in cores), cores))
+    return [(boxes, cores) for boxes, (_, cores) in sorted(found.items(), key=lambda item: item[1][0])]
 
 
 def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[Box, ...]:
@@ -124,8 +123,6 @@ def _along(kind: TensorType, axis: int, span: tuple[int, int]) -> Box:
 
 def _parts(whole: Call, boxes: Sequence[Box], cores: Sequence[int]) -> tuple[Call, ...] | None:
     """A call for each box; None where the region cannot be computed so."""
-    if any(start >= stop for box in boxes for start, stop in box):
-        return None
     if len(boxes) == 1:
         return (Call(whole.layer, whole.graph, whole.operands, whole.result, cores[0]),)
     try:
