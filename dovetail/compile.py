@@ -141,10 +141,7 @@ def compile_graph(
     Raises:
         DovetailError: as `compile_model`.
     """
-
-    check_cores(target)
-    pipeline = _pipeline(graph, target, options, interpret)
-    graph = pipeline.graph if pipeline else graph
+    graph, pipeline = _step(graph, target, options, interpret)
 
     def attempt(chosen: Graph) -> tuple[Placed, Plan]:
         """The stages from the graph to the program."""
@@ -166,16 +163,18 @@ def compile_graph(
     return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline)
 
 
-def _pipeline(graph: Graph, target: Target, options: Options, check: bool) -> Pipeline | None:
-    """The stages, if there are to be any; compared with the network if `check`."""
+def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
+    """One step of a pipeline and its stages, compared with the network if `check`; the network where there is to be
+    none."""
+    check_cores(target)
     if not options.pipeline:
-        return None
+        return graph, None
     if options.memory_budget is not None:
         raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
     found = pipelined(graph, target)
     if check:
         check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
-    return found
+    return found.graph, found
 
 
 def _within(

@@ -69,6 +69,8 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     try:
         manifest = json.loads(path.read_text())
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
+        cores = int(manifest["cores"]) if "cores" in manifest else None
+        int(manifest.get("delay", 0))
         if manifest["schema"] != 1:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
@@ -77,7 +79,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         raise BuildError(
             f"{folder} was made for '{name}', the target of a file of your own", hint="give the file with --target"
         )
-    found = with_cores(target or load_target(name), manifest.get("cores"))
+    found = with_cores(target or load_target(name), cores)
     if found.name != name:
         raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
     return Build(folder, manifest, found, optimize)

@@ -30,6 +30,8 @@ from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
 from dovetail.target.description import Target
 from dovetail.targets import load_target
+from property_batches import needs_compiler, run_batch
+from test_properties_tflite import make
 
 RISCV = load_target("riscv")
 
@@ -178,6 +180,17 @@ def test_kernels_with_memory_of_their_own_are_not_shared_by_cores() -> None:
         files = compiled(grus(), target, pipeline=pipeline, allow_float=True).project.files
         kernels = next(text for name, text in files.items() if name.endswith("_kernels.c"))
         assert kernels.count("static float scaled") == copies
+
+
+@needs_compiler
+def test_random_models_in_parts_equal_tensorflow_lite_micro(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even the smallest layer is shared where it can be."""
+    monkeypatch.setattr("dovetail.plan.cores.START_CYCLES", 0)
+    cases = [make("chain", seed) for seed in range(7000, 7020)]
+    outcome = run_batch(cases, unlike(1.0, 0.6, 0.3), "host", tmp_path)
+    assert outcome.compared == 20 and outcome.off == 0
 
 
 def threaded(found: Compiled, folder: Path) -> Path:

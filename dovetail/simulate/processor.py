@@ -203,9 +203,11 @@ class Processor:
         return False
 
     def place(self, address: int) -> str:
+        """An address and what lies there, for messages."""
         return f"{address:#x} ({describe_address(address, self._symbols)})"
 
     def recent(self) -> str:
+        """The last accesses to registers, for messages."""
         listed = "; ".join(f"cycle {a.cycle}: {a.kind} {a.address:#x} = {a.value:#x}" for a in self._accesses)
         return f"last register accesses: {listed or 'none'}"
 

@@ -34,19 +34,17 @@ def linker_script(
         memories: the memories of the chip.
         text: memory of the code, and of the initial values of .data (the start-up copies them).
         data: memory of .data and .bss. rodata: of constants, default `text`. stack: of the stack, default `data`.
-        stack_bytes: its size, rounded up to a multiple of 16.
+        stack_bytes: its size, rounded up to a multiple of 16. worker_stacks: those of cores 1, 2, …, which lie above it;
+            the table `__worker_stack_tops` has their ends.
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
         isa: instruction set of the core.
-        worker_stacks: bytes of stack of cores 1, 2, …; they lie above that of core 0, and the start-up code finds
-            their tops in the table `__worker_stack_tops`.
 
     Raises:
         BuildError: a section is put into a memory that does not exist, or there is no such instruction set.
     """
     core = instruction_set(isa)
-    rodata, stack, extra = rodata or text, stack or data, extra or {}
-    known = [memory.name for memory in memories]
+    rodata, stack, extra, known = rodata or text, stack or data, extra or {}, [memory.name for memory in memories]
     for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
         if memory not in known:
             raise BuildError(f"section {section} is put into the memory '{memory}'", hint=f"memories: {known}")
@@ -57,9 +55,7 @@ def linker_script(
         *_unloaded({section: extra[section] for section in shared}),
         *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)", *_tops(worker_stacks)], f"> {text}"),
         *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
-        *_output(".stack (NOLOAD)", [*_stack("", stack_bytes), *(
-            line for core, nbytes in enumerate(worker_stacks, 1) for line in _stack(f"_{core}", nbytes)
-        )], f"> {stack}"),
+        *_output(".stack (NOLOAD)", _stacks([stack_bytes, *worker_stacks]), f"> {stack}"),
         *_output(".data", ["__data_start = .;", "*(.data .data.* .sdata .sdata.*)", ". = ALIGN(4);",
                            "__data_end = .;"], f"> {data} AT> {text}"),
         "    __data_load = LOADADDR(.data);",
@@ -77,8 +73,13 @@ def _tops(worker_stacks: Sequence[int]) -> list[str]:
     return [". = ALIGN(4);", "__worker_stack_tops = .;", *words] if words else []
 
 
-def _stack(suffix: str, nbytes: int) -> list[str]:
-    return [f"__stack_bottom{suffix} = .;", f". += {(nbytes + 15) // 16 * 16:#x};", f"__stack_top{suffix} = .;"]
+def _stacks(sizes: Sequence[int]) -> list[str]:
+    """The stack of each core, with symbols at its ends; those of core 0 have no number."""
+    found = []
+    for core, nbytes in enumerate(sizes):
+        end = f"_{core}" if core else ""
+        found += [f"__stack_bottom{end} = .;", f". += {(nbytes + 15) // 16 * 16:#x};", f"__stack_top{end} = .;"]
+    return found
 
 
 def _unloaded(sections: Mapping[str, str]) -> list[str]:
