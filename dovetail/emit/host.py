@@ -113,5 +113,7 @@ def _steps(view: View, indices: list[str]) -> list[str]:
     for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
         coarser = view.layout.coarser(axis, step)
         place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
-        found.append(f"({place}{f' % {coarser // step}' if coarser else ''}) * {stride}")
+        place += f" % {coarser // step}" if coarser else ""
+        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
+        found.append(f"({down}{place}) * {stride}")
     return found

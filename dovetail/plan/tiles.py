@@ -13,7 +13,7 @@ from dovetail.graph.types import Array, Box, Shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
-from dovetail.target.pattern import Match, match_pattern
+from dovetail.target.pattern import Match, Scope, match_pattern
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
 """Names of the planner's knobs; the sizes of a tile are `TILE`."""
@@ -100,8 +100,11 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
             break
     if best is None and not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
         raise chosen_too_large(region, smallest, budget)
+    if smallest is None:
+        raise PlanError(f"no tile of {region.name} is one {region.engine.name} has memory for or can compute",
+                        where=", ".join(region.origins), hint="fewer channels in this layer")  # fmt: skip
     if best is None:
-        needed, size = smallest or (0, shape)
+        needed, size = smallest
         raise PlanError(
             f"the smallest tile of {region.name}, {'x'.join(map(str, size))}, needs {needed} bytes of "
             f"{region.engine.memory}; {budget} are free",
@@ -184,7 +187,7 @@ def cuts(total: int, step: int) -> list[int]:
 
 def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
-    assert region.offload is not None
+    assert region.offload is not None and region.engine is not None
     shape = region.graph.types[region.output].shape
     if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
@@ -201,7 +204,10 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     result = 0 if region.output in in_place else _tile_bytes(region, first, region.output)
     tiles = spatial * channel_cuts
     nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
+    held = packed * (buffers if channel_cuts > 1 else 1)
+    if region.engine.constants and held > target.memory(region.engine.constants).size:
+        return None
+    nbytes += first.scratch + (0 if region.engine.constants else held)
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
@@ -266,7 +272,7 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(region, match))
     for constraint in offload.constraints:
-        failure = constraint.failure(match)
+        failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
         if failure:
             raise ValueError(failure)
     return tile, match

@@ -258,6 +258,8 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    constants: str = ""
+    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Patterns are data; matching is one function. A pattern that does not match says 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,6 +111,16 @@ class Mismatch:
     depth: int
 
 
+class Scope(enum.Enum):
+    """What a constraint is asked of."""
+
+    ALL = "all"
+    LAYERS = "layers"
+    """Whole layers, when the network is partitioned; a tile of one need not keep it."""
+    TILES = "tiles"
+    """What is computed in one launch: a layer that does not keep it is cut until its tiles do."""
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A limit beyond the pattern.
@@ -122,6 +133,8 @@ class Constraint:
     """The value the limit is about."""
     accepts: Callable[[Any], bool]
     """Whether that value is within the limit."""
+    scope: Scope = Scope.ALL
+    """What it is asked of."""
 
     def failure(self, match: Match) -> str | None:
         """The sentence with the offending value, None when the constraint holds."""
