@@ -11,6 +11,7 @@ from dovetail.calibrate.layers import Layers, LayerSettings, fit_layers, weighte
 from dovetail.calibrate.observe import observe
 from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
 from dovetail.calibrate.ranges import Histogram, Method, Steps, choose, spanning
+from dovetail.calibrate.shiftable import operands_of, shiftable
 from dovetail.errors import TargetError
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array, DType
@@ -80,7 +81,11 @@ def calibrate(
     seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
     report("choosing ranges")
     symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
-    return Calibrated(graph, _steps(graph, points, seen, wanted.activations, settings.method, symmetric), factors)
+    steps = _steps(graph, points, seen, wanted.activations, settings.method, symmetric)
+    if wanted.shifts:
+        narrow = [name for name, bits in settings.widths.items() if bits == 2] if wanted.operand_bits < 8 else []
+        steps = shiftable(graph, steps, {name: 8 - wanted.operand_bits for name in operands_of(graph, narrow)})
+    return Calibrated(graph, steps, factors)
 
 
 def _steps(
@@ -107,8 +112,12 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
     """The width of every layer's weights.
 
     Raises:
-        TargetError: the target does not take a width.
+        TargetError: the target does not take a width, or asks for it before ranges are chosen.
     """
+    wanted = target.quantisation
+    if wanted.operand_bits < 8 and 2 in wanted.weight_bits and (settings.budget is not None or settings.bits == 2):
+        what = f"{target.name} keeps the operands of layers with 2-bit weights within {wanted.operand_bits} bits"
+        raise TargetError(f"{what}: such layers are named, not searched for", hint="for instance --width 'conv2*=int2'")
     found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
     for width in sorted(set(found.values())):
         if width not in target.quantisation.weight_bits:
@@ -126,6 +135,13 @@ def choose_layers(
     report: Report = lambda text: None,
 ) -> Layers:
     """Weights and biases of these widths."""
-    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
-    how = LayerSettings(allowed, settings.adaptive, settings.correct_bias)
+    how = layer_settings(wanted, settings)
     return fit_layers(calibrated.graph, data, calibrated.activations, widths, how, report)
+
+
+def layer_settings(wanted: Quantisation, settings: Settings) -> LayerSettings:
+    """How weights are chosen: what the user wants, within what the target takes."""
+    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
+    return LayerSettings(
+        allowed, settings.adaptive, settings.correct_bias, ternary=wanted.ternary, powers_of_two=wanted.shifts
+    )

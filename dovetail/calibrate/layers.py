@@ -16,7 +16,7 @@ from dovetail.calibrate.execute import Values, columns, compute, sampled
 from dovetail.calibrate.prepare import LINEAR, Linear, output_axis
 from dovetail.calibrate.ranges import Steps
 from dovetail.calibrate.rounding import adapt_rounding, gather
-from dovetail.calibrate.weights import WIDTHS, Weights, nearest
+from dovetail.calibrate.weights import WIDTHS, Form, Weights, nearest
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array
 from dovetail.operators.linear import DepthwiseConv2d, FullyConnected
@@ -38,6 +38,10 @@ class LayerSettings:
     """Take the mean error of each channel off its bias."""
     seed: int = 0
     """Of the choice of sums."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    powers_of_two: bool = False
+    """Scales of weights are powers of two."""
 
 
 @dataclass(frozen=True)
@@ -173,18 +177,19 @@ def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: i
         bits: 2, 4 or 8.
         settings: how.
     """
+    form = Form(WIDTHS[bits], settings.ternary, settings.powers_of_two)
     if bits == 8 or not settings.adaptive:
-        return nearest(operator, weights, bits, settings.per_channel)
+        return nearest(operator, weights, form, settings.per_channel)
     rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)
-    dtype = WIDTHS[bits]
     evidence = gather(rows, sums, matrix, settings.correct_bias)
-    steps, scale = adapt_rounding(evidence, matrix, dtype, settings.per_channel)
+    steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
     if isinstance(operator, DepthwiseConv2d):
         shaped = steps.reshape(weights.shape[3], *weights.shape[1:3], 1).transpose(3, 1, 2, 0)
     else:
         shaped = steps.reshape(weights.shape)
     flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
-    return Weights(np.ascontiguousarray(shaped).astype(np.int8), flat.astype(np.float32), dtype, output_axis(operator))
+    integers = np.ascontiguousarray(shaped).astype(np.int8)
+    return Weights(integers, flat.astype(np.float32), form.dtype, output_axis(operator))
 
 
 def _problem(operator: Linear, weights: Array, x: Array, y: Array, seed: int) -> tuple[Array, Array, Array]:

@@ -298,6 +298,13 @@ class Quantisation:
     """Activations must have the zero point 0."""
     activations: DType = DType.INT8
     """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+    shifts: bool = False
+    """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
+    result none smaller. Needs `symmetric`, and one scale per layer."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    operand_bits: int = 8
+    """Bits that operands of layers with 2-bit weights are to keep within."""
 
 
 @dataclass(frozen=True)
