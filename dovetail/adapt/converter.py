@@ -52,6 +52,8 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
         if np.abs(weights).max() > 1 or (scale != 1).any() or np.unique(shift).size > 1:
             return None
         assert isinstance(node.operator, Clip)
+        if (node.operator.low, node.operator.high) == limits.code:
+            return None  # a converter's already
         fitted = _fit(weights, offset, int(shift.flat[0]), node.operator, limits)
         if fitted is None or not accepts(draft.types, layer):
             return None

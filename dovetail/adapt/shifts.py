@@ -17,7 +17,7 @@ from dovetail.operators.movement import Slice
 
 def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two int8 images of one shape and one scale, a power
-    of two apart from the result's, becomes (a + b + half) >> shift. The result is within 1 of the original."""
+    of two apart from the result's, becomes (a + b) >> shift, rounded down. The result is within 1 of the original."""
 
     def rule(draft: Draft, node: Node) -> str | None:
         found = sum_of_two(draft, node, DType.INT8)
@@ -28,8 +28,7 @@ def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
             return None
         wide = [draft.add(Offset(0, DType.INT32), [value], node) for value in found.operands]
         total = draft.add(Add(), wide, node)
-        half = (1 << int(shift)) >> 1
-        names = [draft.constant(np.array([n], np.int32), DType.INT32, node.output) for n in (1, half, int(shift))]
+        names = [draft.constant(np.array([n], np.int32), DType.INT32, node.output) for n in (1, 0, int(shift))]
         return draft.add(node.operator, [draft.add(ScaleShift(), [total, *names], node)], node)
 
     return lambda graph: run(graph, [rule])

@@ -9,7 +9,7 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
-from dovetail.graph.types import Array, Box, Shape, full_box
+from dovetail.graph.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
@@ -282,8 +282,26 @@ def _part(region: Region, box: Box) -> Tile:
     """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
     a strided window does not reach."""
     if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
-        return crop(region.graph, box)
+        return _whole_blocks(region, crop(region.graph, box))
     return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
+
+
+def _whole_blocks(region: Region, tile: Tile) -> Tile:
+    """The tile with operands up to the end of a block, where it computes the same from them: a strided window need not
+    reach it."""
+    types, reads = dict(tile.graph.types), dict(tile.reads)
+    for name, layout in ((name, region.layouts[name]) for name in tile.reads if name in region.layouts):
+        ends = zip(tile.reads[name], region.graph.types[name].shape, strict=True)
+        reads[name] = tuple(
+            (start, min(stop + -stop % layout.block(axis), size)) for axis, ((start, stop), size) in enumerate(ends)
+        )
+        types[name] = TensorType(box_shape(reads[name]), types[name].dtype)
+    if reads == tile.reads:
+        return tile
+    for node in tile.graph.nodes:
+        types[node.output] = node.operator.infer([types[name] for name in node.inputs])
+    same = types[region.output] == tile.graph.types[region.output]
+    return Tile(replace(tile.graph, types=types), tile.box, reads) if same else tile
 
 
 def offload_choice(region: Region, match: Match) -> Choice:

@@ -283,6 +283,8 @@ SUM = (
                lambda v: v[0] == v[1] and v[2] == 4),
     Constraint("operands of a sum must be added as they are", lambda m: [m.operator(n, Offset).offset
                for n in ("wide", "wider")], lambda v: v == [0, 0]),
+    Constraint("a sum has no bias, so it is rounded down", lambda m: np.unique(m.array("offset")).tolist(),
+               lambda v: v == [0]),
 )  # fmt: skip
 TERNARY = (
     Constraint("weights must be -1, 0 or 1",
