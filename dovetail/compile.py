@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,7 @@ def _manifest(
         }
         for placement in planned.placements
     }
+    conversions = placed.conversions()
     return {
         "schema": 1,
         "model": placed.graph.name,
@@ -295,4 +296,5 @@ def _manifest(
         "memory": memory,
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
+        **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
     }

@@ -12,7 +12,7 @@ from dovetail.graph.graph import Graph, Node
 from dovetail.graph.rewrite import Draft, run
 from dovetail.graph.types import Array, DType
 from dovetail.operators.arithmetic import Clip, ScaleShift
-from dovetail.operators.linear import Conv2d
+from dovetail.operators.linear import Conv2d, FullyConnected
 from dovetail.operators.movement import Pad
 
 
@@ -41,7 +41,7 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
 
     def rule(draft: Draft, node: Node) -> str | None:
         scaled = draft.made_by(node.inputs[0], ScaleShift) if isinstance(node.operator, Clip) else None
-        layer = draft.made_by(scaled.inputs[0], Conv2d) if scaled is not None else None
+        layer = draft.made_by(scaled.inputs[0], Conv2d, FullyConnected) if scaled is not None else None
         if scaled is None or layer is None or max(draft.users(scaled.output), draft.users(layer.output)) > 1:
             return None
         constants = draft.constants

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from dovetail.calibrate.budget import Budget
 from dovetail.calibrate.equalise import equalise
@@ -12,7 +13,7 @@ from dovetail.calibrate.observe import observe
 from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
 from dovetail.calibrate.ranges import Histogram, Method, Steps, choose, spanning
 from dovetail.calibrate.shiftable import operands_of, shiftable
-from dovetail.errors import TargetError
+from dovetail.errors import DovetailError, TargetError
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array, DType
 from dovetail.target.description import Quantisation, Target
@@ -123,6 +124,30 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
         if width not in target.quantisation.weight_bits:
             known = ", ".join(map(str, target.quantisation.weight_bits))
             raise TargetError(f"{target.name} takes weights of {known} bits, not of {width}")
+    return found
+
+
+def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
+    """The widths of single layers.
+
+    Args:
+        graph: what `prepare` gave.
+        texts: "pattern=int2" each; patterns are those of file names, for a layer's name or operator in the model.
+
+    Raises:
+        DovetailError: one says no width, or fits no layer; names the layers.
+    """
+    layers = weighted_layers(graph)
+    found: dict[str, int] = {}
+    for text in texts:
+        pattern, _, width = text.rpartition("=")
+        if not pattern or width not in ("int8", "int4", "int2"):
+            raise DovetailError(f"'{text}' does not say a width", hint="for instance 'conv2*=int2'; int8, int4 or int2")
+        named = [n.output for n in layers if fnmatchcase(n.output, pattern) or fnmatchcase(n.origin, pattern)]
+        if not named:
+            known = ", ".join(node.output for node in layers)
+            raise DovetailError(f"no layer with weights is named '{pattern}'", hint=f"the layers are {known}")
+        found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
     return found
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from dovetail.calibrate.execute import Values, columns, compute, sampled
 from dovetail.calibrate.prepare import LINEAR, Linear, output_axis
+from dovetail.calibrate.qdq import steps_of
 from dovetail.calibrate.ranges import Steps
 from dovetail.calibrate.rounding import adapt_rounding, gather
 from dovetail.calibrate.weights import WIDTHS, Form, Weights, nearest
@@ -42,6 +44,8 @@ class LayerSettings:
     """Weights of 2 bits are -1, 0 or 1."""
     powers_of_two: bool = False
     """Scales of weights are powers of two."""
+    largest: float = inf
+    """Scale of narrow weights that are powers of two."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class _Walk:
             self.coded[node.inputs[0]],
             wanted_sums(self.graph, node, self.real[node.output], self.settings),
             self.bits[node.output],
-            self.settings,
+            replace(self.settings, largest=self._largest_scale(node)),
         )
         plain = replace(node, inputs=(node.inputs[0], node.inputs[1]))
         graph = replace(self.graph, constants={node.inputs[1]: found.real})
@@ -150,6 +154,15 @@ class _Walk:
         if bias is not None or before.any():
             self.biases[node.output] = before
         return np.asarray(sums + before, np.float32)
+
+
+    def _largest_scale(self, node: Node) -> float:
+        """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
+        source, result = steps_of(self.graph, self.activations, node.inputs[0]), self.activations.get(node.output)
+        readers = [reader for reader in self.graph.nodes if node.output in reader.inputs]
+        if result is None and len(readers) == 1:  # a limit that is applied to it
+            result = self.activations.get(readers[0].output)
+        return result.scale / source.scale if source is not None and result is not None else inf
 
 
 def rounded32(array: Array, steps: Steps) -> Array:
@@ -177,7 +190,7 @@ def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: i
         bits: 2, 4 or 8.
         settings: how.
     """
-    form = Form(WIDTHS[bits], settings.ternary, settings.powers_of_two)
+    form = Form(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
     if bits == 8 or not settings.adaptive:
         return nearest(operator, weights, form, settings.per_channel)
     rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Form:
     """-1, 0 and 1 only, where the type is int2."""
     powers_of_two: bool = False
     """Of the scales."""
+    largest: float = inf
+    """Scale of weights narrower than 8 bits."""
 
     @property
     def low(self) -> int:
@@ -34,7 +37,7 @@ class Form:
 
     def nearest_scale(self, scale: Array) -> Array:
         """The nearest scale there is."""
-        return np.exp2(np.rint(np.log2(scale))) if self.powers_of_two else scale
+        return np.minimum(np.exp2(np.rint(np.log2(scale))), self.largest) if self.powers_of_two else scale
 
     def holding_scale(self, scale: Array) -> Array:
         """The smallest scale there is that is not below."""

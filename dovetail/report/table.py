@@ -37,6 +37,8 @@ def totals(report: Report) -> list[str]:
         lines.append(f"cycles        {_number(report.cycles['total'])} (busy: {parts})")
         lines.append(f"instructions  {_number(report.instructions)}")
     lines.append(f"MACs          {_share(report)}")
+    if report.conversions:
+        lines.append(f"conversions   {_conversions(report)}")
     for name, use in report.memory.items():
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
@@ -45,6 +47,15 @@ def totals(report: Report) -> list[str]:
         stack = f", stack used {_number(report.stack)}" if report.stack is not None else ""
         lines.append(f"firmware      {sizes}{stack} bytes")
     return lines
+
+
+def _conversions(report: Report) -> str:
+    """How many values change their layout, between whom, and how many from an engine to an engine."""
+    engines = {name for name in report.macs if name not in ("total", "core")}
+    ways = ", ".join(f"{found.maker} to {' and '.join(found.readers)}" for found in report.conversions)
+    between = sum(found.maker in engines and not engines.isdisjoint(found.readers) for found in report.conversions)
+    moved = sum(found.nbytes for found in report.conversions)
+    return f"{len(report.conversions)} of layouts, {_number(moved)} bytes ({ways}); {between} between engines"
 
 
 def _share(report: Report) -> str:

@@ -39,6 +39,8 @@ class Apply:
     name: str
     optional: bool = False
     """When the operator is absent, the pattern of its first operand stands in its place."""
+    why: str = ""
+    """What a user is told beside what was found, where another operator stands in its place."""
 
 
 Pattern = Leaf | Apply
@@ -54,9 +56,9 @@ def constant(name: str) -> Leaf:
     return Leaf(name, constant=True)
 
 
-def apply(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
+def apply(operator: type[Operator], *inputs: Pattern, name: str = "", why: str = "") -> Apply:
     """`operator` with these operands; `name` (by default the operator's, in lower case) finds the node in a match."""
-    return Apply(operator, inputs, name or operator.__name__.lower())
+    return Apply(operator, inputs, name or operator.__name__.lower(), why=why)
 
 
 def maybe(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
@@ -159,7 +161,8 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
             if part.optional:
                 return visit(part.inputs[0], value)
             found = type(node.operator).__name__ if node else "a constant" if value in graph.constants else "an input"
-            return f"expects {part.operator.__name__}, found {found} at '{value}'"
+            why = f": {part.why}" if part.why else ""
+            return f"expects {part.operator.__name__}, found {found} at '{value}'{why}"
         if value != root and (len(users[value]) > 1 or value in graph.outputs):
             if part.optional:
                 return visit(part.inputs[0], value)

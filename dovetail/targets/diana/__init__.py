@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from dovetail.adapt import (
     ConverterLimits,
@@ -54,11 +55,11 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
 
 
 def analog_takes(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether the array has room for a convolution."""
+    """Whether the array has room for the window of a layer."""
     weights = types[node.inputs[1]].shape
-    rows = packing.array_rows(weights[1] * weights[2], weights[3])
-    full = weights[3] == types[node.inputs[0]].shape[-1]
-    return full and weights[3] <= 128 and rows <= costs.ROWS and digital_takes(types, node)
+    rows = packing.array_rows(prod(weights[1:-1]), weights[-1])
+    full = weights[-1] == types[node.inputs[0]].shape[-1]
+    return full and weights[-1] <= 128 and rows <= costs.ROWS and digital_takes(types, node)
 
 
 def _engine(name: str, memory: Memory, peak: float, model: str) -> Engine:
@@ -92,7 +93,13 @@ def diana(model: str = "plinio") -> Target:
             _engine("analog", ARRAY, round(costs.ROWS * costs.COLUMNS / costs.ARRAY_CYCLES, 1), model),
         ),
         quantisation=Quantisation(
-            weight_bits=(8, 2), per_channel=False, symmetric=True, shifts=True, ternary=True, operand_bits=7
+            weight_bits=(8, 2),
+            packed=True,
+            per_channel=False,
+            symmetric=True,
+            shifts=True,
+            ternary=True,
+            operand_bits=7,
         ),
         policies=(DIGITAL, replace(ANALOG, rewrites=(*DIGITAL.rewrites, *ANALOG.rewrites))),
     )
@@ -111,7 +118,7 @@ DIGITAL = Policy(
 )
 ANALOG = Policy(
     "analog",
-    "convolutions with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",
+    "layers with weights of -1, 0 and 1 go to the analog array, the rest as in `digital`",
     (Rewrite("converter", through_converter(analog_takes, CONVERTER), lsb=255),),
 )
 TARGET = diana()

@@ -180,6 +180,7 @@ def _common_problem(layer: Layer, padding: Padding) -> str:
     across = layer.cx + padding.left + padding.right - layer.fx
     strides = (layer.in_row, layer.in_plane, layer.out_row, layer.out_plane)
     tests = (
+        (layer.operation == Operation.DENSE and (layer.cx, layer.cy) != (1, 1), "a dense layer has one pixel"),
         (layer.operation > Operation.SUM, f"there is no operation {layer.operation}"),
         (min(sizes) < 1, "a size is zero"),
         (not {layer.fx, layer.fy} <= {1, 3, 5, 7}, f"the window is {layer.fy}x{layer.fx}; 1, 3, 5 and 7 there are"),
@@ -201,7 +202,6 @@ def _digital_problem(layer: Layer) -> str:
     tests = (
         (alike and layer.c != layer.k, f"{layer.c} channels in and {layer.k} out must be the same"),
         (layer.operation == Operation.DENSE and layer.k > LANES, f"{layer.k} results of a dense layer; at most 16"),
-        (layer.operation == Operation.DENSE and (layer.cx, layer.cy) != (1, 1), "a dense layer has one pixel"),
     )
     found = next((sentence for wrong, sentence in tests if wrong), "")
     return found or _common_problem(layer, digital_padding(layer.padding))
@@ -211,7 +211,7 @@ def _analog_problem(layer: Layer) -> str:
     """Why the analog engine cannot run a layer; empty when it can."""
     rows = array_rows(layer.fx * layer.fy, layer.c)
     tests = (
-        (layer.operation != Operation.CONVOLUTION, "the array computes convolutions only"),
+        (layer.operation not in (Operation.CONVOLUTION, Operation.DENSE), "the array sums products only"),
         (layer.c > 128, f"{layer.c} input channels; at most 128"),
         (layer.k > 512, f"{layer.k} output channels; at most 512"),
         (rows > ROWS, f"the window takes {rows} rows of the array, which has {ROWS}"),

@@ -182,7 +182,7 @@ def pack_ternary(match: Match) -> dict[str, Array]:
     """The array's cells, and scales and offsets behind the converter."""
     channels = match.result.shape[-1]
     return {
-        "weights": packing.pack_ternary(match.array("weights").astype(np.int8)),
+        "weights": packing.pack_ternary(match.array("weights").astype(np.int8).reshape(channels, *_window(match), -1)),
         "scales": packing.pack_scales(match.array("scale"), match.array("offset"), channels),
     }
 
@@ -272,8 +272,11 @@ DEPTHWISE = (
     Constraint("the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
                lambda v: v == 1),
 )  # fmt: skip
-DENSE = (
+ONE_ROW = (
     Constraint("a dense layer must have one row of operands", lambda m: m.type("x").shape[:-1], lambda v: v == (1,)),
+)  # fmt: skip
+DENSE = (
+    *ONE_ROW,
     Constraint("a job computes at most 16 results of a dense layer", lambda m: m.result.shape[-1], lambda v: v <= 16,
                Scope.TILES),
 )  # fmt: skip
@@ -305,10 +308,13 @@ TERNARY = (
 )  # fmt: skip
 
 
+NO_SHIFT = "the requantisation is no right shift; dovetail quantize makes networks of shifts from float ones"
+
+
 def _scaled(value: Pattern) -> Pattern:
     """Limited and shifted results of a sum."""
     parameters = (constant("scale"), constant("offset"), constant("shift"))
-    return apply(Clip, apply(ScaleShift, value, *parameters, name="scale_shift"))
+    return apply(Clip, apply(ScaleShift, value, *parameters, name="scale_shift", why=NO_SHIFT))
 
 
 def digital_offloads(model: str) -> tuple[Offload, ...]:
@@ -333,13 +339,17 @@ def digital_offloads(model: str) -> tuple[Offload, ...]:
 
 def analog_offloads() -> tuple[Offload, ...]:
     """What the analog engine computes."""
-    source = maybe(Pad, apply(Clip, operand("x"), name="operand"), name="pad")
-    array = apply(Conv2d, source, constant("weights"), name="layer")
-    shifted = apply(ScaleShift, array, constant("one"), constant("nothing"), constant("gain"), name="converter")
-    pattern = _scaled(apply(Clip, shifted, name="code"))
-    limits = (*INT8, *WEIGHTS, *WINDOW, *FULL, *TERNARY)
-    return (
-        Offload("ternary convolution", pattern, limits, pack_ternary,
-                _commands("diana_analog_start", "scales", Padding.analog), analog_cycles,
-                channel_step=packing.LINES, row_step=8, layouts={"x": IMAGE, "result": IMAGE}),
-    )  # fmt: skip
+    limited, found = apply(Clip, operand("x"), name="operand"), []
+    commands = _commands("diana_analog_start", "scales", Padding.analog)
+    kinds = (
+        ("ternary convolution", Conv2d, maybe(Pad, limited, name="pad"), (*WINDOW, *FULL), IMAGE),
+        ("ternary dense", FullyConnected, limited, ONE_ROW, VECTOR),
+    )
+    for name, kind, source, limits, layout in kinds:
+        array = apply(kind, source, constant("weights"), name="layer")
+        shifted = apply(ScaleShift, array, constant("one"), constant("nothing"), constant("gain"), name="converter")
+        pattern, constraints = _scaled(apply(Clip, shifted, name="code")), (*INT8, *WEIGHTS, *limits, *TERNARY)
+        offload = Offload(name, pattern, constraints, pack_ternary, commands, analog_cycles)
+        layouts = {"x": layout, "result": layout}
+        found.append(replace(offload, channel_step=packing.LINES, row_step=8, layouts=layouts))
+    return tuple(found)
