@@ -105,7 +105,7 @@ def test_dense_weights_lie_as_published() -> None:
 
 
 def test_cells_of_the_array_lie_as_published() -> None:
-    """Row (tap, channel) counts from the end; the sign of a cell depends on its column's parity and block of 64 rows."""
+    """Row (tap, channel) counts from the end; a cell's sign depends on its column's parity and its block of 64 rows."""
     rng = np.random.default_rng(3)
     weights = rng.integers(-1, 2, (20, 3, 3, 70)).astype(np.int8)
     packed = packing.pack_ternary(weights)
@@ -251,7 +251,8 @@ def test_dense(engine: str) -> None:
     else:
         scales = packing.pack_scales(np.array([3]), bias, 10)
         registers = {Analog.WT_CONV_ADDR: chip.put(packing.pack_ternary(weights.reshape(10, 1, 1, 40))),
-                     Analog.WT_SIMD_ADDR: chip.put(scales), Analog.ACT_ADDR: source, Analog.OUT_DATA: result}  # fmt: skip
+                     Analog.WT_SIMD_ADDR: chip.put(scales), Analog.ACT_ADDR: source,
+                     Analog.OUT_DATA: result}  # fmt: skip
         expected = np.clip(np.clip(sums >> 2, -32, 31) * 3 + bias >> 1, -128, 127)
     chip.device.advance(chip.start(layer, registers))
     found = chip.bus.view(result, 16).reshape(-1, 4)[:, ::-1].reshape(-1).view(np.int8)
