@@ -83,10 +83,11 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         sources = [name for name in content if name.endswith(".c")]
         drivers += [name for name in sources if name not in drivers]
         software += sources if engine.device is None else []
+        software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
     target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
-    host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
+    host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
     files["link.ld"] = _linker_script(unit)
     files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}

@@ -17,7 +17,7 @@ from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, LibraryCall, Operand, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Engine, LibraryCall, Operand, Target
 
 
 @dataclass(frozen=True)
@@ -289,16 +289,22 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     if isinstance(statement, Wait):
         queue = statement.queue
-        wait = "dma_wait" if queue == unit.program.dma else unit.target.engine(queue).wait
-        return [f"{wait}({unit.tickets[statement.statement]});"]
+        ticket = unit.tickets[statement.statement]
+        layer = unit.program.layers[unit.program.statements[statement.statement].layer]
+        if queue == unit.program.dma:
+            return [f"dma_wait({ticket});"]
+        engine = unit.target.engine(queue)
+        return [_checked(engine, f"{engine.wait}({ticket})", layer) or f"{engine.wait}({ticket});"]
     if isinstance(statement, Call):
         return _kernel_call(unit, index, statement)
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
     if isinstance(statement, Launch):
+        engine, layer = unit.target.engine(statement.engine), unit.program.layers[statement.layer]
         made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
-        calls = [call for _, call in made]
-        declared = [line for lines, _ in made for line in lines]
-        return [*declared, *(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
+        begun = [*("(void)" for _ in made[:-1]), ticket]
+        checked = [None if engine.wait else _checked(engine, call, layer) for _, call in made]
+        calls = [check or f"{how}{call};" for how, check, (_, call) in zip(begun, checked, made, strict=True)]
+        return [*(line for lines, _ in made for line in lines), *calls]
     if isinstance(statement, Copy):
         if unit.program.dma == CORE:
             return [_core_transfer(unit, statement, transfer) for transfer in transfers(statement)]
@@ -325,11 +331,19 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
 
 
 def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:
-    """What a command needs declared, and the statement that gives it."""
+    """What a command needs declared, and the call that gives it."""
     if isinstance(command, LibraryCall):
         return library_call(command, name, lambda operand: place(unit, _operand(launch, operand)))
     blob = f", {_blob(unit, launch)}" if command.constants else ""
-    return [], f"{command.function}({name}{blob});"
+    return [], f"{command.function}({name}{blob})"
+
+
+def _checked(engine: Engine, call: str, layer: str) -> str | None:
+    """A statement that looks at what a call returns; None where nobody does."""
+    if engine.success is None:
+        return None
+    function = call.partition("(")[0]
+    return f'dovetail_check({call}, {engine.success}, "{function} of {engine.name} in {layer}");'
 
 
 def _operand(launch: Launch, name: str) -> View:

@@ -186,7 +186,8 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     cycles = _layer_cycles(first, len(described))
     ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
     busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    for name in _devices(result) if cycles is not None else ():
+    engines = [engine.name for engine in result.build.target.engines if engine.device]
+    for name in engines if cycles is not None else ():
         own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
         jobs = assign_jobs(own, first.activities.get(name, ()))
         busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})

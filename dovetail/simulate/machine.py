@@ -55,7 +55,7 @@ class Machine:
         self.bus = MemoryBus(setup.memories)
         self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
         self._symbols = symbols(setup.elf)
-        self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self.devices)
+        self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self._text, self.devices)
         self._idle = 0
         self._asleep_at: int | None = None
         self._failure: BaseException | None = None
@@ -313,6 +313,14 @@ class Machine:
 
     def _read_symbol(self, name: str, nbytes: int) -> bytes:
         return self.bus.view(self._address(name, nbytes), nbytes).tobytes()
+
+    def _text(self, address: int) -> str:
+        """The string at an address, cut at 200 bytes."""
+        region = next((r for r in self.bus.regions if r.base <= address < r.base + r.size), None)
+        if region is None:
+            return f"what has its name at {address:#x}"
+        content = self.bus.view(address, min(200, region.base + region.size - address)).tobytes()
+        return content.partition(b"\0")[0].decode(errors="replace")
 
     def _place(self, address: int) -> str:
         return f"{address:#x} ({describe_address(address, self._symbols)})"

@@ -31,6 +31,11 @@ Buffers = Mapping[str, bytes]
 """Contents by the name of the C symbol."""
 
 
+def call_failed(what: str, status: int) -> SimulationError:
+    """The error for a call that its library says has failed: `what` names function and layer."""
+    return SimulationError(f"{what} failed: it returned {status}", hint="the library's header says what that means")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """A device of the simulated chip.

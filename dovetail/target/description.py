@@ -258,6 +258,9 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    success: int | None = None
+    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     constants: str = ""
     """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
 
