@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dovetail.calibrate import Samples, Settings, named_widths, prepare, quantis
 from dovetail.calibrate.layers import weighted_layers
 from dovetail.compile import Options, compile_model
 from dovetail.compile import prepare as prepare_integers
-from dovetail.errors import DovetailError, PlanError
+from dovetail.errors import DovetailError, PlanError, ProgramError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate
 from dovetail.graph.types import Array, DType, TensorType
@@ -22,6 +23,7 @@ from dovetail.operators.arithmetic import Add, Clip, Offset, Requantize, ScaleSh
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
 from dovetail.partition import partition
+from dovetail.program.verify import verify
 from dovetail.targets import load_target
 from ptq_networks import images, varied
 
@@ -153,6 +155,26 @@ def ternary(channels: int = 16, kernel: Array | None = None, clip: tuple[int, in
 def test_limits_of_the_array(graph: Graph, sentence: str) -> None:
     where, reason = place(graph)
     assert where == "core" and sentence in reason and reason.startswith("analog ternary convolution: "), reason
+
+
+def test_int8_networks_of_tflite_are_the_cores(shared: Path) -> None:
+    """The compiled program is interpreted and compared with the integer graph."""
+    path = shared / "models" / "mlperf_tiny" / "kws_dscnn_int8.tflite"
+    regions = compile_model(path, TARGET, Options()).regions
+    reasons = [region.reason for region in regions if region.macs]
+    assert len(reasons) == 10 and all("dovetail quantize makes networks of shifts" in reason for reason in reasons)
+
+
+def test_constants_lie_in_the_memory_of_their_engine(network: Graph, tmp_path: Path) -> None:
+    found = quantise_network(network, Samples({"image": images(4)}, None), TARGET, Settings(integer_ends=True))
+    path = tmp_path / "net.onnx"
+    path.write_bytes(found.model.SerializeToString())
+    program = compile_model(path, TARGET, Options()).plan.program
+    held = [name for name in program.buffers if "constants_" in name and program.buffers[name].memory == "WEIGHTS"]
+    assert held
+    moved = {**program.buffers, held[0]: replace(program.buffers[held[0]], memory="L1", address=0x10030000)}
+    with pytest.raises(ProgramError, match="digital reaches WEIGHTS only"):
+        verify(replace(program, buffers=moved), TARGET)
 
 
 def test_the_array_takes_what_fits() -> None:
@@ -292,5 +314,5 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     data = RNG.normal(size=(4, 1, 4800)).astype(np.float32)
     found = quantise_network(graph, Samples({"x": data}, None), TARGET, Settings(integer_ends=True))
     path.write_bytes(found.model.SerializeToString())
-    with pytest.raises(PlanError, match="digital has memory for or can compute"):
+    with pytest.raises(PlanError, match="no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS"):
         compile_model(path, TARGET, Options())

@@ -98,20 +98,26 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
                 best = tiling
         if best is not None:
             break
-    if best is None and not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
-        raise chosen_too_large(region, smallest, budget)
-    if smallest is None:
-        raise PlanError(f"no tile of {region.name} is one {region.engine.name} has memory for or can compute",
-                        where=", ".join(region.origins), hint="fewer channels in this layer")  # fmt: skip
     if best is None:
-        needed, size = smallest
-        raise PlanError(
-            f"the smallest tile of {region.name}, {'x'.join(map(str, size))}, needs {needed} bytes of "
-            f"{region.engine.memory}; {budget} are free",
-            where=", ".join(region.origins),
-            hint=f"a {region.engine.memory} larger by {needed - budget} bytes, or fewer channels in this layer",
-        )
+        raise _too_large(region, smallest, budget)
     return best
+
+
+def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
+    """The error of a region without a tile that fits; arguments as of `chosen_too_large`."""
+    assert region.engine is not None
+    if not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
+        return chosen_too_large(region, smallest, budget)
+    where, fewer = ", ".join(region.origins), "fewer channels in this layer"
+    if smallest is None:
+        engine = region.engine
+        what = f"no tile of {region.name} is one {engine.name} can compute"
+        held = f", with constants that fit {engine.constants}" if engine.constants else ""
+        return PlanError(what + held, where=where, hint=fewer)
+    needed, size = smallest
+    memory, shape = region.engine.memory, "x".join(map(str, size))
+    what = f"the smallest tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+    return PlanError(what, where=where, hint=f"a {memory} larger by {needed - budget} bytes, or {fewer}")
 
 
 def _buffers(choice: Choice) -> tuple[int, ...]:
