@@ -13,12 +13,19 @@ from diana_networks import FILES, Run, quantised, run, run_model
 from dovetail import zoo
 from dovetail.build.toolchain import find_compiler
 from dovetail.calibrate import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.compile import Options, compile_graph, sample_inputs
+from dovetail.emit import write_project
 from dovetail.errors import MissingExtraError
 from dovetail.frontend import load_model
-from dovetail.graph.graph import evaluate
-from dovetail.graph.types import DType
+from dovetail.graph.graph import GraphBuilder, evaluate
+from dovetail.graph.types import DType, TensorType
+from dovetail.operators.arithmetic import Clip, Lookup, ScaleShift
+from dovetail.operators.linear import Conv2d
+from dovetail.operators.movement import Pad
 from dovetail.program.ir import Launch
+from dovetail.report import make_report
 from dovetail.report.table import totals
+from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 
 NETWORKS = [(name, policy) for name in FILES for policy in ("digital", "analog")]
@@ -133,3 +140,28 @@ def test_ternary_layers_are_ternary() -> None:
         weights = region.match.array("weights")
         assert set(np.unique(weights)) <= {-1, 0, 1} and np.abs(weights).mean() > 0.1
         assert region.graph.types[region.output].dtype is DType.INT8
+
+
+def test_elementwise_operators_pass_through(tmp_path: Path) -> None:
+    """A table between two layers is looked up on the core in the engines' byte order: nothing is converted there."""
+    builder = GraphBuilder("net")
+    rng = np.random.default_rng(0)
+    value = builder.input("x", TensorType((1, 6, 9, 8), DType.INT8))
+    for name in ("first", "second"):
+        if name == "second":
+            value = builder.add(Lookup(), [value, builder.constant("table", rng.permutation(256).astype(np.int8))], "t")
+        weights = builder.constant(f"{name}_w", rng.integers(-90, 90, (8, 3, 3, 8)).astype(np.int8))
+        padded = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), [value], f"{name}_padded")
+        total = builder.add(Conv2d(), [padded, weights], f"{name}_total")
+        parameters = [builder.constant(f"{name}_{i}", np.array([v], np.int32)) for i, v in enumerate((1, 99, 8))]
+        scaled = builder.add(ScaleShift(), [total, *parameters], f"{name}_scaled")
+        value = builder.add(Clip(-128, 127, DType.INT8), [scaled], name)
+    graph, target = builder.finish([value]), load_target("diana")
+    compiled = compile_graph(graph, target, Options())
+    assert [region.place for region in compiled.regions] == ["dma", "digital", "core", "digital", "dma"]
+    write_project(compiled.project, tmp_path / "build")
+    inputs = sample_inputs(graph)
+    result = run_build(open_build(tmp_path / "build", target), "iss", [inputs])
+    np.testing.assert_array_equal(result.outputs[0][value], evaluate(graph, inputs)[value])
+    assert [(c.maker, c.readers) for c in make_report(result).conversions] == [("input", ("digital",)),
+                                                                              ("digital", ("output",))]  # fmt: skip

@@ -314,5 +314,5 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     data = RNG.normal(size=(4, 1, 4800)).astype(np.float32)
     found = quantise_network(graph, Samples({"x": data}, None), TARGET, Settings(integer_ends=True))
     path.write_bytes(found.model.SerializeToString())
-    with pytest.raises(PlanError, match="no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS"):
+    with pytest.raises(PlanError, match=r"no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS"):
         compile_model(path, TARGET, Options())
