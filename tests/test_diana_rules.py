@@ -13,8 +13,9 @@ import pytest
 from dovetail.adapt import ConverterLimits, addition_by_shift, dense_results_of, even_borders, through_converter
 from dovetail.calibrate import Samples, Settings, named_widths, prepare, quantise_network
 from dovetail.calibrate.layers import weighted_layers
-from dovetail.compile import Options, compile_model
+from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.compile import prepare as prepare_integers
+from dovetail.emit import write_project
 from dovetail.errors import DovetailError, PlanError, ProgramError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, GraphBuilder, evaluate
@@ -24,6 +25,7 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
 from dovetail.partition import partition
 from dovetail.program.verify import verify
+from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from ptq_networks import images, varied
 
@@ -179,6 +181,15 @@ def test_constants_lie_in_the_memory_of_their_engine(network: Graph, tmp_path: P
 
 def test_the_array_takes_what_fits() -> None:
     assert place(ternary())[0] == "analog"
+
+
+def test_the_array_on_the_host(tmp_path: Path) -> None:
+    """There the 7 bits of the operand are a kernel of their own, before the layer's."""
+    graph = ternary()
+    write_project(compile_graph(graph, TARGET, Options()).project, tmp_path / "build")
+    given = random_inputs(graph)
+    result = run_build(open_build(tmp_path / "build", TARGET), "host", [given])
+    np.testing.assert_array_equal(result.outputs[0][graph.outputs[0]], only_output(graph, given))
 
 
 def random_inputs(graph: Graph) -> dict[str, Array]:
