@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -144,6 +144,7 @@ def blocked(order: Sequence[int], axis: int, size: int) -> Layout:
     return Layout((*((other, size if other == axis else 1) for other in order), (axis, 1)))
 
 
+@lru_cache(maxsize=4096)
 def physical_shape(layout: Layout, shape: Shape) -> Shape:
     """Sizes of the physical dimensions of a value of a logical shape, the last block of an axis padded up.
 
