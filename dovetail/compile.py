@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,7 @@ def _manifest(
         }
         for placement in planned.placements
     }
+    conversions = placed.conversions()
     return {
         "schema": 1,
         "model": placed.graph.name,
@@ -325,6 +326,7 @@ def _manifest(
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
         **_several_cores(target, pipeline),
+        **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
     }
 
 

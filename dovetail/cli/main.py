@@ -277,6 +277,7 @@ def quantize(
     target: TargetName,
     result: given.Result,
     weights: given.Weights = given.WeightChoice.INT8,
+    width: given.Width = None,
     budget: given.Budget = None,
     validation: given.Validation = None,
     method: given.Method = given.MethodChoice.MINMAX,
@@ -295,12 +296,15 @@ def quantize(
     """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
 
     Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+
+    Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
     """
     from dovetail.cli import quantising
 
     order = quantising.QuantizeOrder(
         model, target, quantising.DataOrder(data, scale, offset, resize, samples), weights.value, budget, validation,
         method.value, equalise, correct_bias, adaptive, per_channel, symmetric, integer_ends, result, plot,
+        tuple(width or ()),
     )  # fmt: skip
     quantising.quantize_to(order)
 

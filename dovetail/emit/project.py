@@ -87,7 +87,7 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         content = _driver_files(engine)
         files.update(content)
         sources = [name for name in content if name.endswith(".c")]
-        drivers += sources
+        drivers += [name for name in sources if name not in drivers]
         software += sources if engine.device is None else []
         software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:

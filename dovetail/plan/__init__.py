@@ -53,8 +53,10 @@ def plan(
     """
     choice = _Choice(_first_homes(placed, target, near), _first_early(placed.regions))
     dma = target.dma.name if target.dma else CORE
+    cut: _Choice | None = None
     while True:
-        tilings, stuck = _tilings(placed, target, choice, reserved)
+        if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
+            cut, (tilings, stuck) = choice, _tilings(placed, target, choice, reserved)
         if stuck is not None:
             choice = _spill_for(stuck, placed, target, choice)
             continue

@@ -237,7 +237,8 @@ def _tile_loads(
         slot, load = _constant_slot(tiling, number)
         if load:
             source = _constant_blob(context, region, tile)
-            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
+            place = region.engine.constants or memory
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", place, source.type.elements)
             context.fetches[target] = region.name
             constants.append(Copy(index, source, dense_view(target, source.type)))
     for value in region.graph.inputs:

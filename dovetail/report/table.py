@@ -39,6 +39,8 @@ def totals(report: Report) -> list[str]:
         lines.append(f"cycles        {_number(report.cycles['total'])} (busy: {parts})")
         lines.append(f"instructions  {_number(report.instructions)}")
     lines.append(f"MACs          {_share(report)}")
+    if report.conversions:
+        lines.append(f"conversions   {_conversions(report)}")
     for name, use in report.memory.items():
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
@@ -63,6 +65,15 @@ def _cores(report: Report) -> list[str]:
         calls = "call" if report.delay == 1 else "calls"
         lines.append(f"pipeline      the outputs of an input come {report.delay} {calls} later")
     return lines
+
+
+def _conversions(report: Report) -> str:
+    """How many values change their layout, between whom, and how many from an engine to an engine."""
+    engines = {name for name in report.macs if name not in ("total", "core")}
+    ways = ", ".join(f"{found.maker} to {' and '.join(found.readers)}" for found in report.conversions)
+    between = sum(found.maker in engines and not engines.isdisjoint(found.readers) for found in report.conversions)
+    moved = sum(found.nbytes for found in report.conversions)
+    return f"{len(report.conversions)} of layouts, {_number(moved)} bytes ({ways}); {between} between engines"
 
 
 def _share(report: Report) -> str:

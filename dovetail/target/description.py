@@ -264,6 +264,8 @@ class Engine:
     success: int | None = None
     """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
+    constants: str = ""
+    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,13 @@ class Quantisation:
     """Activations must have the zero point 0."""
     activations: DType = DType.INT8
     """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+    shifts: bool = False
+    """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
+    result none smaller. Needs `symmetric`, and one scale per layer."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    operand_bits: int = 8
+    """Bits that operands of layers with 2-bit weights are to keep within."""
 
 
 @dataclass(frozen=True)

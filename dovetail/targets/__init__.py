@@ -20,6 +20,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
+    "diana": "diana:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 
