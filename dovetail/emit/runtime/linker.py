@@ -34,13 +34,8 @@ def linker_script(
         memories: the memories of the chip.
         text: memory of the code, and of the initial values of .data (the start-up copies them).
         data: memory of .data and .bss. rodata: of constants, default `text`. stack: of the stack, default `data`.
-<<<<<<< HEAD
-        stack_bytes: its size, rounded up to a multiple of 16. worker_stacks: those of cores 1, 2, … above it; the
-            table `__worker_stack_tops` has their ends.
-=======
         stack_bytes: its size, rounded up to a multiple of 16. worker_stacks: those of cores 1, 2, …, which lie above
             it; the table `__worker_stack_tops` has their ends.
->>>>>>> cores
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
         isa: instruction set of the core.
