@@ -43,7 +43,7 @@ LIBRARY = os.environ.get(VARIABLE) or environment().get(VARIABLE) or "-l:libOpen
 """What a C program is linked with."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def device() -> None:
     """One there is."""
     require_device()
@@ -68,7 +68,7 @@ def test_a_network_equals_the_integer_graph(name: str, tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_regions(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Layers, pools, movements, pointwise operators; random shapes, types, groups, dilations, paddings, endings."""
     seed = data.draw(st.integers(0, 1 << 30))
