@@ -10,7 +10,8 @@ How costs are attributed:
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
   Jobs without MACs are shared evenly by the layers without any that follow each other there.
   Where not even that is possible they are None (`null`).
-* Bytes moved are those the DMA writes for a layer, padding included, as the program says.
+* Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
+  memory, or back from it, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
 On the host there is no time: every figure that needs it is None (`null`), and there is no timeline.
@@ -53,7 +54,7 @@ class Layer:
     ideal_macs_per_cycle: float | None
     """The peak of its engine; None on the core."""
     bytes_moved: int
-    """Bytes the DMA writes for it."""
+    """Bytes the DMA writes for it, and those brought to an engine's copy of the memory and back."""
     reason_not_offloaded: str
 
     @property

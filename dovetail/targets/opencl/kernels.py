@@ -93,11 +93,11 @@ def write_kernel(graph: Graph, choice: Choice) -> Kernel:
     group = group if all(group) else (0, 0, 0)
     stem = _SHORT.get(type(region.anchor.operator), "other") if region.anchor else "pointwise"
     parameters, constants = scope.parameters(), scope.constants.arrays
-    text = "\n".join(_function(parameters, constants, lines)) + "\n"
-    key = hashlib.sha256(repr((text, body.items, group)).encode()).hexdigest()[:8]
+    text, blob = "\n".join(_function(parameters, constants, lines)) + "\n", _blob(constants)
+    key = hashlib.sha256(repr((text, body.items, group, blob.size)).encode()).hexdigest()[:8]
     operands = tuple(parameter.value for parameter in parameters if not parameter.is_constant)
     name = f"{stem}_{key}"
-    return Kernel(name, text.replace("NAME", name, 1), helpers, operands, _blob(constants), body.items, group)
+    return Kernel(name, text.replace("NAME", name, 1), helpers, operands, blob, body.items, group)
 
 
 def _function(parameters: Sequence[Parameter], constants: Mapping[str, Array], lines: list[str]) -> list[str]:
