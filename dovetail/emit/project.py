@@ -188,9 +188,12 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     }
 
 
-def _work(unit: Unit) -> list[dict[str, int]]:
-    """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
-    found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
+def _work(unit: Unit) -> list[dict[str, Any]]:
+    """Per layer: transfers, bytes they write (padding too), launches, and their MACs (overlaps too) in all and by
+    engine."""
+    found: list[dict[str, Any]] = [
+        {"transfers": 0, "bytes": 0, "launches": 0, "macs": 0, "engines": {}} for _ in unit.program.layers
+    ]
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             for transfer in transfers(statement):
@@ -198,10 +201,11 @@ def _work(unit: Unit) -> list[dict[str, int]]:
                 found[statement.layer]["transfers"] += len(split)
                 found[statement.layer]["bytes"] += transfer.nbytes
         if isinstance(statement, Launch):
-            types = statement.graph.types
-            found[statement.layer]["launches"] += 1
-            for node in statement.graph.nodes:
-                found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
+            types, own = statement.graph.types, found[statement.layer]
+            macs = sum(n.operator.macs([types[name] for name in n.inputs]) for n in statement.graph.nodes)
+            own["launches"] += 1
+            own["macs"] += macs
+            own["engines"][statement.engine] = own["engines"].get(statement.engine, 0) + macs
     return found
 
 

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.layout import Layout
 from dovetail.graph.stretch import moves_nothing
-from dovetail.graph.types import DType
+from dovetail.graph.types import Box, DType, full_box
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.knobs import Choice
 from dovetail.target.pattern import Match, Mismatch, match_pattern
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part of a region's result, computed by one of several engines."""
+
+    engine: Engine
+    offload: Offload
+    box: Box
+
+
+@dataclass(frozen=True)
+class Slot:
+    """When a region is thought to be computed, in cycles since the start."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +61,36 @@ class Region:
 
     still: bool = False
     """True where the core has nothing to do: the result lies in the operand, or the operands lie in the result."""
+    shares: tuple[Share, ...] = ()
+    """Who computes which part where several engines compute it together, the first of them being `engine`; empty where
+    one does it all. (Set by the place stage, as `slot` is.)"""
+    slot: Slot | None = None
+    """When it is scheduled; None where regions are computed one after the other."""
+    box: Box | None = None
+    """The part of the result that is computed, in one of `parts`; None for all of it."""
 
     @property
     def place(self) -> str:
-        """Who does the region: an engine, the DMA or "core"."""
+        """Who does the region: an engine, several joined by "+", the DMA or "core"."""
+        if self.shares:
+            return "+".join(share.engine.name for share in self.shares)
         return self.engine.name if self.engine else self.mover or "core"
+
+    @property
+    def parts(self) -> tuple[Region, ...]:
+        """The region as each engine sees it: itself, or one for each share, named after it."""
+        return tuple(self._part(share) for share in self.shares) or (self,)
+
+    def _part(self, share: Share) -> Region:
+        match = match_pattern(share.offload.pattern, self.graph, self.output)
+        assert isinstance(match, Match), "shares are only given to engines that take the region"
+        name, own = f"{self.name}_{share.engine.name}", (share.engine, share.offload)
+        return replace(self, name=name, match=match, engine=own[0], offload=own[1], shares=(), box=share.box)
+
+    @property
+    def extent(self) -> Box:
+        """The box of the result that is computed."""
+        return self.box or full_box(self.graph.types[self.output].shape)
 
     @property
     def output(self) -> str:
@@ -64,7 +106,7 @@ class Region:
     @property
     def takes_strides(self) -> bool:
         """True when its operands and its result may be parts of other values: an engine's, as a rule."""
-        return self.offload is not None and self.offload.strided
+        return self.offload is not None and all(part.offload.strided for part in (self, *self.shares) if part.offload)
 
     @property
     def is_view(self) -> bool:

@@ -12,10 +12,10 @@ from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
+from dovetail.plan.order import in_turn
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
-    Begin,
     Buffer,
     Call,
     Copy,
@@ -51,6 +51,8 @@ class _Context:
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
     blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    fetched: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    """Layer, constant and memory -> the buffer that holds the constant for all parts of the layer."""
     fetches: dict[str, str] = field(default_factory=dict)
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
@@ -69,7 +71,8 @@ class _Parts:
 
     early: list[Statement] = field(default_factory=list)
     head: list[Statement] = field(default_factory=list)
-    rest: list[Statement] = field(default_factory=list)
+    rest: list[list[Statement]] = field(default_factory=list)
+    """One list for each tile."""
 
 
 def lower(
@@ -96,11 +99,9 @@ def lower(
         buffer = context.buffer(stem, homes[name], placed.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
-    ordered: list[Statement] = []
     waiting = _early_of_next(regions, parts, early)
-    for index, part in enumerate(parts):
-        ordered.append(Begin(index))
-        ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    firsts = [[*part.early, *part.head, *waiting.get(index, [])] for index, part in enumerate(parts)]
+    ordered = in_turn([region.slot for region in regions], firsts, [part.rest for part in parts])
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written])
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
@@ -143,7 +144,7 @@ def _region(context: _Context, index: int, region: Region, tilings: Mapping[str,
     if region.still:
         return _Parts()
     if region.engine is not None:
-        return _engine(context, index, region, tilings[region.name], result)
+        return _together([_engine(context, index, part, tilings[part.name], result) for part in region.parts])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
@@ -198,13 +199,24 @@ def _engine(context: _Context, index: int, region: Region, tiling: Tiling, resul
         stores = [[Copy(index, launch.result, result.part(tile.tile.box))] for launch, tile in pairs]
     late = tiling.buffers - 1
     for number, launch in enumerate(launches):
-        parts.rest.append(launch)
+        step: list[Statement] = [launch]
         if number >= late:
-            parts.rest += stores[number - late]
+            step += stores[number - late]
         if number + 1 < len(launches):
-            parts.rest += [*loads[number + 1][0], *loads[number + 1][1]]
-    parts.rest += [copy for store in stores[len(stores) - late :] for copy in store]
+            step += [*loads[number + 1][0], *loads[number + 1][1]]
+        parts.rest.append(step)
+    parts.rest[-1] += [copy for store in stores[len(stores) - late :] for copy in store]
     return parts
+
+
+def _together(shares: Sequence[_Parts]) -> _Parts:
+    """The statements of a region's parts as those of one, their tiles in proportion."""
+    turns = sorted(
+        ((number / len(share.rest), position, step) for position, share in enumerate(shares)
+         for number, step in enumerate(share.rest)), key=lambda turn: turn[:2],
+    )  # fmt: skip
+    early = [statement for share in shares for statement in share.early]
+    return _Parts(early, [statement for share in shares for statement in share.head], [step for _, _, step in turns])
 
 
 def _slots(keys: Sequence[object], buffers: int) -> list[tuple[int, bool]]:
@@ -229,11 +241,14 @@ def _tile_loads(
     inputs: list[Statement] = []
     if tile.packed and "" not in tiling.in_place:
         slot, load = _constant_slot(tiling, number)
-        if load:
-            source = _constant_blob(context, region, tile)
+        source = _constant_blob(context, region, tile)
+        shared = (index, source.buffer, memory)
+        if load and shared not in context.fetched:
             target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
-            context.fetches[target] = region.name
+            context.fetches[target] = context.placed.regions[index].name
             constants.append(Copy(index, source, dense_view(target, source.type)))
+            if len({_channels(other.tile.box) for other in tiling.tiles}) == 1:  # they stay where they are
+                context.fetched[shared] = target
     for value in region.graph.inputs:
         if value in tiling.in_place:
             continue
@@ -312,7 +327,7 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
             operands[value] = dense_view(
                 f"{region.name}_in{position}_{slot}", graph.types[value], 0, layouts.get(value)
             )
-    operands |= _packed(context, region, tiling, number)
+    operands |= _packed(context, index, region, tiling, number)
     if tile.scratch:
         buffer = _tile_buffer(context, f"{region.name}_scratch", memory, tile.scratch)
         operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
@@ -327,15 +342,20 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
     return Launch(index, region.engine.name, tile.match, operands, written, tile.packed, layouts, queue)
 
 
-def _packed(context: _Context, region: Region, tiling: Tiling, number: int) -> dict[str, View]:
+def _packed(
+    context: _Context, index: int, region: Region, tiling: Tiling, number: int
+) -> dict[str, View]:
     """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
+    assert region.engine is not None
     tile = tiling.tiles[number]
     if not tile.packed:
         return {}
     if "" in tiling.in_place:
         buffer = _constant_blob(context, region, tile).buffer
     else:
-        buffer = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
+        own = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
+        blob = _constant_blob(context, region, tile).buffer
+        buffer = context.fetched.get((index, blob, region.engine.memory), own)
     offsets = pack_offsets(tile.packed, _alignment(context, region))
     kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
     return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}

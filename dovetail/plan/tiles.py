@@ -9,7 +9,7 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
-from dovetail.graph.types import Array, Box, Shape, full_box
+from dovetail.graph.types import Array, Box, Shape, box_shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
@@ -66,7 +66,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
     """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
 
     Args:
-        region: one with an engine.
+        region: one with an engine, or one of its parts.
         target: the machine.
         homes: memory each value lies in.
         budget: bytes of the engine's memory free for tiles.
@@ -76,7 +76,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
             region's knobs is; names the knobs.
     """
     assert region.engine is not None
-    shape = region.graph.types[region.output].shape
+    shape = box_shape(region.extent)
     values = (*region.graph.inputs, region.output)
     in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
     if target.reads_constants(region.engine):
@@ -137,11 +137,11 @@ def chosen_too_large(region: Region, smallest: tuple[int, Shape] | None, budget:
     )
 
 
-def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
-    """The tiles of a result, channels outermost or innermost."""
+def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
+    """The tiles of a box of a result, channels outermost or innermost."""
     spans = [
-        [(start, min(start + step, total)) for start in range(0, total, step)]
-        for total, step in zip(shape, size, strict=True)
+        [(start, min(start + step, end)) for start in range(begin, end, step)]
+        for (begin, end), step in zip(extent, size, strict=True)
     ]
     if channels_outer:
         for last, *rest in product(spans[-1], *spans[:-1]):
@@ -185,11 +185,12 @@ def cuts(total: int, step: int) -> list[int]:
 def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
     assert region.offload is not None
-    shape = region.graph.types[region.output].shape
-    if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
+    shape = box_shape(region.extent)
+    whole = region.graph.types[region.output].shape
+    if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
     try:
-        tile, match = tile_match(region, tuple((0, step) for step in size))
+        tile, match = tile_match(region, next(tile_boxes(region.extent, size, True)))
     except ValueError:
         return None
     first = EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
@@ -234,7 +235,7 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     Raises:
         PlanError: the engine takes the first tile and not another one, e.g. at an edge.
     """
-    boxes = tile_boxes(region.graph.types[region.output].shape, tiling.shape, tiling.channels_outer)
+    boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
     try:
         tiles = tuple(_engine_tile(region, box) for box in boxes)
     except ValueError as error:
