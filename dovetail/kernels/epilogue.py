@@ -89,7 +89,16 @@ def _fixed_point_call(
     exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
     if shift.max() < 0 and exact and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]
+    if normal and operator.rounding is Rounding.DOUBLE:
+        return f"{name}_any_shift", [("multiplier", doubled), ("shift", shift.astype(np.int8))]
     return f"{name}_any", [("multiplier", multiplier), ("shift", shift.astype(np.int8))]
+
+
+def _without_zeros(multiplier: Array, shift: Array) -> tuple[Array, Array]:
+    """Multipliers of 0, as channels without weights have them, as 2^-32: it gives 0 too, for values within 2^31 - 2,
+    and is one of those the shorter products take."""
+    nothing = multiplier == 0
+    return np.where(nothing, 1 << 30, multiplier), np.where(nothing, -31, shift)
 
 
 _SHIFTED_LAST = ("requantize_double", "requantize_single")
@@ -100,9 +109,11 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     operator = node.operator
     assert isinstance(operator, Requantize)
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
-    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
     x = _integer_operand(node, operands[0])
     raised = _raised_by_members(scope, node, x) or _raised(operator, x)
+    if operator.rounding is Rounding.DOUBLE and raised.reach < INT32[1]:
+        multiplier, shift = _without_zeros(multiplier, shift)
+    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]
     most, zero_point = int(shift.max()), operator.output_zero_point
     arguments, added = [raised.text, *places], scope.number(node.output, "output_zero_point", zero_point)

@@ -145,6 +145,14 @@ static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, i
     return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
 }
 """,
+    "requantize_double_any_shift": """\
+/* value * multiplier * 2^(shift - 32), rounded twice as gemmlowp does; a positive shift comes first. */
+static inline int32_t requantize_double_any_shift(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_upper(shift > 0 ? wrap_shift(value, shift) : value, multiplier);
+    return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
+}
+""",
     "requantize_single": """\
 /* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus zero_point. */
 static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
