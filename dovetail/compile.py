@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from dovetail.graph.types import Array
 from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
-from dovetail.partition import Region, partition
+from dovetail.partition import Region
+from dovetail.place import Placing, first, place
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
@@ -61,6 +62,8 @@ class Options:
     """What the code of the core is made for."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Compiled:
     project: Project
     striped: Striped | None = None
     """What is computed in stripes to fit the memory budget; None where none was needed."""
+    placing: Placing | None = None
+    """What there was to choose from, and how good the placement is."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -105,7 +110,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         of = identity(
             graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value
         )
-        choices = choices_for(options.tuning, of, partition(graph, target), target)
+        choices = choices_for(options.tuning, of, first(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices)
 
 
@@ -136,33 +141,45 @@ def compile_graph(
         DovetailError: as `compile_model`.
     """
 
-    def attempt(chosen: Graph) -> tuple[Placed, Plan]:
+    def attempt(chosen: Graph) -> _Attempt:
         """The stages from the graph to the program."""
         progress("partitioning")
-        regions = choose(partition(chosen, target), choices or {}, target)
+        regions = choose(first(chosen, target), choices or {}, target)
+        progress("placing")
+        placing = place(chosen, regions, target, options.pins, (choices or {}).keys())
         progress("choosing layouts")
-        placed = choose_layouts(chosen, regions, target, near)
+        placed = choose_layouts(chosen, placing.regions, target, near)
         progress("planning tiles, order and addresses")
-        return placed, plan(placed, target, reserved(chosen, target), near)
+        return _Attempt(placing, placed, plan(placed, target, reserved(chosen, target), near))
 
-    placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    made, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    placed, planned = made.placed, made.plan
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+    project = emit_project(unit, _manifest(model, target, options, made, striped))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, made.placing)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What the stages from a graph to its program give."""
+
+    placing: Placing
+    placed: Placed
+    plan: Plan
 
 
 def _within(
     graph: Graph,
     target: Target,
     budget: int | None,
-    attempt: Callable[[Graph], tuple[Placed, Plan]],
+    attempt: Callable[[Graph], _Attempt],
     progress: Progress,
-) -> tuple[Placed, Plan, Striped | None]:
+) -> tuple[_Attempt, Striped | None]:
     """A plan whose activations take no more than a budget, if there is one, in stripes where they must.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
@@ -171,24 +188,24 @@ def _within(
         PlanError: there is none; says how far away it is.
     """
     if budget is None:
-        return (*attempt(graph), None)
+        return attempt(graph), None
     striping = Striping(graph, target)
-    placed, planned = attempt(graph)
-    best, found = (_peak(planned, target), striping.whole()), striping.within(budget)
+    made = attempt(graph)
+    best, found = (_peak(made.plan, target), striping.whole()), striping.within(budget)
     if best[0] <= budget:
-        return placed, planned, None
+        return made, None
     tries = 0
     while found is not None:
         progress(f"computing in stripes: {found.describe()}")
-        placed, planned = attempt(found.graph)
-        over = _peak(planned, target) - budget
+        made = attempt(found.graph)
+        over = _peak(made.plan, target) - budget
         if over <= 0:
-            return placed, planned, found
+            return made, found
         best = min(best, (budget + over, found), key=lambda known: known[0])
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    peak = _peak(attempt(smallest.graph)[1], target)
+    peak = _peak(attempt(smallest.graph).plan, target)
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -259,13 +276,9 @@ def reserved(graph: Graph, target: Target) -> dict[str, int]:
 
 
 def _manifest(
-    model: Path | None,
-    target: Target,
-    options: Options,
-    placed: Placed,
-    planned: Plan,
-    striped: Striped | None = None,
+    model: Path | None, target: Target, options: Options, made: _Attempt, striped: Striped | None = None
 ) -> dict[str, Any]:
+    placed, placing = made.placed, made.placing
     layers = [
         {
             "name": region.name,
@@ -282,9 +295,9 @@ def _manifest(
             "peak": placement.peak,
             "lower_bound": placement.lower_bound,
         }
-        for placement in planned.placements
+        for placement in made.plan.placements
     }
-    return {
+    found = {
         "schema": 1,
         "model": placed.graph.name,
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
@@ -296,3 +309,6 @@ def _manifest(
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
     }
+    if placing.schedule is not None:
+        found["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound, "pins": dict(options.pins)}
+    return found

@@ -29,9 +29,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Slot:
-    """When a region is thought to be computed, in cycles since the start."""
+    """When a region is thought to be computed, in cycles since the start of the network."""
 
-    start: int
+    issue: int
+    """When the core starts it."""
+    begin: int
+    """When it begins: engines have queues."""
     end: int
 
 
@@ -78,14 +81,14 @@ class Region:
 
     @property
     def parts(self) -> tuple[Region, ...]:
-        """The region as each engine sees it: itself, or one for each share, named after it."""
-        return tuple(self._part(share) for share in self.shares) or (self,)
+        """The region as each engine sees it: itself, or one for each share, numbered."""
+        return tuple(self._part(number, share) for number, share in enumerate(self.shares)) or (self,)
 
-    def _part(self, share: Share) -> Region:
+    def _part(self, number: int, share: Share) -> Region:
         match = match_pattern(share.offload.pattern, self.graph, self.output)
         assert isinstance(match, Match), "shares are only given to engines that take the region"
-        name, own = f"{self.name}_{share.engine.name}", (share.engine, share.offload)
-        return replace(self, name=name, match=match, engine=own[0], offload=own[1], shares=(), box=share.box)
+        name, engine, offload = f"{self.name}_part_{number}", share.engine, share.offload
+        return replace(self, name=name, match=match, engine=engine, offload=offload, shares=(), box=share.box)
 
     @property
     def extent(self) -> Box:
@@ -106,7 +109,9 @@ class Region:
     @property
     def takes_strides(self) -> bool:
         """True when its operands and its result may be parts of other values: an engine's, as a rule."""
-        return self.offload is not None and all(part.offload.strided for part in (self, *self.shares) if part.offload)
+        return self.offload is not None and all(
+            offload.strided for offload in (self.offload, *(share.offload for share in self.shares))
+        )
 
     @property
     def is_view(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
 from dovetail.plan.movement import copies
-from dovetail.plan.order import in_turn
+from dovetail.plan.order import Parts, in_turn
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
@@ -65,16 +66,6 @@ class _Context:
         return self.values[value].seen_as(region.layouts.get(value))
 
 
-@dataclass
-class _Parts:
-    """One region's statements: what may be done early, what must come before its first launch, and the rest."""
-
-    early: list[Statement] = field(default_factory=list)
-    head: list[Statement] = field(default_factory=list)
-    rest: list[list[Statement]] = field(default_factory=list)
-    """One list for each tile."""
-
-
 def lower(
     placed: Placed,
     tilings: Mapping[str, Tiling],
@@ -100,8 +91,9 @@ def lower(
         context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     waiting = _early_of_next(regions, parts, early)
-    firsts = [[*part.early, *part.head, *waiting.get(index, [])] for index, part in enumerate(parts)]
-    ordered = in_turn([region.slot for region in regions], firsts, [part.rest for part in parts])
+    for index, fetches in waiting.items():
+        parts[index].head += fetches
+    ordered = in_turn([region.slot for region in regions], parts)
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written])
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
@@ -118,7 +110,7 @@ def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
     ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
 
 
-def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
+def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
     """Move each early region's constants behind the first loads of the engine region before it (or the very start)."""
     placed: dict[int, list[Statement]] = {}
     previous = 0
@@ -132,25 +124,25 @@ def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozen
     return placed
 
 
-def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
+def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> Parts:
     graph = context.placed.graph
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
         source = context.operand(region, region.graph.inputs[0])
         context.values[region.output] = dense_view(source.buffer, kind, source.offset)
-        return _Parts()
+        return Parts()
     result = _result(context, region)
     context.values[region.output] = result
     if region.still:
-        return _Parts()
+        return Parts()
     if region.engine is not None:
         return _together([_engine(context, index, part, tilings[part.name], result) for part in region.parts])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
-        return _Parts(head=[copy for copy in moved if not _in_place(copy)])
-    return _Parts(head=[Call(index, region.graph, operands, result)])
+        return Parts(head=[copy for copy in moved if not _in_place(copy)])
+    return Parts(head=[Call(index, region.graph, operands, result)])
 
 
 def _in_place(copy: Copy) -> bool:
@@ -185,9 +177,9 @@ def _outer(context: _Context, value: str) -> View:
     return dense_view(name, placed.graph.types[value], 0, placed.layouts.get(value))
 
 
-def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
+def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> Parts:
     """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
-    parts = _Parts()
+    parts = Parts()
     loads = [_tile_loads(context, index, region, tiling, number) for number in range(len(tiling.tiles))]
     first_constants, first_inputs = loads[0][0], loads[0][1]
     parts.early += first_constants
@@ -205,18 +197,20 @@ def _engine(context: _Context, index: int, region: Region, tiling: Tiling, resul
         if number + 1 < len(launches):
             step += [*loads[number + 1][0], *loads[number + 1][1]]
         parts.rest.append(step)
-    parts.rest[-1] += [copy for store in stores[len(stores) - late :] for copy in store]
+    parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
     return parts
 
 
-def _together(shares: Sequence[_Parts]) -> _Parts:
-    """The statements of a region's parts as those of one, their tiles in proportion."""
-    turns = sorted(
-        ((number / len(share.rest), position, step) for position, share in enumerate(shares)
-         for number, step in enumerate(share.rest)), key=lambda turn: turn[:2],
-    )  # fmt: skip
+def _together(shares: Sequence[Parts]) -> Parts:
+    """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
     early = [statement for share in shares for statement in share.early]
-    return _Parts(early, [statement for share in shares for statement in share.head], [step for _, _, step in turns])
+    head = [statement for share in shares for statement in share.head]
+    tail = [statement for share in shares for statement in share.tail]
+    rest = []
+    for turn in zip_longest(*(share.rest for share in shares), fillvalue=()):
+        launches = [step[0] for step in turn if step]
+        rest.append([*launches, *(statement for step in turn for statement in step[1:])])
+    return Parts(early, head, rest, tail)
 
 
 def _slots(keys: Sequence[object], buffers: int) -> list[tuple[int, bool]]:

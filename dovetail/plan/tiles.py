@@ -60,6 +60,14 @@ class Tiling:
     """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
     channels_outer: bool = True
     """Whether all positions are computed for some channels before the next channels are."""
+    fetching: int = 0
+    """Cycles the DMA copies constants for all tiles."""
+    moving: int = 0
+    """Cycles it loads operands and stores results."""
+    ready_cycles: int = 0
+    """Estimated cycles from when the constants are there, as they are where they are fetched early."""
+    starting: int = 0
+    """Cycles in which the core goes along with tiles it starts."""
 
 
 def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
@@ -206,15 +214,17 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
-    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
-    moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
-    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + (channel_cuts if "" not in in_place else 0)
+    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
+    fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
+    setups, fetches = tiles * (bool(loads) + bool(result)), channel_cuts if "" not in in_place else 0
     engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
-    exposed = sum(loads.values()) + packed + result
-    copying = _dma_cycles(target.dma, moved, setups)
-    together = max(engine, copying) if buffers > 1 else engine + copying
-    cycles = together + _dma_cycles(target.dma, exposed, 1)
-    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer)
+    ends, most = sum(loads.values()) + result, max if buffers > 1 else int.__add__
+    copying, moving = dma_cycles(target.dma, moved + fetched, setups + fetches), dma_cycles(target.dma, moved, setups)
+    cycles = most(engine, copying) + dma_cycles(target.dma, ends + packed, 1)
+    ready = most(engine, moving) + dma_cycles(target.dma, ends, 1 if ends else 0)
+    starting = region.offload.starting(first.match) * tiles
+    times = (copying - moving, moving, ready, starting)
+    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer, *times)
 
 
 def _tile_bytes(region: Region, tile: EngineTile, value: str) -> int:
@@ -298,7 +308,8 @@ def _engine_tile(region: Region, box: Box) -> EngineTile:
     return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
 
 
-def _dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+def dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+    """Cycles of so many transfers of so many bytes in all; 0 without a DMA."""
     if dma is None:
         return 0
     return transfers * dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)

@@ -37,7 +37,8 @@ def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False)
             record = accesses.setdefault(view.buffer, [])
             if is_write:
                 start, stop = view.span
-                record[:] = [a for a in record if not (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense)]
+                covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
+                record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
             record.append(_Access(len(result), queue, view, is_write))
         result.append(statement)
     return tuple(_finish(result, dma))

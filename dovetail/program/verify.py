@@ -256,8 +256,7 @@ def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:
 
 def _meet(state: _State, a: View, b: View) -> bool:
     """True when two views touch a byte both, looked at byte by byte."""
-    touched = [_bytes(state, view) for view in (a, b)]
-    return bool(np.isin(*touched).any())
+    return bool(np.isin(_bytes(state, a), _bytes(state, b)).any())
 
 
 def _bytes(state: _State, view: View) -> Array:

@@ -1,0 +1,148 @@
+"""Place: which engine computes what, and when, decided for the network as a whole.
+
+Every layer has candidates: each engine that takes it, several engines at once (each a part of the rows or channels of
+its result), and the core. Each candidate has a cost in cycles of engines, DMA and core; between two layers stand the
+cycles of relayouts and of copies from one engine's memory to another's. What is minimised is when the network ends,
+with everything at the same time that can be. With one engine and no pins there is nothing to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from dovetail.graph.graph import Graph
+from dovetail.partition.regions import Region, partition
+from dovetail.place.candidates import layers
+from dovetail.place.costs import without_offloads
+from dovetail.place.exact import improve
+from dovetail.place.model import Candidate, Layer, Schedule
+from dovetail.place.pins import resolve
+from dovetail.place.schedule import heuristic, in_order, lower_bound, slots
+from dovetail.program.ir import CORE
+from dovetail.target.description import Target
+
+_EXACT_SECONDS = 6.0
+"""Deterministic solver time."""
+_EXACT_CANDIDATES = 600
+"""Candidates of all layers together the solver is asked about; larger networks have the heuristic's answer."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where everything is computed, and how good that is."""
+
+    regions: tuple[Region, ...]
+    """In the order in which they begin."""
+    layers: tuple[Layer, ...] = ()
+    """What there was to choose from, in the partition's order; empty where nothing was to decide."""
+    schedule: Schedule | None = None
+    bound: int = 0
+    """Cycles, by the same estimate, that no placement can be below."""
+
+    @property
+    def is_proven(self) -> bool:
+        """True when no placement can end earlier, by the costs as they are estimated."""
+        return self.schedule is None or self.schedule.finish <= self.bound
+
+    def describe(self) -> str:
+        """The outcome in one sentence."""
+        assert self.schedule is not None
+        finish = self.schedule.finish
+        if self.is_proven:
+            return f"placement ends after {finish:,} cycles by estimate, which is proven to be the least"
+        gap = 100 * (finish - self.bound) / max(self.bound, 1)
+        return (
+            f"placement ends after {finish:,} cycles by estimate; none can before {self.bound:,}: "
+            f"a gap of at most {gap:.1f} %"
+        )
+
+
+def place(
+    graph: Graph, regions: tuple[Region, ...], target: Target, pins: Mapping[str, str], held: Collection[str] = ()
+) -> Placing:
+    """Decide where every region is computed.
+
+    Args:
+        graph: the whole network.
+        regions: of `first`, their knobs chosen.
+        target: the machine.
+        pins: layer or operator -> engine, "core", or engines joined by "+".
+        held: names of regions that stay where they are, since knobs were chosen for them.
+
+    Raises:
+        PlaceError: a pin names what does not exist, or wants a layer where it cannot be; says why.
+    """
+    wishes = resolve(pins, regions, target)
+    if len(target.engines) < 2 and not wishes:
+        return Placing(regions)
+    known = layers(graph, regions, target, wishes, held)
+    dma = target.dma.name if target.dma else CORE
+    found, bound = heuristic(known, dma), lower_bound(known, dma)
+    if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
+        found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
+        found = in_order(known, found, dma)
+    return Placing(_placed(known, found, len(target.engines) > 1), known, found, bound)
+
+
+def first(graph: Graph, target: Target) -> tuple[Region, ...]:
+    """The partition from which placement starts: without offloads that cost accuracy."""
+    lossless = {engine.name: False for engine in target.engines}
+    return partition(graph, without_offloads(target, lossless))
+
+
+def _placed(known: tuple[Layer, ...], found: Schedule, timed: bool) -> tuple[Region, ...]:
+    """The chosen regions, in the order in which they begin if they are timed."""
+    times = slots(known, found)
+    chosen = []
+    for index, (layer, pick) in enumerate(zip(known, found.picks, strict=True)):
+        for number, step in enumerate(layer.candidates[pick].steps):
+            slot = times[step.region.name]
+            region = replace(step.region, reason=_reason(layer, layer.candidates[pick], step.region))
+            if timed:
+                region = replace(region, slot=slot)
+            chosen.append((slot.issue if timed else 0, index, number, region))
+    return tuple(region for *_, region in sorted(chosen, key=lambda one: one[:3]))
+
+
+def _reason(layer: Layer, picked: Candidate, region: Region) -> str:
+    """On the core: why no engine computes it."""
+    if region.engine is not None or region.mover or layer.region.engine is None and not layer.pinned:
+        return region.reason
+    return why(layer, picked)
+
+
+def why(layer: Layer, picked: Candidate) -> str:
+    """Why a layer is where it is, in one sentence."""
+    if layer.pinned:
+        return f"the user pinned it to {layer.pinned}"
+    others = [one for one in layer.candidates if one is not picked]
+    if not others:
+        return "nothing else can compute it" if picked.members != {CORE} else layer.region.reason
+    best = min(others, key=lambda one: one.cycles)
+    if picked.cycles <= best.cycles:
+        return f"it takes fewest cycles there: {picked.cycles:,}, and {best.cycles:,} on {best.place}"
+    return (
+        f"{best.place} would take {best.cycles:,} cycles instead of {picked.cycles:,}, and the network would end later "
+        "or no sooner: others need it at that time"
+    )
+
+
+def overlap(known: Placing) -> int:
+    """Cycles of the schedule in which two engines or more, or an engine and the core, compute."""
+    assert known.schedule is not None
+    changes: list[tuple[int, int]] = []
+    for layer, pick, starts in zip(known.layers, known.schedule.picks, known.schedule.starts, strict=True):
+        for step, start in zip(layer.candidates[pick].steps, starts, strict=True):
+            count = len(step.region.parts) if step.region.engine or step.region.place == CORE else 0
+            changes += [(start, count), (start + step.cycles, -count)]
+    total = busy = 0
+    ordered = sorted(changes)
+    for (moment, count), (later, _) in pairwise(ordered):
+        busy += count
+        total += later - moment if busy > 1 else 0
+    return total
+
+
+__all__ = ["Candidate", "Layer", "Placing", "first", "overlap", "place", "why"]
