@@ -14,6 +14,7 @@ from dovetail.errors import BuildError, ModelError
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.place import Placing
     from dovetail.stripe import Striped
     from dovetail.target import Target
 
@@ -49,6 +50,7 @@ def compile_to(
     allow_float: bool = False,
     optimize: str = "speed",
     memory_budget: str | None = None,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -66,7 +68,7 @@ def compile_to(
 
         budget = _bytes(memory_budget)
         options = Options(
-            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pins or {}
         )
         compiled = compile_model(model, load_target(target_name), options, report)
         dumped = 0
@@ -100,6 +102,8 @@ def _summary(compiled: Compiled) -> str:
         if use.peak
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
+    placing = compiled.placing
+    stripes += f"; {placing.describe()}" if placing and placing.schedule else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
     return f"{where}; {memory}{stripes}"
 
@@ -163,31 +167,51 @@ def run_folder(
     print_report(report, output())
 
 
+def all_pins(texts: Sequence[str], path: Path | None) -> dict[str, str]:
+    """The pins of a file, and over them those of the command line; raises DovetailError."""
+    from dovetail.place.pins import parse_pins, read_pins
+
+    return {**(read_pins(path) if path else {}), **parse_pins(texts)}
+
+
 def explain(
-    model: Path, target_name: str, policy: str | None, as_json: bool, memory_budget: str | None = None
+    model: Path,
+    target_name: str,
+    policy: str | None,
+    as_json: bool,
+    memory_budget: str | None = None,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
         from dovetail.compile import Options, compile_graph, prepare
-        from dovetail.partition import partition, rivals
+        from dovetail.partition import rivals
+        from dovetail.place import first, place
         from dovetail.targets import load_target
 
         target = load_target(target_name)
-        options = Options(policy, memory_budget=_bytes(memory_budget))
+        options = Options(policy, memory_budget=_bytes(memory_budget), pins=pins or {})
         graph = prepare(model, target, options, report)
-        regions, striped = partition(graph, target), None
+        report("placing")
+        placing, striped = place(graph, first(graph, target), target, options.pins), None
+        regions = placing.regions
         if options.memory_budget is not None:
             compiled = compile_graph(graph, target, options, report, interpret=False)
             regions, striped = compiled.regions, compiled.striped
         rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
+        _add_candidates(rows, placing)
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
+        if placing.schedule is not None:
+            described["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound}
         if options.memory_budget is not None:
             described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
+    if placing.schedule is not None:
+        say(placing.describe())
     if striped is not None:
         say(_stripes(striped, sum(region.macs for region in regions)))
 
@@ -216,6 +240,27 @@ def _placements(
     ]
 
 
+def _add_candidates(rows: Sequence[dict[str, Any]], placing: Placing) -> None:
+    """To every layer that could be in several places what it costs in each, and why it is where it is."""
+    from dovetail.place import told
+
+    known = told(placing.layers, placing.schedule) if placing.schedule else {}
+    for row in rows:
+        if row["name"] in known:
+            found = known[row["name"]]
+            row["candidates"] = [{"place": place, "cycles": cycles} for place, cycles in found.candidates]
+            row["refused"], row["why"] = dict(found.refused), found.why
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    """The candidates of a layer in words."""
+    if "why" not in row:
+        return []
+    costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in row["candidates"])
+    refused = [f"{engine}: {sentence}" for engine, sentence in row["refused"].items()]
+    return [row["why"] if row["why"] != row["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
+
+
 def _reason(region: Region) -> str:
     if region.is_view:
         return "nothing is computed: the same bytes under another shape"
@@ -233,12 +278,14 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("layer", "operators", "where", "why not an engine"):
+    heads = ("layer", "operators", "where", "why" if any("why" in row for row in rows) else "why not an engine")
+    for heading in heads:
         table.add_column(heading, overflow="fold")
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
-        reasons = "\n".join([row["reason_not_offloaded"], *row["offloads_not_used"], *row["instructions_not_used"]])
+        said = [row["reason_not_offloaded"], *_compared(row), *row["offloads_not_used"], *row["instructions_not_used"]]
+        reasons = "\n".join(sentence for sentence in said if sentence)
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
 

@@ -159,7 +159,7 @@ def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
 
 
 def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
-    """Why the other offloads that could compute what a region's offload begins with did not: one sentence each.
+    """Why the engine's other offloads that could compute what a region's offload begins with did not: one sentence each.
 
     Args:
         graph: the whole network.
@@ -172,7 +172,8 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
     found = [
         (engine, offload)
         for engine, offload, match in _attempts(graph, target, node)
-        if isinstance(match, Match) and (engine.name, offload.name) != (region.engine.name, region.offload.name)
+        if isinstance(match, Match) and not offload.lossy
+        and engine.name == region.engine.name and offload.name != region.offload.name
     ]
     return tuple(
         f"{engine.name} {offload.name} takes it too; {region.engine.name} {region.offload.name} is declared first"

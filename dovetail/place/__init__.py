@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from dovetail.graph.graph import Graph
 from dovetail.partition.regions import Region, partition
 from dovetail.place.candidates import layers
 from dovetail.place.costs import without_offloads
 from dovetail.place.exact import improve
+from dovetail.place.explain import Told, overlap, told, why
 from dovetail.place.model import Candidate, Layer, Schedule
 from dovetail.place.pins import resolve
 from dovetail.place.schedule import heuristic, in_order, lower_bound, slots
@@ -50,13 +50,11 @@ class Placing:
         """The outcome in one sentence."""
         assert self.schedule is not None
         finish = self.schedule.finish
+        together = f"{overlap(self.layers, self.schedule):,} of them with engines and core at work together"
         if self.is_proven:
-            return f"placement ends after {finish:,} cycles by estimate, which is proven to be the least"
+            return f"the network ends after {finish:,} cycles by estimate, proven to be the least; {together}"
         gap = 100 * (finish - self.bound) / max(self.bound, 1)
-        return (
-            f"placement ends after {finish:,} cycles by estimate; none can before {self.bound:,}: "
-            f"a gap of at most {gap:.1f} %"
-        )
+        return f"the network ends after {finish:,} cycles by estimate, at most {gap:.1f} % above the least; {together}"
 
 
 def place(
@@ -108,41 +106,9 @@ def _placed(known: tuple[Layer, ...], found: Schedule, timed: bool) -> tuple[Reg
 
 def _reason(layer: Layer, picked: Candidate, region: Region) -> str:
     """On the core: why no engine computes it."""
-    if region.engine is not None or region.mover or layer.region.engine is None and not layer.pinned:
+    if region.engine is not None or region.mover or (layer.region.engine is None and not layer.pinned):
         return region.reason
     return why(layer, picked)
 
 
-def why(layer: Layer, picked: Candidate) -> str:
-    """Why a layer is where it is, in one sentence."""
-    if layer.pinned:
-        return f"the user pinned it to {layer.pinned}"
-    others = [one for one in layer.candidates if one is not picked]
-    if not others:
-        return "nothing else can compute it" if picked.members != {CORE} else layer.region.reason
-    best = min(others, key=lambda one: one.cycles)
-    if picked.cycles <= best.cycles:
-        return f"it takes fewest cycles there: {picked.cycles:,}, and {best.cycles:,} on {best.place}"
-    return (
-        f"{best.place} would take {best.cycles:,} cycles instead of {picked.cycles:,}, and the network would end later "
-        "or no sooner: others need it at that time"
-    )
-
-
-def overlap(known: Placing) -> int:
-    """Cycles of the schedule in which two engines or more, or an engine and the core, compute."""
-    assert known.schedule is not None
-    changes: list[tuple[int, int]] = []
-    for layer, pick, starts in zip(known.layers, known.schedule.picks, known.schedule.starts, strict=True):
-        for step, start in zip(layer.candidates[pick].steps, starts, strict=True):
-            count = len(step.region.parts) if step.region.engine or step.region.place == CORE else 0
-            changes += [(start, count), (start + step.cycles, -count)]
-    total = busy = 0
-    ordered = sorted(changes)
-    for (moment, count), (later, _) in pairwise(ordered):
-        busy += count
-        total += later - moment if busy > 1 else 0
-    return total
-
-
-__all__ = ["Candidate", "Layer", "Placing", "first", "overlap", "place", "why"]
+__all__ = ["Candidate", "Layer", "Placing", "Told", "first", "overlap", "place", "told"]

@@ -49,8 +49,9 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
     engines = [engine.name for engine in target.engines]
-    wanted = set(wish.split("+")) - {CORE}
+    wanted = set(wish.split("+")) - {CORE, ""}
     if held or (region.engine is None and not wanted):
+        refused |= {name: _refusal(region.graph, target, name) for name in engines if _is_lossy(target, name)}
         return (_as_it_is(region, graph, target),)
     alone: list[Candidate] = []
     for name in engines:
@@ -67,6 +68,11 @@ def _candidates(
                 refused[name] = error.what
     alone = [one for index, one in enumerate(alone) if one.place not in {other.place for other in alone[:index]}]
     return (*alone, *_together(alone, graph, target), *_on_core(region, graph, target, refused))
+
+
+def _is_lossy(target: Target, engine: str) -> bool:
+    """True when an engine has offloads that cost accuracy."""
+    return any(offload.lossy for offload in target.engine(engine).offloads)
 
 
 def _as_it_is(region: Region, graph: Graph, target: Target) -> Candidate:

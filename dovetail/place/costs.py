@@ -27,8 +27,8 @@ COPY_CYCLES = 45
 """Core cycles of starting a copy, as the `iss` simulator shows them."""
 
 _MAC, _TAP, _REDUCED, _ELEMENT, _REQUANTISE = 3.0, 5.0, 2.7, 2.0, 14.0
-"""Cycles of RV32IMC per multiply-accumulate, per element of a window that overlaps others, per element of a reduction, per
-element of a result, and what a requantisation adds."""
+"""Cycles of RV32IMC per multiply-accumulate, per element of a window that overlaps others, of a reduction, of a result, and
+what a requantisation adds."""
 
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
