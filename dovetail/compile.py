@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.adapt import adapt
 from dovetail.emit import Project, Unit, emit_project, make_unit
-from dovetail.errors import ModelError, TargetError
+from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
@@ -22,7 +22,7 @@ from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region
-from dovetail.place import Placing, first, place
+from dovetail.place import Placing, first, one_by_one, place
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
@@ -147,6 +147,15 @@ def compile_graph(
         regions = choose(first(chosen, target), choices or {}, target)
         progress("placing")
         placing = place(chosen, regions, target, options.pins, (choices or {}).keys())
+        try:
+            return planned_as(chosen, placing)
+        except PlanError:
+            if all(region.slot is None for region in placing.regions):
+                raise
+        return planned_as(chosen, one_by_one(placing))
+
+    def planned_as(chosen: Graph, placing: Placing) -> _Attempt:
+        """The stages behind placement."""
         progress("choosing layouts")
         placed = choose_layouts(chosen, placing.regions, target, near)
         progress("planning tiles, order and addresses")

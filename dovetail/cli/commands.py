@@ -103,7 +103,7 @@ def _summary(compiled: Compiled) -> str:
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
     placing = compiled.placing
-    stripes += f"; {placing.describe()}" if placing and placing.schedule else ""
+    stripes += f"; {placing.describe()}" if placing and placing.describe() else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
     return f"{where}; {memory}{stripes}"
 

@@ -23,7 +23,7 @@ from dovetail.place.schedule import heuristic, in_order, lower_bound, slots
 from dovetail.program.ir import CORE
 from dovetail.target.description import Target
 
-_EXACT_SECONDS = 6.0
+_EXACT_SECONDS = 3.0
 """Deterministic solver time."""
 _EXACT_CANDIDATES = 600
 """Candidates of all layers together the solver is asked about; larger networks have the heuristic's answer."""
@@ -40,6 +40,8 @@ class Placing:
     schedule: Schedule | None = None
     bound: int = 0
     """Cycles, by the same estimate, that no placement can be below."""
+    note: str = ""
+    """What was given up for want of memory."""
 
     @property
     def is_proven(self) -> bool:
@@ -47,8 +49,9 @@ class Placing:
         return self.schedule is None or self.schedule.finish <= self.bound
 
     def describe(self) -> str:
-        """The outcome in one sentence."""
-        assert self.schedule is not None
+        """The outcome in one sentence; empty where nothing was to decide."""
+        if self.schedule is None:
+            return self.note
         finish = self.schedule.finish
         together = f"{overlap(self.layers, self.schedule):,} of them with engines and core at work together"
         if self.is_proven:
@@ -84,6 +87,14 @@ def place(
     return Placing(_placed(known, found, len(target.engines) > 1), known, found, bound)
 
 
+def one_by_one(placing: Placing) -> Placing:
+    """The same engines, each layer on one of them and after the one before: what needs least memory."""
+    assert placing.schedule is not None
+    regions = _placed(placing.layers, placing.schedule, False)
+    note = "there is no memory for several layers at once: they are computed one after the other"
+    return Placing(tuple(replace(region, shares=()) for region in regions), note=note)
+
+
 def first(graph: Graph, target: Target) -> tuple[Region, ...]:
     """The partition from which placement starts: without offloads that cost accuracy."""
     lossless = {engine.name: False for engine in target.engines}
@@ -111,4 +122,4 @@ def _reason(layer: Layer, picked: Candidate, region: Region) -> str:
     return why(layer, picked)
 
 
-__all__ = ["Candidate", "Layer", "Placing", "Told", "first", "overlap", "place", "told"]
+__all__ = ["Candidate", "Layer", "Placing", "Told", "first", "one_by_one", "overlap", "place", "told"]

@@ -75,14 +75,16 @@ def core_cycles(graph: Graph) -> int:
 def _on_engines(region: Region, graph: Graph, target: Target) -> Step:
     """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
     parts = region.parts
-    tilings = [_tiling(part, graph, target, len(parts)) for part in parts]
+    tilings = [_tiling(part, parts[0], graph, target, len(parts)) for part in parts]
     uses: list[Use] = []
+    engines: list[str] = []
     held = launches = 0
     for part, tiling in zip(parts, tilings, strict=True):
         assert part.engine is not None
         if not part.engine.wait:
             uses.append(Use(CORE, 0, tiling.ready_cycles))
             continue
+        engines.append(part.engine.name)
         tiles = _launches(part, tiling)
         uses.append(Use(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
         held += tiling.starting
@@ -97,7 +99,8 @@ def _on_engines(region: Region, graph: Graph, target: Target) -> Step:
     rest = [Use(CORE, number * cycles // most, LAUNCH_CYCLES * len(parts)) for number in range(1, most)]
     if held:
         rest = [Use(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
-    return Step(region, cycles, (*uses, *rest), fetch, launch, (launches - 1) * cycles // launches if launches else 0)
+    issuing = (launches - 1) * cycles // launches if launches else 0
+    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, tuple(engines))
 
 
 def _launches(part: Region, tiling: Tiling) -> int:
@@ -118,12 +121,12 @@ def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
     return sum(found.values())
 
 
-def _tiling(part: Region, graph: Graph, target: Target, sharers: int) -> Tiling:
-    """The tiling the planner would choose with the operands at hand, an equal part of the memory for each sharer."""
-    assert part.engine is not None
+def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers: int) -> Tiling:
+    """The tiling the planner would choose with the values in the leader's memory, of which each sharer has its part."""
+    assert part.engine is not None and leader.engine is not None
     ends = {*graph.inputs, *graph.outputs}
     values = (*part.graph.inputs, part.output)
-    homes = {name: target.values if name in ends else part.engine.memory for name in values}
+    homes = {name: target.values if name in ends else leader.engine.memory for name in values}
     return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers)
 
 

@@ -33,12 +33,8 @@ class Step:
     """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
     issuing: int = 0
     """How long after its beginning its last tile is started."""
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """The engines it keeps busy beside the core."""
-        parts = self.region.parts
-        return tuple(part.engine.name for part in parts if part.engine is not None and part.engine.wait)
+    engines: tuple[str, ...] = ()
+    """Those it is started on, which work on by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
