@@ -5,36 +5,52 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from random import Random
 
 from dovetail.partition.regions import Slot
 from dovetail.place.model import Candidate, Layer, Schedule, Step, Use
 from dovetail.program.ir import CORE
 
-_MOST_TRIES = 300
-"""Schedules the search for a better placement may make."""
+_MOST_TRIES, _MOST_PLACED = 2000, 50_000
+"""Schedules the search for a better placement may make, and layers it may place in all of them."""
 
 
 def heuristic(layers: Sequence[Layer], dma: str) -> Schedule:
-    """A good placement: the best of a few, each layer in turn then moved to where the network ends soonest.
+    """A good placement: the best of a few, then improved by small changes of candidates and order.
 
     Args:
         layers: in an order that computes every value before it is read.
         dma: name of the queue of copies.
     """
-    order = _by_rank(layers)
+    _, behind = ways(layers)
+    ranks = [min(one.cycles for one in layer.candidates) + after for layer, after in zip(layers, behind, strict=True)]
     free = [layer.candidates for layer in layers]
     sole = [tuple(one for one in some if len(one.members) == 1) or some for some in free]
     fastest = [(min(some, key=lambda one: one.cycles),) for some in free]
-    best = min((_place(layers, order, some, dma) for some in (free, fastest, sole)), key=lambda found: found.finish)
-    tries = 0
-    for index, layer in enumerate(layers):
-        for pick, candidate in enumerate(layer.candidates):
-            if pick == best.picks[index] or tries >= _MOST_TRIES:
-                continue
-            tries += 1
-            some = [(other.candidates[best.picks[number]],) for number, other in enumerate(layers)]
-            some[index] = (candidate,)
-            best = min(best, _place(layers, order, some, dma), key=lambda found: found.finish)
+    order = _ordered(layers, ranks)
+    starts = [_place(layers, order, some, dma) for some in (free, fastest, sole)]
+    return _improved(layers, min(starts, key=lambda found: found.finish), ranks, dma)
+
+
+def _improved(layers: Sequence[Layer], best: Schedule, ranks: Sequence[float], dma: str) -> Schedule:
+    """The schedule after changes that did not make it later: another candidate for a layer, another rank."""
+    source, order = Random(0), list(ranks)
+    bound = lower_bound(layers, dma)
+    choices = [index for index, layer in enumerate(layers) if len(layer.candidates) > 1]
+    for _ in range(min(_MOST_TRIES, _MOST_PLACED // max(len(layers), 1))):
+        if best.finish <= bound:
+            break
+        trial, picks = list(order), list(best.picks)
+        if choices and source.random() < 0.5:
+            index = choices[int(source.random() * len(choices))]
+            picks[index] = int(source.random() * len(layers[index].candidates))
+        if source.random() < 0.7:
+            trial[int(source.random() * len(layers))] = source.random() * max(ranks)
+        allowed = [(layer.candidates[pick],) for layer, pick in zip(layers, picks, strict=True)]
+        found = _place(layers, _ordered(layers, trial), allowed, dma)
+        if found.finish <= best.finish:
+            best, order = found, trial
     return best
 
 
@@ -79,11 +95,23 @@ def load(candidate: Candidate, dma: str) -> dict[str, int]:
     return found
 
 
-def _by_rank(layers: Sequence[Layer]) -> list[int]:
-    """Layers with the longest way to the end first."""
-    _, behind = ways(layers)
-    rank = [min(one.cycles for one in layer.candidates) + after for layer, after in zip(layers, behind, strict=True)]
-    return sorted(range(len(layers)), key=lambda index: (-rank[index], index))
+def _ordered(layers: Sequence[Layer], ranks: Sequence[float]) -> list[int]:
+    """Layers by falling rank, none before those it reads."""
+    waiting = [len(layer.after) for layer in layers]
+    readers: list[list[int]] = [[] for _ in layers]
+    for index, layer in enumerate(layers):
+        for one in layer.after:
+            readers[one].append(index)
+    ready = [(-ranks[index], index) for index, count in enumerate(waiting) if not count]
+    heapify(ready)
+    found: list[int] = []
+    while ready:
+        found.append(heappop(ready)[1])
+        for reader in readers[found[-1]]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heappush(ready, (-ranks[reader], reader))
+    return found
 
 
 def _place(
