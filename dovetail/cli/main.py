@@ -64,7 +64,7 @@ Pin = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=ENGINE",
-        help="Compute a layer, or an operator of the model, there: an engine, core, or several as a+b. May be repeated.",
+        help="Compute a layer, or an operator of the model, on an engine, core, or several (a+b). May be repeated.",
         show_default=False,
     ),
 ]

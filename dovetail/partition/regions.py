@@ -36,6 +36,8 @@ class Slot:
     begin: int
     """When it begins: engines have queues."""
     end: int
+    fetch: int = 0
+    """When its constants are fetched, if that is done early."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
 
 
 def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
-    """Why the engine's other offloads that could compute what a region's offload begins with did not: one sentence each.
+    """Why the engine's other offloads that could compute what a region's offload begins with did not, a sentence each.
 
     Args:
         graph: the whole network.

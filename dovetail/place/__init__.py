@@ -84,13 +84,13 @@ def place(
     if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
         found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
         found = in_order(known, found, dma)
-    return Placing(_placed(known, found, len(target.engines) > 1), known, found, bound)
+    return Placing(_placed(known, found, dma if len(target.engines) > 1 else None), known, found, bound)
 
 
 def one_by_one(placing: Placing) -> Placing:
     """The same engines, each layer on one of them and after the one before: what needs least memory."""
     assert placing.schedule is not None
-    regions = _placed(placing.layers, placing.schedule, False)
+    regions = _placed(placing.layers, placing.schedule, None)
     note = "there is no memory for several layers at once: they are computed one after the other"
     return Placing(tuple(replace(region, shares=()) for region in regions), note=note)
 
@@ -101,17 +101,16 @@ def first(graph: Graph, target: Target) -> tuple[Region, ...]:
     return partition(graph, without_offloads(target, lossless))
 
 
-def _placed(known: tuple[Layer, ...], found: Schedule, timed: bool) -> tuple[Region, ...]:
-    """The chosen regions, in the order in which they begin if they are timed."""
-    times = slots(known, found)
+def _placed(known: tuple[Layer, ...], found: Schedule, dma: str | None) -> tuple[Region, ...]:
+    """The chosen regions, in the order in which they are issued; without times, and in the partition's order, without
+    the name of the queue of copies."""
+    times = slots(known, found, dma) if dma is not None else {}
     chosen = []
     for index, (layer, pick) in enumerate(zip(known, found.picks, strict=True)):
         for number, step in enumerate(layer.candidates[pick].steps):
-            slot = times[step.region.name]
-            region = replace(step.region, reason=_reason(layer, layer.candidates[pick], step.region))
-            if timed:
-                region = replace(region, slot=slot)
-            chosen.append((slot.issue if timed else 0, index, number, region))
+            slot = times.get(step.region.name)
+            region = replace(step.region, reason=_reason(layer, layer.candidates[pick], step.region), slot=slot)
+            chosen.append((slot.issue if slot else 0, index, number, region))
     return tuple(region for *_, region in sorted(chosen, key=lambda one: one[:3]))
 
 

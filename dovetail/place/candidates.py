@@ -35,12 +35,12 @@ def layers(
     for region in regions:
         refused: dict[str, str] = {}
         wish = pins.get(region.name, "")
-        candidates = _candidates(region, graph, target, wish, region.name in held, refused)
-        if wish:
-            candidates = _wished(region, candidates, wish, refused)
+        known = _candidates(region, graph, target, wish, region.name in held, refused)
+        candidates = _wished(region, known, wish, refused) if wish else known
+        passed_over = tuple(one for one in known if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
         delays = _delays([found[index] for index in after], after, candidates, target)
-        found.append(Layer(region, candidates, refused, after, delays, wish))
+        found.append(Layer(region, candidates, refused, after, delays, wish, passed_over))
     return tuple(found)
 
 

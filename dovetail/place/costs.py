@@ -26,9 +26,9 @@ from dovetail.target.description import Target
 COPY_CYCLES = 45
 """Core cycles of starting a copy, as the `iss` simulator shows them."""
 
-_MAC, _TAP, _REDUCED, _ELEMENT, _REQUANTISE = 3.0, 5.0, 2.7, 2.0, 14.0
-"""Cycles of RV32IMC per multiply-accumulate, per element of a window that overlaps others, of a reduction, of a result, and
-what a requantisation adds."""
+_MAC, _TAP, _WINDOW, _REDUCED, _ELEMENT, _REQUANTISE = 3.0, 3.8, 10.0, 2.7, 2.0, 14.0
+"""Cycles of RV32IMC per multiply-accumulate, per element and per pixel of windows that overlap, per element of a
+reduction and of a result, and what a requantisation adds."""
 
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
@@ -63,8 +63,9 @@ def core_cycles(graph: Graph) -> int:
         result, first = graph.types[node.output].elements, kinds[0].elements if kinds else 0
         found += _MAC * node.operator.macs(kinds) + _ELEMENT * result
         if isinstance(node.operator, MaxPool2d | AveragePool2d | SumPool2d):
-            overlapping = result * prod(node.operator.kernel) > first
-            found += (_TAP if overlapping else _REDUCED) * result * prod(node.operator.kernel)
+            taps = result * prod(node.operator.kernel)
+            each = _TAP + _WINDOW / graph.types[node.output].shape[-1]
+            found += (each if taps > first else _REDUCED) * taps
         elif isinstance(node.operator, ScaleShift | Requantize):
             found += _REQUANTISE * result
         else:

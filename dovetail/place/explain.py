@@ -27,8 +27,9 @@ def told(layers: tuple[Layer, ...], schedule: Schedule) -> dict[str, Told]:
     found: dict[str, Told] = {}
     for layer, pick in zip(layers, schedule.picks, strict=True):
         picked = layer.candidates[pick]
-        if len(layer.candidates) > 1 or layer.refused:
-            costs = tuple((one.place, one.cycles) for one in layer.candidates)
+        known = (*layer.candidates, *layer.passed_over)
+        if len(known) > 1 or layer.refused or layer.pinned:
+            costs = tuple((one.place, one.cycles) for one in known)
             found |= dict.fromkeys(
                 (step.region.name for step in picked.steps), Told(costs, layer.refused, why(layer, picked))
             )

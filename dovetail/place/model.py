@@ -72,6 +72,8 @@ class Layer:
     """Layer it reads from, that one's candidate, its own -> cycles between the two, where there are any."""
     pinned: str = ""
     """Where the user wants it; empty for no wish."""
+    passed_over: tuple[Candidate, ...] = ()
+    """What else could compute it, but for that wish."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,6 +20,8 @@ MOST_BYTES = 1 << 20
 MOST_PINS = 10_000
 """Pins a file may have."""
 _LONGEST = 1000
+_OPERATOR = re.compile(r"\w+ \d+ \((.+)\)")
+"""How messages name an operator: kind, place in the file, and the file's own name, which will do by itself."""
 _EXAMPLE = 'such as {"pins": {"conv_4": "core"}} in JSON, or [pins] and conv_4 = "core" in TOML'
 
 
@@ -90,7 +93,8 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
     """
     named: dict[str, list[Region]] = {}
     for region in regions:
-        for name in dict.fromkeys((region.name, *region.origins)):
+        plain = (_OPERATOR.fullmatch(origin) for origin in region.origins)
+        for name in dict.fromkeys((region.name, *region.origins, *(match[1] for match in plain if match))):
             named.setdefault(name, []).append(region)
     found: dict[str, str] = {}
     because: dict[str, str] = {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from random import Random
 
 from dovetail.partition.regions import Slot
 from dovetail.place.model import Candidate, Layer, Schedule, Step, Use
+from dovetail.plan.tiles import LAUNCH_CYCLES
 from dovetail.program.ir import CORE
 
 _MOST_TRIES, _MOST_PLACED = 2000, 50_000
@@ -178,6 +179,15 @@ class _Queues:
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.issuing)
 
+    def fetched_by(self, end: int, length: int) -> int:
+        """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
+        start, busy = end - length, self._busy.get(self._dma, [])
+        while start > 0 and (ahead := [b for b, e in busy if b < start + length and start < e]):
+            start = min(ahead) - length
+        start = max(start, 0)
+        self._take((Use(self._dma, 0, length),), start)
+        return start
+
     def _take(self, uses: Sequence[Use], start: int) -> None:
         for use in uses:
             if use.length:
@@ -195,11 +205,18 @@ class _Queues:
         return start
 
 
-def slots(layers: Sequence[Layer], found: Schedule) -> Mapping[str, Slot]:
-    """Region name -> when it is computed."""
+def slots(layers: Sequence[Layer], found: Schedule, dma: str) -> Mapping[str, Slot]:
+    """Region name -> when it is computed, its constants fetched as late as they can be."""
     result: dict[str, Slot] = {}
-    for index, (layer, pick) in enumerate(zip(layers, found.picks, strict=True)):
-        for number, step in enumerate(layer.candidates[pick].steps):
-            begin = found.starts[index][number]
-            result[step.region.name] = Slot(found.launches[index][number], begin, begin + step.cycles)
+    late = _Queues(dma)
+    steps = [
+        (found.starts[index][number], found.launches[index][number], step)
+        for index, (layer, pick) in enumerate(zip(layers, found.picks, strict=True))
+        for number, step in enumerate(layer.candidates[pick].steps)
+    ]
+    for begin, _, step in steps:
+        late.book([replace(step, fetch=0)], [_Times(0, 0, begin)])
+    for begin, issue, step in sorted(steps, key=lambda one: -one[0]):
+        fetch = late.fetched_by(begin, step.fetch)
+        result[step.region.name] = Slot(issue, begin, begin + step.cycles, max(0, fetch - LAUNCH_CYCLES))
     return result

@@ -92,7 +92,10 @@ def lower(
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     waiting = _early_of_next(regions, parts, early)
     for index, fetches in waiting.items():
-        parts[index].head += fetches
+        if regions[index].slot and regions[index].place == CORE:  # a kernel would hold them up
+            parts[index].head[:0] = fetches
+        else:
+            parts[index].head += fetches
     ordered = in_turn([region.slot for region in regions], parts)
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written])
@@ -111,17 +114,28 @@ def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
 
 
 def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
-    """Move each early region's constants behind the first loads of the engine region before it (or the very start)."""
+    """Move each early region's constants behind the first loads of the engine region before it (or the very start), or
+    to where they are scheduled."""
     placed: dict[int, list[Statement]] = {}
     previous = 0
     for index, region in enumerate(regions):
         if region.engine is None:
             continue
         if region.name in early and index > 0:
-            placed.setdefault(previous, []).extend(parts[index].early)
+            placed.setdefault(_fetched_with(regions, index, previous), []).extend(parts[index].early)
             parts[index].early = []
         previous = index
     return placed
+
+
+def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
+    """The region with which the constants of another one are fetched: the last that is issued when that is scheduled;
+    the engine region before where nothing is."""
+    own = regions[index].slot
+    if own is None:
+        return previous
+    issued = [i for i, r in enumerate(regions[:index]) if r.slot and r.slot.issue <= own.fetch and not r.is_view]
+    return issued[-1] if issued else 0
 
 
 def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> Parts:

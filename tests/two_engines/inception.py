@@ -60,10 +60,10 @@ class _Maker:
 def inception(size: int = 9, width: int = 48, seed: int = 0) -> bytes:
     """The network as an ONNX file: an image of `size` x `size` and 8 channels, 4 * `width` channels of each block."""
     maker = _Maker(seed)
-    x = maker.convolution("stem", "input", 8, 8, 3)
-    x = maker.block("a", x, 8, width)
-    x = maker.convolution("between", x, 4 * width, 8, 1)
-    x = maker.block("b", x, 8, width)
+    x = maker.convolution("stem", "input", 8, 4, 3)
+    x = maker.block("a", x, 4, width)
+    x = maker.convolution("between", x, 4 * width, 4, 1)
+    x = maker.block("b", x, 4, width)
     maker.convolution("head", x, 4 * width, 10, 1)
     shape = [1, 8, size, size]
     graph = helper.make_graph(
