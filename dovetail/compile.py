@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region
+from dovetail.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.place import Placing, first, one_by_one, place
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
@@ -29,6 +30,7 @@ from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.stripe import Striped, Striping, refuse
+from dovetail.target.cores import check_cores
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
@@ -62,6 +64,8 @@ class Options:
     """What the code of the core is made for."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    pipeline: bool = False
+    """Let each core work on an input of its own; without, the cores share every layer."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
@@ -78,7 +82,9 @@ class Compiled:
     project: Project
     striped: Striped | None = None
     """What is computed in stripes to fit the memory budget; None where none was needed."""
-    placing: Placing | None = None
+    pipeline: Pipeline | None = None
+    """The stages, of which `graph` is one step; None without."""
+    placing: Placing = field(default_factory=lambda: Placing(()))
     """What there was to choose from, and how good the placement is."""
 
 
@@ -140,6 +146,7 @@ def compile_graph(
     Raises:
         DovetailError: as `compile_model`.
     """
+    graph, pipeline = _step(graph, target, options, interpret)
 
     def attempt(chosen: Graph) -> _Attempt:
         """The stages from the graph to the program."""
@@ -156,10 +163,11 @@ def compile_graph(
 
     def planned_as(chosen: Graph, placing: Placing) -> _Attempt:
         """The stages behind placement."""
+        own = pipeline.cores if pipeline else None
         progress("choosing layouts")
         placed = choose_layouts(chosen, placing.regions, target, near)
         progress("planning tiles, order and addresses")
-        return _Attempt(placing, placed, plan(placed, target, reserved(chosen, target), near))
+        return _Attempt(placing, placed, plan(placed, target, reserved(chosen, target), near, own))
 
     made, striped = _within(graph, target, options.memory_budget, attempt, progress)
     placed, planned = made.placed, made.plan
@@ -168,9 +176,9 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, made, striped))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, made.placing)
+    unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
+    project = emit_project(unit, _manifest(model, target, options, made, striped, pipeline))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline, made.placing)
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,20 @@ class _Attempt:
     placing: Placing
     placed: Placed
     plan: Plan
+
+
+def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
+    """One step of a pipeline and its stages, compared with the network if `check`; the network where there is to be
+    none."""
+    check_cores(target)
+    if not options.pipeline:
+        return graph, None
+    if options.memory_budget is not None:
+        raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
+    found = pipelined(graph, target)
+    if check:
+        check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
+    return found.graph, found
 
 
 def _within(
@@ -214,7 +236,10 @@ def _within(
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    peak = _peak(attempt(smallest.graph).plan, target)
+    made = attempt(smallest.graph)
+    peak = _peak(made.plan, target)
+    if peak <= budget:
+        return made, smallest
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -279,13 +304,22 @@ def _policy(target: Target, options: Options) -> Any:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants and code take, by the name of the memory."""
+    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
-    return {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    if target.workers:
+        stacks = sum(core.stack for core in target.cores)
+        found[target.values] = found.get(target.values, 0) + stacks
+    return found
 
 
 def _manifest(
-    model: Path | None, target: Target, options: Options, made: _Attempt, striped: Striped | None = None
+    model: Path | None,
+    target: Target,
+    options: Options,
+    made: _Attempt,
+    striped: Striped | None = None,
+    pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
     placed, placing = made.placed, made.placing
     layers = [
@@ -306,7 +340,9 @@ def _manifest(
         }
         for placement in made.plan.placements
     }
-    found = {
+    conversions, schedule = placed.conversions(), placing.schedule
+    placement = {"cycles": schedule.finish, "bound": placing.bound, "pins": dict(options.pins)} if schedule else {}
+    return {
         "schema": 1,
         "model": placed.graph.name,
         "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest() if model else "",
@@ -317,7 +353,16 @@ def _manifest(
         "memory": memory,
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
+        **_several_cores(target, pipeline),
+        **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
+        **({"placement": placement} if placement else {}),
     }
-    if placing.schedule is not None:
-        found["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound, "pins": dict(options.pins)}
-    return found
+
+
+def _several_cores(target: Target, pipeline: Pipeline | None) -> dict[str, Any]:
+    """What the description of a build says of its cores; nothing where there is one."""
+    if not target.workers:
+        return {}
+    speeds = [core.speed for core in target.cores]
+    stages = {"delay": pipeline.delay, "pipeline": pipeline.to_json()} if pipeline else {}
+    return {"cores": len(speeds), "core_speeds": speeds, **stages}

@@ -70,7 +70,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Cycles on the better of: the chip with one engine; and, of two engines, one beside the core, freely scheduled."""
     folder = tmp_path_factory.mktemp("alone")
     sole = ran(model, ALONE, folder / "sole")
-    assert sole.compiled.placing is not None and sole.compiled.placing.schedule is None
+    assert sole.compiled.placing.schedule is None
     mine = {region.name: "ne16" for region in sole.compiled.regions if region.engine is not None}
     beside = ran(model, TWINS, folder / "beside", mine)
     assert not beside.report.timeline.get("second")
@@ -86,7 +86,7 @@ def test_two_engines_take_four_fifths_of_the_time_of_one(model: Path, alone: int
     """Alike engines; the estimate is near the truth and proven to be the least, and both engines work at once."""
     found = ran(model, TWINS, tmp_path / "build")
     placing, timeline = found.compiled.placing, found.report.timeline
-    assert placing is not None and placing.schedule is not None
+    assert placing.schedule is not None
     both = together(timeline["ne16"], timeline["second"])
     print(f"{model.stem}: {found.cycles} of {alone} cycles, {found.cycles / alone:.3f}; both busy for {both}")
     print(placing.describe())
@@ -108,7 +108,6 @@ def test_unlike_engines_share_in_proportion(tmp_path: Path) -> None:
     path.write_bytes(zoo.build("resnet8"))
     sole = ran(path, ALONE, tmp_path / "sole")
     found = ran(path, machine(slowdown=2), tmp_path / "build")
-    assert found.compiled.placing is not None
     print(f"unlike: {found.cycles} of {sole.cycles} cycles, {found.cycles / sole.cycles:.3f}")
     print(found.compiled.placing.describe())
     assert found.cycles <= 0.85 * sole.cycles
@@ -142,5 +141,5 @@ def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "net.onnx"
     path.write_bytes(zoo.build("digits"))
     compiled = compile_model(path, TWINS, Options())
-    assert compiled.placing is not None and "one after the other" in compiled.placing.describe()
+    assert "one after the other" in compiled.placing.describe()
     assert not any(region.shares or region.slot for region in compiled.regions)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
     from dovetail.place import Placing
+    from dovetail.program.ir import Program
     from dovetail.stripe import Striped
     from dovetail.target import Target
 
@@ -50,6 +51,8 @@ def compile_to(
     allow_float: bool = False,
     optimize: str = "speed",
     memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
     pins: Mapping[str, str] | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
@@ -64,13 +67,15 @@ def compile_to(
         from dovetail.emit.project import write_project
         from dovetail.kernels import Optimize
         from dovetail.operators.arithmetic import Rounding
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
         budget = _bytes(memory_budget)
         options = Options(
-            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pins or {}
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pipeline,
+            pins or {},
         )
-        compiled = compile_model(model, load_target(target_name), options, report)
+        compiled = compile_model(model, with_cores(load_target(target_name), cores), options, report)
         dumped = 0
         if dump_folder is not None:
             from dovetail.compile import sample_inputs
@@ -103,9 +108,11 @@ def _summary(compiled: Compiled) -> str:
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
     placing = compiled.placing
-    stripes += f"; {placing.describe()}" if placing and placing.describe() else ""
+    stripes += f"; {placing.describe()}" if placing.describe() else ""
+    count = len(compiled.unit.target.cores)
+    shared = f"; {compiled.pipeline.describe()}" if compiled.pipeline else f"; on {count} cores" if count > 1 else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
-    return f"{where}; {memory}{stripes}"
+    return f"{where}; {memory}{stripes}{shared}"
 
 
 def _stripes(striped: Striped, macs: int) -> str:
@@ -180,6 +187,8 @@ def explain(
     policy: str | None,
     as_json: bool,
     memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
     pins: Mapping[str, str] | None = None,
 ) -> None:
     """Print where every operator goes; raises DovetailError."""
@@ -187,19 +196,25 @@ def explain(
         from dovetail.compile import Options, compile_graph, prepare
         from dovetail.partition import rivals
         from dovetail.place import first, place
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
-        target = load_target(target_name)
-        options = Options(policy, memory_budget=_bytes(memory_budget), pins=pins or {})
+        target = with_cores(load_target(target_name), cores)
+        options = Options(policy, memory_budget=_bytes(memory_budget), pipeline=pipeline, pins=pins or {})
         graph = prepare(model, target, options, report)
-        report("placing")
-        placing, striped = place(graph, first(graph, target), target, options.pins), None
-        regions = placing.regions
-        if options.memory_budget is not None:
+        striped = program = staged = None
+        if options.memory_budget is None and not target.workers and not pipeline:
+            report("placing")
+            placing = place(graph, first(graph, target), target, options.pins)
+            regions = placing.regions
+        else:
             compiled = compile_graph(graph, target, options, report, interpret=False)
-            regions, striped = compiled.regions, compiled.striped
+            regions, striped, staged = compiled.regions, compiled.striped, compiled.pipeline
+            placing = compiled.placing
+            program = compiled.plan.program if target.workers else None
         rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
         _add_candidates(rows, placing)
+        rows = [row | {"cores": own} for row, own in zip(rows, _core_shares(program), strict=True)] if program else rows
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
@@ -207,13 +222,28 @@ def explain(
             described["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound}
         if options.memory_budget is not None:
             described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
+        if staged is not None:
+            described["pipeline"] = staged.to_json()
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
     if placing.schedule is not None:
         say(placing.describe())
+    if staged is not None:
+        say(staged.describe())
     if striped is not None:
         say(_stripes(striped, sum(region.macs for region in regions)))
+
+
+def _core_shares(program: Program) -> list[dict[str, float]]:
+    """Per layer: the part of its result, of 1, that each core computes."""
+    from dovetail.program.ir import Call
+
+    found: list[dict[str, int]] = [{} for _ in program.layers]
+    for call in program.statements:
+        if isinstance(call, Call):
+            found[call.layer][str(call.core)] = call.result.type.elements
+    return [{core: own[core] / sum(own.values()) for core in sorted(own, key=int)} for own in found]
 
 
 def _placements(
@@ -284,6 +314,7 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
+        place = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in row.get("cores", {}).items()) or place
         said = [row["reason_not_offloaded"], *_compared(row), *row["offloads_not_used"], *row["instructions_not_used"]]
         reasons = "\n".join(sentence for sentence in said if sentence)
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))

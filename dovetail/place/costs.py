@@ -51,7 +51,7 @@ def step(region: Region, graph: Graph, target: Target) -> Step:
         return Step(region, 0, ())
     if region.mover:
         return _moved(region, target)
-    cycles = core_cycles(region.graph)
+    cycles = round(core_cycles(region.graph) / sum(core.speed for core in target.cores))
     return Step(region, cycles, (Use(CORE, 0, cycles),))
 
 
@@ -118,7 +118,7 @@ def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
     for part, tiling in zip(parts, tilings, strict=True):
         assert part.engine is not None
         packed = tuple(array.tobytes() for array in tiling.tiles[0].packed.values())
-        found[part.engine.memory, packed] = tiling.fetching
+        found[part.engine.constants or part.engine.memory, packed] = tiling.fetching
     return sum(found.values())
 
 

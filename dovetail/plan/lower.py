@@ -12,13 +12,13 @@ from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
+from dovetail.plan.cores import split, workers_first
 from dovetail.plan.movement import copies
 from dovetail.plan.order import Parts, in_turn
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
     Buffer,
-    Call,
     Copy,
     Launch,
     Role,
@@ -48,6 +48,7 @@ class _Context:
     placed: Placed
     target: Target
     homes: Mapping[str, str]
+    cores: Mapping[str, int]
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
@@ -72,6 +73,7 @@ def lower(
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
+    cores: Mapping[str, int],
 ) -> Lowered:
     """Statements in issue order, without waits.
 
@@ -81,9 +83,10 @@ def lower(
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
+        cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
     """
     graph, regions = placed.graph, placed.regions
-    context = _Context(placed, target, homes)
+    context = _Context(placed, target, homes, cores)
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
@@ -97,14 +100,16 @@ def lower(
         else:
             parts[index].head += fetches
     ordered = in_turn([region.slot for region in regions], parts)
+    ordered = workers_first(ordered, regions, cores) if cores else ordered
     for read, written, _ in graph.kept:
-        _replace_state(ordered, context.values[read], context.values[written])
+        _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
 
 
-def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
-    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more."""
-    last = max(
+def _replace_state(ordered: list[Statement], state: View, value: View, at_end: bool) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more; or at the
+    end, where other cores may read them until then."""
+    last = len(ordered) - 1 if at_end else max(
         index
         for index, statement in enumerate(ordered)
         if any(view.buffer == state.buffer for view in reads(statement))
@@ -156,7 +161,8 @@ def _region(context: _Context, index: int, region: Region, tilings: Mapping[str,
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         return Parts(head=[copy for copy in moved if not _in_place(copy)])
-    return Parts(head=[Call(index, region.graph, operands, result)])
+    core = context.cores.get(region.output)
+    return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 
 def _in_place(copy: Copy) -> bool:
@@ -249,10 +255,10 @@ def _tile_loads(
     inputs: list[Statement] = []
     if tile.packed and "" not in tiling.in_place:
         slot, load = _constant_slot(tiling, number)
-        source = _constant_blob(context, region, tile)
-        shared = (index, source.buffer, memory)
+        source, place = _constant_blob(context, region, tile), region.engine.constants or memory
+        shared = (index, source.buffer, place)
         if load and shared not in context.fetched:
-            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", place, source.type.elements)
             context.fetches[target] = context.placed.regions[index].name
             constants.append(Copy(index, source, dense_view(target, source.type)))
             if len({_channels(other.tile.box) for other in tiling.tiles}) == 1:  # they stay where they are
@@ -363,7 +369,7 @@ def _packed(
     else:
         own = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
         blob = _constant_blob(context, region, tile).buffer
-        buffer = context.fetched.get((index, blob, region.engine.memory), own)
+        buffer = context.fetched.get((index, blob, region.engine.constants or region.engine.memory), own)
     offsets = pack_offsets(tile.packed, _alignment(context, region))
     kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
     return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}

@@ -25,7 +25,7 @@ from dovetail.target.description import (
 )
 from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.ordering import Ordered, Ordering, OrderRequest
-from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
+from dovetail.target.pattern import Constraint, Match, Scope, apply, constant, maybe, operand
 
 __all__ = [
     "CValue",
@@ -53,6 +53,7 @@ __all__ = [
     "Raw",
     "RegisterMemory",
     "Rewrite",
+    "Scope",
     "Space",
     "Struct",
     "Target",
