@@ -61,6 +61,18 @@ TargetName = Annotated[
         show_default=False,
     ),
 ]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=ENGINE",
+        help="Compute a layer, or an operator of the model, on an engine, core, or several (a+b). May be repeated.",
+        show_default=False,
+    ),
+]
+Pins = Annotated[
+    Path | None,
+    typer.Option(help="A file of pins: a table pins of NAME = \"ENGINE\" in TOML, or in .json.", show_default=False),
+]
 Requant = Annotated[
     str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
 ]
@@ -122,10 +134,12 @@ def compile_command(
     ] = None,
     cores: Cores = None,
     pipeline: InPipeline = False,
+    pin: Pin = None,
+    pins: Pins = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
-    Example: dovetail compile net.tflite --target ne16 -o build/net
+    Example: dovetail compile net.tflite --target ne16 -o build/net --pin conv_4=core
 
     Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
 
@@ -134,7 +148,8 @@ def compile_command(
     from dovetail.cli import commands
 
     stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline)
+    where = commands.all_pins(pin or (), pins)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline, where)
 
 
 @app.command()
@@ -186,14 +201,17 @@ def explain(
     ] = None,
     cores: Cores = None,
     pipeline: InPipeline = False,
+    pin: Pin = None,
+    pins: Pins = None,
 ) -> None:
-    """Show where every operator goes and, if not to an engine, why.
+    """Show where every operator goes and why: what each engine would cost, or what keeps it from taking it.
 
     Example: dovetail explain net.tflite --target ne16
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline)
+    where = commands.all_pins(pin or (), pins)
+    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline, where)
 
 
 @app.command()

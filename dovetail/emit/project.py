@@ -223,8 +223,11 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
 
 
 def _work(unit: Unit) -> list[dict[str, Any]]:
-    """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
-    found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
+    """Per layer: transfers, bytes they write (padding too), launches, and their MACs (overlaps too) in all and by
+    engine."""
+    found: list[dict[str, Any]] = [
+        {"transfers": 0, "bytes": 0, "launches": 0, "macs": 0, "engines": {}} for _ in unit.program.layers
+    ]
     last = len(unit.program.statements) - 1
     for index, moves in unit.program.moves.items():
         own = found[unit.program.statements[min(index, last)].layer]
@@ -237,10 +240,11 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
                 found[statement.layer]["transfers"] += len(split)
                 found[statement.layer]["bytes"] += transfer.nbytes
         if isinstance(statement, Launch):
-            types = statement.graph.types
-            found[statement.layer]["launches"] += 1
-            for node in statement.graph.nodes:
-                found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
+            types, own = statement.graph.types, found[statement.layer]
+            macs = sum(n.operator.macs([types[name] for name in n.inputs]) for n in statement.graph.nodes)
+            own["launches"] += 1
+            own["macs"] += macs
+            own["engines"][statement.engine] = own["engines"].get(statement.engine, 0) + macs
     return [{**own, **cores} for own, cores in zip(found, _cores(unit), strict=True)]
 
 

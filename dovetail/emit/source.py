@@ -90,11 +90,12 @@ def _commands(
     program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
-    assert region.offload is not None
+    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    assert offload is not None
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
-    if not region.offload.strided and not all(view.is_dense for view in views):
-        raise ProgramError(f"{region.offload.name} is given operands of {region.name} that do not lie densely")
-    made = region.offload.commands(launch.match, addressed_operands(program, launch))
+    if not offload.strided and not all(view.is_dense for view in views):
+        raise ProgramError(f"{offload.name} is given operands of {region.name} that do not lie densely")
+    made = offload.commands(launch.match, addressed_operands(program, launch))
     number = _launch_number(program, launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if number is not None else "")
     if len(made) == 1:
@@ -269,31 +270,47 @@ def driver_headers(unit: Unit) -> list[str]:
     return [*(name for name in names if name.endswith(".h")), *headers]
 
 
+Stretch = tuple[int, list[int]]
+"""A layer, and the indices of statements of it that follow one another."""
+
+
 def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
-    """The static functions of the layers that do something, in order."""
-    groups: list[tuple[int, list[int]]] = []
+    """The static functions of the layers that do something, in order: one for each, or for all that take turns."""
+    stretches: list[Stretch] = []
     for index, statement in enumerate(unit.program.statements):
         if isinstance(statement, Begin):
-            groups.append((statement.layer, []))
+            stretches.append((statement.layer, []))
         else:
-            groups[-1][1].append(index)
-    for layer, members in groups:
-        if not members:
-            continue
-        region = unit.regions[layer]
-        where = _where(unit, region, members)
-        origin = one_line(", ".join(region.origins))[:160]
-        text = [
-            *(line for index in members for line in _job(unit, index)),
-            f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
-            f"static void {region.name}(void)",
-            "{",
-        ]
-        text.append(f"    DOVETAIL_MARK({layer});")
-        for index in members:
-            lines = [*_moves(unit, index), *_statement(unit, index, unit.program.statements[index])]
-            text += [f"    {line}" for line in lines]
-        yield region.name, [*text, "}", ""]
+            stretches[-1][1].append(index)
+    for group in _in_turns([stretch for stretch in stretches if stretch[1]]):
+        layers = list(dict.fromkeys(layer for layer, _ in group))
+        text = [line for _, members in group for index in members for line in _job(unit, index)]
+        for layer in layers:
+            region = unit.regions[layer]
+            where = _where(unit, region, [index for own, members in group if own == layer for index in members])
+            origin = one_line(", ".join(region.origins))[:160]
+            text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
+        name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
+        text += [f"static void {name}(void)", "{"]
+        for layer, members in group:
+            text.append(f"    DOVETAIL_MARK({layer});")
+            for index in members:
+                lines = [*_moves(unit, index), *_statement(unit, index, unit.program.statements[index])]
+                text += [f"    {line}" for line in lines]
+        yield name, [*text, "}", ""]
+
+
+def _in_turns(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+    """The stretches in groups: those between the first and the last of one layer belong together."""
+    last = {layer: position for position, (layer, _) in enumerate(stretches)}
+    group: list[Stretch] = []
+    end = 0
+    for position, stretch in enumerate(stretches):
+        group.append(stretch)
+        end = max(end, last[stretch[0]])
+        if position == end:
+            yield group
+            group, end = [], position + 1
 
 
 def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:

@@ -203,6 +203,12 @@ class Offload:
     """The settings that stand for knobs that are absent; needed with `knobs`."""
     floor: Callable[[Match], int] | None = None
     """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
+    lossy: str = ""
+    """What it costs in accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
+    what computes every bit."""
+    starting: Callable[[Match], int] = lambda match: 0
+    """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
+    one piece after the other."""
 
 
 @dataclass(frozen=True)
