@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,24 @@ from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
 from dovetail.kernels import Optimize
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
-from dovetail.target.description import Target
+from dovetail.target.description import DeviceModel, Target
 from dovetail.targets import BUILT_IN, load_target
 
-SIMULATORS = ("iss", "host")
+SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
 
 _MOST_MANIFEST = 64 << 20
 _FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Signals of an engine in Verilog, written to a file."""
+
+    file: Path
+    """VCD, 10 ns a cycle."""
+    cycles: int = 100_000
+    """How many of the cycles in which it has work."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
 
 
 def run_build(
-    build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
+    build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
+    waves: Waves | None = None,
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next.
@@ -93,6 +104,7 @@ def run_build(
         simulator: one of `SIMULATORS`.
         inputs: arrays by input name, of exactly the model's shapes and types.
         cache: folder of compiled objects; None for the user's.
+        waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
 
     Raises:
         DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
@@ -100,8 +112,11 @@ def run_build(
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
-    if simulator == "iss":
-        simulation, sizes = _run_iss(build, sets, wanted, cache)
+    if waves is not None and simulator != "rtl":
+        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --simulator rtl")
+    if simulator in ("iss", "rtl"):
+        devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
+        simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
     elif simulator == "host":
         simulation, sizes = _run_host(build, sets, wanted, cache), {}
     else:
@@ -111,7 +126,8 @@ def run_build(
 
 
 def _run_iss(
-    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+    build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
+    cache: Path | None,
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.build.toolchain import compile_firmware, section_sizes
     from dovetail.simulate.architecture import core_costs
@@ -134,15 +150,35 @@ def _run_iss(
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
-    setup = SimulationSetup(elf, memories, _devices(target), core.isa, core.costs, extension=core.extension)
+    setup = SimulationSetup(elf, memories, tuple(devices), core.isa, core.costs, extension=core.extension)
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)
 
 
-def _devices(target: Target) -> tuple[DeviceSpec, ...]:
-    models = [engine.device for engine in target.engines if engine.device]
-    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models]
+def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
+    """Engine -> its Verilog as a device, built."""
+    from dovetail.simulate.rtl_build import build_rtl
+    from dovetail.target.rtl import read_rtl
+
+    models = {engine.name: engine.rtl for engine in target.engines if engine.rtl}
+    if not models:
+        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --simulator iss")
+    if waves is not None and len(models) > 1:
+        raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+    found = {}
+    for name, model in models.items():
+        library = build_rtl(read_rtl(model.arguments["rtl"]), traced=waves is not None, cache=cache)
+        written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles} if waves else {}
+        found[name] = replace(model, arguments={**model.arguments, "library": str(library), **written})
+    return found
+
+
+def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[DeviceSpec, ...]:
+    """Every engine's device, some by name in place of the target's own, and the DMA."""
+    engines = [engine for engine in target.engines if engine.device]
+    models = [instead.get(engine.name, engine.device) for engine in engines]
+    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
     if target.dma:
         arguments = {
             "name": target.dma.name,

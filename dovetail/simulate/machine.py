@@ -13,7 +13,7 @@ from dovetail.errors import SimulationError
 from dovetail.simulate import block_hook
 from dovetail.simulate.address_map import AddressMap, Window, neighbours, page_ranges
 from dovetail.simulate.architecture import CoreSetup, architecture_of, core_costs
-from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
+from dovetail.simulate.device import INITIAL_BYTE, Clocked, Device, MemoryBus
 from dovetail.simulate.factory import make_device
 from dovetail.simulate.harness import SIZE as HARNESS_SIZE
 from dovetail.simulate.harness import Clock, Harness
@@ -54,6 +54,7 @@ class Machine:
         architecture = architecture_of(setup.isa)
         self.bus = MemoryBus(setup.memories)
         self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
+        self._clocked = [device for device in self.devices if isinstance(device, Clocked)]
         self._symbols = symbols(setup.elf)
         self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self._text, self.devices)
         self._idle = 0
@@ -224,7 +225,10 @@ class Machine:
             if not events:
                 raise SimulationError("deadlock: the core waits for an interrupt and no device is running",
                                       where=self._place(place), hint=self._recent())
-            skipped = max(0, min(events) - self._state.cycles)
+            moment = min(events)
+            for device in self._clocked:
+                moment = min(moment, device.clock(moment))
+            skipped = max(0, moment - self._state.cycles)
             self._idle += skipped
             self._state.cycles += skipped
             self._advance(self._state.cycles)

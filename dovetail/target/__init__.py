@@ -26,6 +26,8 @@ from dovetail.target.description import (
 from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.ordering import Ordered, Ordering, OrderRequest
 from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
+from dovetail.target.registers import JobRegisters
+from dovetail.target.rtl import Rtl, RtlPort
 
 __all__ = [
     "CValue",
@@ -37,6 +39,7 @@ __all__ = [
     "DeviceModel",
     "Dma",
     "Engine",
+    "JobRegisters",
     "Knob",
     "Layout",
     "LibraryCall",
@@ -53,6 +56,8 @@ __all__ = [
     "Raw",
     "RegisterMemory",
     "Rewrite",
+    "Rtl",
+    "RtlPort",
     "Space",
     "Struct",
     "Target",

@@ -261,6 +261,8 @@ class Engine:
     success: int | None = None
     """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
+    rtl: DeviceModel | None = None
+    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
 
 
 @dataclass(frozen=True)

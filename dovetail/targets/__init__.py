@@ -19,6 +19,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
+    "macarray": "macarray:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 
