@@ -32,7 +32,7 @@ class Waves:
 
     file: Path
     """VCD, 10 ns a cycle."""
-    cycles: int = 100_000
+    cycles: int = 10_000
     """How many of the cycles in which it has work."""
 
 

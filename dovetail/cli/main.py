@@ -40,6 +40,7 @@ class Simulator(enum.StrEnum):
     """What a build runs on."""
 
     ISS = "iss"
+    RTL = "rtl"
     HOST = "host"
 
 
@@ -121,7 +122,8 @@ def compile_command(
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
     sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
+        Simulator,
+        typer.Option(help="The simulated chip with its cycles, the same with engines in Verilog, or the C code alone."),
     ] = Simulator.ISS,
     input_file: Annotated[
         Path | None,
@@ -140,6 +142,10 @@ def run(
         str | None,
         typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
     ] = None,
+    waves: Annotated[
+        Path | None, typer.Option(help="With --sim rtl: write the engine's signals here, as VCD.", show_default=False)
+    ] = None,
+    wave_cycles: Annotated[int, typer.Option(min=1, help="Cycles of them, from the start.")] = 10_000,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -147,7 +153,7 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value, input_file, output_file, json_file, target)
+    commands.run_folder(build, sim.value, input_file, output_file, json_file, target, waves, wave_cycles)
 
 
 @app.command()

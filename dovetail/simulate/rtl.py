@@ -26,7 +26,7 @@ SETTLE = 16
 """Cycles it is clocked after an access, or after its last work, before it may sleep."""
 MOST_WAIT = 1000
 """Cycles a register access may take."""
-WAVE_CYCLES = 100_000
+WAVE_CYCLES = 10_000
 """Cycles that are written to the waves unless asked otherwise."""
 _FAULTS = {1: "outside the memories", 2: "at no multiple of that"}
 _SILENT = -2
@@ -53,6 +53,7 @@ class _State(ctypes.Structure):
         ("stall", ctypes.c_uint32),
         ("random", ctypes.c_uint32),
         ("traced_cycles", ctypes.c_uint64),
+        ("busy_from", ctypes.c_uint64),
     )
     cycles: int
     time: int
@@ -63,6 +64,7 @@ class _State(ctypes.Structure):
     fault_address: int
     fault_bytes: int
     stall: int
+    busy_from: int
 
 
 class VerilatedDevice:
@@ -188,7 +190,8 @@ class VerilatedDevice:
             self._done.append(Activity(start, self._time, f"job {len(self._done) + 1}", macs=macs))
             self._started = None
         if state.busy and self._started is None and self._rtl.busy:
-            self._started = (self._time, self._macs(self._written))
+            ago = 0 if was_busy else state.cycles - state.busy_from
+            self._started = (self._time - ago, self._macs(self._written))
 
     def _access(self, kind: str, offset: int, value: int, now: int) -> int:
         """A register access; it begins when the module has come to the present."""

@@ -36,6 +36,7 @@ struct State {
     uint32_t stall;         // of 256 grants, how many are withheld
     uint32_t random;
     uint64_t traced_cycles; // left to be written to the waves
+    uint64_t busy_from;     // the value of `cycles` when busy rose last
 };
 
 struct Model {
@@ -129,6 +130,13 @@ struct Model {
         state.time++;
     }
 
+    // Whatever happens next, what there is can be looked at.
+    void flush() {
+#ifdef DUT_TRACE
+        if (state.traced_cycles != 0) waves.flush();
+#endif
+    }
+
     // The rising edge, with what happens at it in the memories.
     void high() {
 #define PORT(N, REQUEST, GRANT, WRITES, ADDRESS, WDATA, ENABLES, RDATA)                                              \
@@ -149,7 +157,9 @@ struct Model {
 #ifdef DUT_TRACE
         if (state.traced_cycles != 0 && --state.traced_cycles == 0) waves.close();
 #endif
-        state.busy = DUT_BUSY;
+        const uint32_t busy = DUT_BUSY;
+        if (busy && !state.busy) state.busy_from = state.cycles;
+        state.busy = busy;
         state.interrupt = DUT_INTERRUPT;
     }
 
@@ -243,7 +253,9 @@ void dovetail_rtl_reset(Model *model) { model->reset(); }
 
 // Reads or writes a register; the cycles it took, or an Answer.
 int32_t dovetail_rtl_access(Model *model, uint32_t write, uint32_t address, uint32_t *value, int32_t limit) {
-    return model->access(write != 0, address, value, limit);
+    const int32_t cycles = model->access(write != 0, address, value, limit);
+    model->flush();
+    return cycles;
 }
 
 // Clocks until `cycles` are over, busy or interrupt change, or a memory port does what it must not.
@@ -251,7 +263,8 @@ void dovetail_rtl_run(Model *model, uint64_t cycles) {
     const uint32_t busy = model->state.busy, interrupt = model->state.interrupt;
     for (uint64_t i = 0; i < cycles; i++) {
         model->cycle();
-        if (model->state.busy != busy || model->state.interrupt != interrupt || model->state.fault != NONE) return;
+        if (model->state.busy != busy || model->state.interrupt != interrupt || model->state.fault != NONE) break;
     }
+    model->flush();
 }
 }

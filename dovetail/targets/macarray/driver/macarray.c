@@ -1,5 +1,6 @@
 #include "macarray.h"
 
+#include "dma.h"
 #include "dovetail_rt.h"
 
 /* Byte offsets of the registers; the words of a job. */
@@ -14,6 +15,7 @@ static void collect(void)
 {
     uint32_t count = dovetail_mmio_read(MACARRAY_BASE + FINISHED);
     if (count == finished) {
+        dma_acknowledge();
         dovetail_wait_for_interrupt();
     }
     finished = count;

@@ -1,8 +1,9 @@
 // An int8 convolution engine: 8 x 8 multipliers, 8 channels in by 8 channels out in every cycle.
 //
-// A job is a convolution with a kernel of up to 15 x 15, stride 1 or 2 and zero padding, 32-bit sums that begin with a
-// bias, and TensorFlow Lite's requantisation per output channel. Images are NHWC with any strides, weights are packed as
-// [C_out/8][rows][columns][C_in/8][8 out][8 in], parameters as 16 bytes per output channel: bias, multiplier, shift, 0.
+// A job is a convolution with a kernel of up to 15 x 15, stride 1 or 2 and padding with the zero point, 32-bit sums that
+// begin with a bias, and TensorFlow Lite's requantisation per output channel. Images are NHWC with any strides; weights
+// are packed as [C_out/8][rows][columns][C_in/8][8 out][8 in], 0 for channels that are not there; parameters are 16 bytes
+// per output channel: bias, multiplier, shift, 0.
 //
 // Registers (APB, no wait states):
 //   0x00 START     write: begin the job the registers below describe; only while ROOM is 1
