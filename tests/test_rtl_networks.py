@@ -94,11 +94,9 @@ def with_verilog(target: Target, folder: Path, old: str, new: str) -> Target:
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
-    ("DRAIN: if (drained)", "DRAIN: if (1'b0)", r"^macarray: it hangs: busy for 200000 cycles without an interrupt"),
+    ("WAIT: state <= EMIT;", "WAIT: state <= WAIT;", r"^macarray: it hangs: busy for 200000 cycles without an interrupt"),
     ("assign pready = 1'b1;", "assign pready = word != 6'd1 || finished == 32'd0;",
      r"^macarray: its register port hangs: no answer to a read of 0x4 in 1000 cycles .* \(read in the block at 0x"),
-    ("raised <= done ||", "raised <= ", "deadlock: the core waits for an interrupt and no device is running"),
-    ("tap_row <= source;", "tap_row <= 32'h1000;", r"^macarray: it reads 8 bytes at 0x[0-9a-f]+, outside the memories"),
 ])  # fmt: skip
 def test_an_engine_that_hangs_beside_firmware(
     digits: tuple[Graph, Build], tmp_path: Path, old: str, new: str, message: str
@@ -129,7 +127,7 @@ def test_waves(digits: tuple[Graph, Build], tmp_path: Path) -> None:
     assert times == sorted(times) and times[-1] >= 10 * (first.end - first.start if first.end < 400 else 400)
     run_build(build, "rtl", [sample_inputs(graph)], waves=Waves(tmp_path / "all.vcd", 10_000_000))
     assert (tmp_path / "all.vcd").read_text().startswith("$version")
-    assert (tmp_path / "all.vcd").read_bytes().count(b"\n#") > 10_000, "complete though it did not reach its end"
+    assert (tmp_path / "all.vcd").read_bytes().count(b"\n#") > 5_000, "complete though it did not reach its end"
     with pytest.raises(DovetailError, match="the simulator 'iss' has no signals to write"):
         run_build(build, "iss", [sample_inputs(graph)], waves=Waves(tmp_path / "w.vcd"))
 

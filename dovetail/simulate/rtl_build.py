@@ -76,9 +76,9 @@ def build_rtl(rtl: Rtl, traced: bool = False, cache: Path | None = None) -> Path
     verilator, compiler = find_verilator(), cpp_compiler()
     cache = (cache or default_cache()).resolve()
     header = ports_header(rtl)
-    key = digest(verilator.version.encode(), compiler.version.encode(), repr((_OPTIONS, _COMPILED, traced)).encode(),
-                 header.encode(), json.dumps([rtl.top, dict(sorted(rtl.parameters.items()))]).encode(),
-                 _HOST.read_bytes(), *_contents(rtl))  # fmt: skip
+    asked = json.dumps([verilator.version, compiler.version, traced, rtl.top, sorted(rtl.parameters.items()), header])
+    steps = Path(__file__).read_bytes()  # how it is built
+    key = digest(asked.encode(), steps, _HOST.read_bytes(), *_contents(rtl))
     made = cache / f"{key}.so"
     if not made.exists():
         _build(rtl, verilator, header, traced, cache, made)
@@ -100,10 +100,8 @@ def _build(rtl: Rtl, verilator: Verilator, header: str, traced: bool, cache: Pat
         folder = Path(name)
         _verilate(rtl, verilator, traced, folder)
         (folder / "dovetail_ports.h").write_text(header)
-        parts = sorted(path.name for path in folder.glob("*.cpp"))
-        text = [f'#include "{part}"' for part in parts]
-        (folder / "all.cpp").write_text("\n".join([*text, _HOST.read_text()]))
         # One file: reading Verilator's headers takes longer than compiling a small model.
+        (folder / "all.cpp").write_text("\n".join(path.read_text() for path in (*sorted(folder.glob("*.cpp")), _HOST)))
         objects = compile_cpp(folder, [Path("all.cpp")], include=include, flags=flags, cache=cache)
         objects += compile_cpp(include[0], runtime, include=include[1:], flags=flags, cache=cache)
         link_shared(folder, objects, made)
