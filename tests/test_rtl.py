@@ -279,8 +279,12 @@ def test_verilog_that_does_not_build(tmp_path: Path) -> None:
 
 @needs_verilator
 def test_a_port_the_module_has_not(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="apb_psel"):
+    with pytest.raises(BuildError, match="faulty: the module has no port 'apb_psel'") as caught:
         build_rtl(faulty(registers=RtlPort("apb", "apb_")), cache=tmp_path)
+    assert caught.value.hint.startswith("its ports: busy, clock, done, m_add, m_data,")
+    with pytest.raises(BuildError, match="the port 'pwrite' is 1 bits wide; data of a memory are 8, 16, 32"):
+        wrong = {"req": "m_req", "gnt": "m_gnt", "addr": "m_add", "rdata": "pwrite", "we": "", "wdata": "", "be": ""}
+        build_rtl(faulty(memory=(RtlPort("tcdm", names=wrong),)))
     with pytest.raises(BuildError, match="there is no Verilog file"):
         build_rtl(faulty(sources=(tmp_path / "none.v",)))
     with pytest.raises(BuildError, match="nobody"):
@@ -316,6 +320,16 @@ def test_without_verilator(monkeypatch: pytest.MonkeyPatch) -> None:
         find_verilator()
     find_verilator.cache_clear()
     assert "needs the Python package 'verilator'" in str(caught.value) and "dovetail[rtl]" in caught.value.hint
+
+
+def test_the_page_describes_a_module_as_the_tests_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[1]
+    monkeypatch.chdir(root)
+    block = (root / "docs" / "rtl.md").read_text().split("```python\n")[1].split("```")[0]
+    found: dict[str, Any] = {}
+    exec(block, found)
+    assert found["DEVICE"].base == 0x00201000
+    assert read_rtl(found["DEVICE"].arguments["rtl"]) == adder(sources=(Path("tests/rtl/adder.sv"),))
 
 
 # ---- job registers

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rtl_networks import built, layer, million_cycles_per_second
-from test_rtl import broken, needs_verilator
 from typer.testing import CliRunner
 
 from dovetail.compile import Options, prepare, sample_inputs
@@ -20,6 +18,8 @@ from dovetail.run import Build, RunResult, Waves, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.zoo import build as zoo_model
+from rtl_networks import built, layer, million_cycles_per_second
+from test_rtl import broken, needs_verilator
 
 pytestmark = [needs_verilator, pytest.mark.skipif("sys.platform != 'linux'", reason="looks into /proc")]
 
@@ -70,7 +70,7 @@ def test_cosimulation_is_fast(shared: Path, tmp_path: Path) -> None:
     same_outputs(graph, run_build(build, "rtl", [sample_inputs(graph)]))
     speed = million_cycles_per_second(build, graph, "rtl", 40)
     print(f"ResNet8's second layer: {speed:.1f} million cycles per second")
-    assert speed >= 0.5, "3 on a quiet machine (docs/benchmarks.md)"
+    assert speed >= 1.0, "3 and more where the processor does nothing else (docs/benchmarks.md)"
 
 
 def test_verilog_as_the_device_of_any_simulation(digits: tuple[Graph, Build], tmp_path: Path) -> None:
@@ -94,7 +94,8 @@ def with_verilog(target: Target, folder: Path, old: str, new: str) -> Target:
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
-    ("WAIT: state <= EMIT;", "WAIT: state <= WAIT;", r"^macarray: it hangs: busy for 200000 cycles without an interrupt"),
+    ("WAIT: state <= EMIT;", "WAIT: state <= WAIT;",
+     r"^macarray: it hangs: busy for 200000 cycles without an interrupt"),
     ("assign pready = 1'b1;", "assign pready = word != 6'd1 || finished == 32'd0;",
      r"^macarray: its register port hangs: no answer to a read of 0x4 in 1000 cycles .* \(read in the block at 0x"),
 ])  # fmt: skip

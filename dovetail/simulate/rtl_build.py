@@ -99,6 +99,7 @@ def _build(rtl: Rtl, verilator: Verilator, header: str, traced: bool, cache: Pat
     with tempfile.TemporaryDirectory(prefix="dovetail_rtl_") as name:
         folder = Path(name)
         _verilate(rtl, verilator, traced, folder)
+        _check_ports(rtl, (folder / "Vdut.h").read_text())
         (folder / "dovetail_ports.h").write_text(header)
         # One file: reading Verilator's headers takes longer than compiling a small model.
         (folder / "all.cpp").write_text("\n".join(path.read_text() for path in (*sorted(folder.glob("*.cpp")), _HOST)))
@@ -119,6 +120,22 @@ def _verilate(rtl: Rtl, verilator: Verilator, traced: bool, folder: Path) -> Non
                             stdin=subprocess.DEVNULL, check=False)  # fmt: skip
     if answer.returncode:
         raise verilator_error(answer.stderr or answer.stdout, rtl, answer.returncode)
+
+
+def _check_ports(rtl: Rtl, model: str) -> None:
+    """Raise BuildError where the module lacks a signal of its description, or a memory port has no width of memory."""
+    widths = {name: int(high) + 1 for name, high in re.findall(r"VL_(?:IN|OUT)\w*\(&(\w+),(\d+),0", model)}
+    ports = [port.signals() for port in (rtl.registers, *rtl.memory)]
+    own = [rtl.clock, rtl.reset, rtl.interrupt, rtl.busy, *(name for signals in ports for name in signals.values())]
+    if missing := [name for name in own if name and name not in widths]:
+        raise BuildError(f"the module has no port '{missing[0]}'", where=rtl.top,
+                         hint=f"its ports: {', '.join(sorted(widths))}")  # fmt: skip
+    for signals in ports[1:]:
+        for name in (signals["wdata"] or signals["rdata"], signals["rdata"]):
+            width = widths[name]
+            if width < 8 or width & (width - 1) or width != widths[signals["rdata"]]:
+                what = f"the port '{name}' is {width} bits wide; data of a memory are 8, 16, 32, ... and alike"
+                raise BuildError(what, where=rtl.top)
 
 
 def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
