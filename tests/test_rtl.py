@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.build.toolchain import cpp_compiler
 from dovetail.errors import BuildError, MissingExtraError, SimulationError, TargetError
 from dovetail.simulate.device import Bytes, MemoryBus, MemoryRegion
 from dovetail.simulate.job_device import JobDevice
@@ -27,12 +28,12 @@ MEMORY = MemoryRegion("L1", 0x10000000, 128 << 10)
 
 
 def missing() -> str:
-    """Why nothing here can run; empty where it can."""
+    """Why nothing here can run, or not in time; empty where it can."""
     try:
         find_verilator()
     except MissingExtraError as error:
-        return str(error)
-    return ""
+        return error.what
+    return "" if cpp_compiler().kind == "cc" else "no c++, g++ or clang++ here; zig's builds its library for minutes"
 
 
 needs_verilator = pytest.mark.skipif(bool(missing()), reason=missing() or "Verilator is here")
@@ -197,7 +198,7 @@ def test_axi_lite_registers_and_a_wide_memory_port() -> None:
         device.write(offset, value, 1100)
     assert device.next_event() == pytest.approx(1100 + QUANTUM, abs=50)
     moment = device.clock(10_000)
-    assert 1300 < moment < 1350 and device.interrupt(), "two cycles per word"
+    assert moment == 1300 and device.interrupt(), "two cycles per word"
     expected = before.copy()
     expected[64 : 64 + 1600] += 7
     assert np.array_equal(bus.view(MEMORY.base, MEMORY.size), expected)
@@ -210,11 +211,14 @@ def test_axi_lite_registers_and_a_wide_memory_port() -> None:
 @needs_verilator
 def test_parameters_names_and_levels() -> None:
     bus = MemoryBus([MEMORY])
-    device = made(faulty(parameters={"VERSION": 0x1234}), bus)
-    assert device.read(0, 10) >= 0x1234
+    device = made(faulty(parameters={"VERSION": 0x1234}, busy=""), bus)
+    assert device.read(0, 10) >= 0x1234 and device.next_event() is not None
     device.write(0, 5, 20)
     assert device.clock(1000) < 40 and device.interrupt()
     assert bus.view(MEMORY.base + 16, 4).tobytes() == bytes([4, 3, 2, 1])
+    device.read(4, 100)
+    with pytest.raises(SimulationError, match="it hangs: no interrupt for 5000 cycles while the core waits"):
+        device.clock(device.clock(6000) + 1)
 
 
 # ---- what goes wrong

@@ -2,8 +2,9 @@
 
 The module stands at a cycle of its own, which follows the chip's: register accesses and the other devices' events bring
 it up to date, and while the core sleeps it runs to the cycle its interrupt line rises in. While the core is awake it is
-brought up to date every `QUANTUM` cycles, so an interrupt that is not slept for may be seen that much later. A register
-access takes the cycles its port takes, but does not hold up the core.
+brought up to date every `QUANTUM` cycles, so an interrupt that is not slept for may be seen that much later. What a
+register access costs is in the core's cycles: wait states of the port do not hold it up, and the cycles of a module
+that is idle in them are not counted.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class VerilatedDevice:
         self._library.dovetail_rtl_reset(self._model)
         self._time = 0
         self._awake_until = SETTLE
-        self._changed = 0
+        self._changed = self._touched = 0
         self._started: tuple[int, int] | None = None
         self._written: dict[int, int] = {}
         self._accesses: deque[str] = deque(maxlen=8)
@@ -146,6 +147,8 @@ class VerilatedDevice:
         raised = self._state.interrupt
         while self._time < until and self._state.interrupt <= raised:
             self._run(until)
+        if not self._rtl.busy and self._time - self._touched >= self._rtl.watchdog:
+            raise self._error(f"it hangs: no interrupt for {self._rtl.watchdog} cycles while the core waits")
         return self._time
 
     def interrupt(self) -> bool:
@@ -200,8 +203,9 @@ class VerilatedDevice:
         state.time = max(state.time, 2 * self._time)
         content = ctypes.c_uint32(value)
         took = self._library.dovetail_rtl_access(self._model, kind == "write", offset, ctypes.byref(content), MOST_WAIT)
-        self._time += state.cycles - before[0]
-        self._awake_until = self._time + SETTLE
+        # What an access costs is in the core's cycles; only work that goes on beside it takes time here.
+        self._time += state.cycles - (before[0] if before[1] else state.busy_from if state.busy else state.cycles)
+        self._awake_until, self._touched = self._time + SETTLE, self._time
         if took == _SILENT:
             raise self._error(f"its register port hangs: no answer to a {kind} of {offset:#x} in {MOST_WAIT} cycles")
         if took < 0:

@@ -32,7 +32,6 @@ module macarray_lanes (
 
     integer o, i;
     reg signed [8:0]  operand [0:7];
-    reg signed [8:0]  one;
     reg signed [31:0] total;
     reg [255:0]       old_sums, new_sums;
 
@@ -51,14 +50,12 @@ module macarray_lanes (
     always @(posedge clk) begin
         if (kind == PIXEL && (present || first)) begin
             for (i = 0; i < 8; i = i + 1)
-                operand[i] = present ? {x[8*i + 7], x[8*i +: 8]} - {zero_point[7], zero_point} : 9'sd0;
+                operand[i] = present ? $signed(x[8*i +: 8]) - $signed(zero_point) : 9'sd0;
             old_sums = sums[pixel];
             for (o = 0; o < 8; o = o + 1) begin
                 total = first ? bias[o] : old_sums[32*o +: 32];
-                for (i = 0; i < 8; i = i + 1) begin
-                    one = {weight[o][8*i + 7], weight[o][8*i +: 8]};
-                    total = total + operand[i] * one;
-                end
+                for (i = 0; i < 8; i = i + 1)
+                    total = total + operand[i] * $signed(weight[o][8*i +: 8]);
                 new_sums[32*o +: 32] = total;
             end
             sums[pixel] <= new_sums;
