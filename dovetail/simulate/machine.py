@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,6 @@ from dovetail.simulate.protocol import RunRequest, SimulationResult, SimulationS
 unicorn: Any = importlib.import_module("unicorn")
 uclib: Any = importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
 
-_STRIDE = 1 << 16  # cycles a device that is clocked may carry on at once,
-_STEP = 64  # and where there are several, which may be so far apart
 _NOWHERE = 0xFFFFFFFE  # an address no code reaches: the emulator wants one to stop at
 _ACCESSES = {
     unicorn.UC_MEM_READ_UNMAPPED: "read", unicorn.UC_MEM_WRITE_UNMAPPED: "write",
@@ -228,23 +225,14 @@ class Machine:
             if not events:
                 raise SimulationError("deadlock: the core waits for an interrupt and no device is running",
                                       where=self._place(place), hint=self._recent())
-            moment = self._moment(events)
+            moment = min(events)
+            for device in self._clocked:
+                moment = min(moment, device.clock(moment))
             skipped = max(0, moment - self._state.cycles)
             self._idle += skipped
             self._state.cycles += skipped
             self._advance(self._state.cycles)
         self._asleep_at = None
-
-    def _moment(self, events: Sequence[int]) -> int:
-        """When something happens next while the core sleeps, of these events, or before."""
-        if not self._clocked:
-            return min(events)
-        stride = _STRIDE if len(self._clocked) == 1 else _STEP
-        known = [device.next_event() for device in self.devices if device not in self._clocked]
-        moment = min([min(events) + stride, *(event for event in known if event is not None)])
-        for device in self._clocked:
-            moment = min(moment, device.clock(moment))
-        return moment
 
     def _take_interrupt(self) -> None:
         """Enter the handler if a line is high and nothing masks it."""

@@ -21,7 +21,7 @@ from dovetail.simulate.factory import find
 from dovetail.simulate.rtl_build import build_rtl
 from dovetail.target.rtl import read_rtl
 
-QUANTUM = 1024
+QUANTUM = 4096
 """Cycles the module may be behind while the core is awake."""
 SETTLE = 16
 """Cycles it is clocked after an access, or after its last work, before it may sleep."""

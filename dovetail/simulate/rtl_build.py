@@ -23,7 +23,7 @@ _INCLUDED = (".vh", ".svh", ".h", ".inc", ".mem", ".hex", ".v", ".sv")
 _OPTIONS = (
     "--cc", "-O3", "--no-timing", "--x-assign", "fast", "--x-initial", "unique", "-Wno-fatal", "--prefix", "Vdut",
 )
-_COMPILED = ("-g0", "-O2", "-fno-sanitize=undefined", "-w")
+_COMPILED = ("-g0", "-O2", "-fno-semantic-interposition", "-fno-sanitize=undefined", "-w")
 
 
 @dataclass(frozen=True, slots=True)
