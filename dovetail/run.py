@@ -113,7 +113,7 @@ def run_build(
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
     if waves is not None and simulator != "rtl":
-        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --simulator rtl")
+        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --sim rtl")
     if simulator in ("iss", "rtl"):
         devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
         simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
@@ -159,17 +159,24 @@ def _run_iss(
 def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
     """Engine -> its Verilog as a device, built."""
     from dovetail.simulate.rtl_build import build_rtl
-    from dovetail.target.rtl import read_rtl
+    from dovetail.target.rtl import VERILATED, read_rtl
 
-    models = {engine.name: engine.rtl for engine in target.engines if engine.rtl}
+    known = [(engine.name, model) for engine in target.engines for model in (engine.device, engine.rtl) if model]
+    models = {name: model for name, model in known if model.factory == VERILATED}
     if not models:
-        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --simulator iss")
-    if waves is not None and len(models) > 1:
-        raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --sim iss")
+    written: dict[str, Any] = {}
+    if waves is not None:
+        if len(models) > 1:
+            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+        try:
+            waves.file.write_bytes(b"")
+        except OSError as error:
+            raise DovetailError(f"the waves cannot be written: {error}", hint="choose another file") from None
+        written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles}
     found = {}
     for name, model in models.items():
         library = build_rtl(read_rtl(model.arguments["rtl"]), traced=waves is not None, cache=cache)
-        written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles} if waves else {}
         found[name] = replace(model, arguments={**model.arguments, "library": str(library), **written})
     return found
 

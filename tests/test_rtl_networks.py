@@ -80,10 +80,12 @@ def test_verilog_as_the_device_of_any_simulation(digits: tuple[Graph, Build], tm
     own = replace(build.target, engines=(replace(engine, device=engine.rtl, rtl=None),))
     result = run_build(replace(build, target=own), "iss", [sample_inputs(graph)])
     same_outputs(graph, result)
-    other = run_build(build, "rtl", [sample_inputs(graph)])
-    assert other.simulation.inferences[0] == result.simulation.inferences[0]
+    for target in (build.target, own):
+        other = run_build(replace(build, target=target), "rtl", [sample_inputs(graph)])
+        assert other.simulation.inferences[0] == result.simulation.inferences[0]
+    none = replace(build.target, engines=(replace(engine, rtl=None),))
     with pytest.raises(DovetailError, match="no engine of 'macarray' is there in Verilog"):
-        run_build(replace(build, target=own), "rtl", [sample_inputs(graph)])
+        run_build(replace(build, target=none), "rtl", [sample_inputs(graph)])
 
 
 def with_verilog(target: Target, folder: Path, old: str, new: str) -> Target:
@@ -131,6 +133,8 @@ def test_waves(digits: tuple[Graph, Build], tmp_path: Path) -> None:
     assert (tmp_path / "all.vcd").read_bytes().count(b"\n#") > 5_000, "complete though it did not reach its end"
     with pytest.raises(DovetailError, match="the simulator 'iss' has no signals to write"):
         run_build(build, "iss", [sample_inputs(graph)], waves=Waves(tmp_path / "w.vcd"))
+    with pytest.raises(DovetailError, match=r"the waves cannot be written: .*No such file"):
+        run_build(build, "rtl", [sample_inputs(graph)], waves=Waves(tmp_path / "no" / "w.vcd"))
 
 
 def test_the_command_line(digits: tuple[Graph, Build], tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from dovetail.errors import TargetError
 from dovetail.target.description import DeviceModel
 
+VERILATED = "dovetail.simulate.rtl:VerilatedDevice"
+"""Factory of such devices."""
 SIGNALS = {
     "apb": ("psel", "penable", "pwrite", "paddr", "pwdata", "prdata", "pready", "pslverr"),
     "axi-lite": ("awvalid", "awready", "awaddr", "wvalid", "wready", "wdata", "wstrb", "bvalid", "bready", "bresp",
@@ -103,8 +105,7 @@ class Rtl:
                 raise TargetError(f"a port of {self.top} is '{port.protocol}'; there it must be {' or '.join(allowed)}")
         written: dict[str, Any] = asdict(self)
         written["sources"] = [str(source) for source in self.sources]
-        return DeviceModel("dovetail.simulate.rtl:VerilatedDevice", base, size,
-                           {"name": name or self.top, "rtl": written})  # fmt: skip
+        return DeviceModel(VERILATED, base, size, {"name": name or self.top, "rtl": written})
 
 
 def read_rtl(written: Mapping[str, Any]) -> Rtl:
