@@ -141,7 +141,7 @@ def test_a_memory_that_makes_it_wait_changes_nothing_but_the_time() -> None:
 
 
 @needs_verilator
-def test_the_verilog_is_clean_and_the_port_is_short() -> None:
+def test_the_verilog_is_clean() -> None:
     import subprocess
 
     folder = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "macarray"
@@ -174,11 +174,12 @@ def adder(**changes: Any) -> Rtl:
 
 
 def faulty(**changes: Any) -> Rtl:
-    """A device that does what must not be done; names of its own, an active-high reset, no byte enables."""
+    """A device that does what must not be done; own names, an active-high reset, a parameter, no byte enables."""
     names = {"addr": "add", "wdata": "data", "rdata": "r_data", "we": "wen", "be": ""}
     memory = RtlPort("tcdm", "m_", names, low=("we",))
     return replace(Rtl("faulty", (HERE / "faulty.v",), RtlPort("apb"), (memory,), clock="clock", reset="reset",
-                       reset_level=1, interrupt="done", watchdog=5000), **changes)  # fmt: skip
+                       reset_level=1, interrupt="done", watchdog=5000, parameters={"VERSION": 0x1234}),
+                   **changes)  # fmt: skip
 
 
 def made(rtl: Rtl, bus: MemoryBus | None = None) -> VerilatedDevice:
@@ -209,9 +210,9 @@ def test_axi_lite_registers_and_a_wide_memory_port() -> None:
 
 
 @needs_verilator
-def test_parameters_names_and_levels() -> None:
+def test_parameters_names_and_levels_and_no_sign_of_work() -> None:
     bus = MemoryBus([MEMORY])
-    device = made(faulty(parameters={"VERSION": 0x1234}, busy=""), bus)
+    device = made(faulty(busy=""), bus)
     assert device.read(0, 10) >= 0x1234 and device.next_event() is not None
     device.write(0, 5, 20)
     assert device.clock(1000) < 40 and device.interrupt()
@@ -356,6 +357,24 @@ class Bus:
     def view(self, address: int, nbytes: int) -> Bytes:
         """Nothing to see."""
         raise SimulationError(f"nothing at {address:#x}")
+
+
+def test_a_model_may_be_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("""
+def cycles(job):
+    return job["count"]
+def macs(job):
+    return 2 * job["count"]
+def compute(job, bus):
+    bus.view(job["place"], job["count"])[:] = 7
+""")
+    registers, bus = JobRegisters(("place", "count")), MemoryBus([MEMORY])
+    described = registers.device("filler", str(tmp_path / "model.py"), base=0, places=2)
+    device = JobDevice(bus, **described.arguments)
+    assert described.size == JOB + 8
+    run_job(device, {"place": MEMORY.base + 1, "count": 30}, 100)
+    assert [(one.end - one.start, one.macs) for one in device.activities()] == [(30, 60)]
+    assert np.flatnonzero(bus.view(MEMORY.base, 64) == 7).tolist() == list(range(1, 31))
 
 
 def test_job_device_refuses_what_is_not_there() -> None:

@@ -23,7 +23,7 @@ _INCLUDED = (".vh", ".svh", ".h", ".inc", ".mem", ".hex", ".v", ".sv")
 _OPTIONS = (
     "--cc", "-O3", "--no-timing", "--x-assign", "fast", "--x-initial", "unique", "-Wno-fatal", "--prefix", "Vdut",
 )
-_COMPILED = ("-g0", "-O2", "-fno-semantic-interposition", "-fno-sanitize=undefined", "-w")
+_COMPILED = ("-g0", "-fno-semantic-interposition", "-fno-sanitize=undefined", "-w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ def _contents(rtl: Rtl) -> list[bytes]:
 def _build(rtl: Rtl, verilator: Verilator, header: str, traced: bool, cache: Path, made: Path) -> None:
     include = [verilator.root / "include", verilator.root / "include" / "vltstd"]
     runtime = [include[0] / name for name in (*_RUNTIME, *(("verilated_vcd_c.cpp",) if traced else ()))]
-    flags = (*_COMPILED, *(("-DDUT_TRACE",) if traced else ()))
     with tempfile.TemporaryDirectory(prefix="dovetail_rtl_") as name:
         folder = Path(name)
         _verilate(rtl, verilator, traced, folder)
         _check_ports(rtl, (folder / "Vdut.h").read_text())
         (folder / "dovetail_ports.h").write_text(header)
         # One file: reading Verilator's headers takes longer than compiling a small model.
-        (folder / "all.cpp").write_text("\n".join(path.read_text() for path in (*sorted(folder.glob("*.cpp")), _HOST)))
-        objects = compile_cpp(folder, [Path("all.cpp")], include=include, flags=flags, cache=cache)
-        objects += compile_cpp(include[0], runtime, include=include[1:], flags=flags, cache=cache)
+        text = ["#define DUT_TRACE\n" if traced else "", *(path.read_text() for path in sorted(folder.glob("*.cpp")))]
+        (folder / "all.cpp").write_text("\n".join([*text, _HOST.read_text()]))
+        objects = compile_cpp(folder, [Path("all.cpp")], include=include, flags=(*_COMPILED, "-O2"), cache=cache)
+        objects += compile_cpp(include[0], runtime, include=include[1:], flags=(*_COMPILED, "-O1"), cache=cache)
         link_shared(folder, objects, made)
 
 
