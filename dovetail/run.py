@@ -18,14 +18,24 @@ from dovetail.graph.types import Array, DType
 from dovetail.kernels import Optimize
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
 from dovetail.target.cores import with_cores
-from dovetail.target.description import Target
+from dovetail.target.description import DeviceModel, Target
 from dovetail.targets import BUILT_IN, load_target
 
-SIMULATORS = ("iss", "host")
+SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
 
 _MOST_MANIFEST = 64 << 20
 _FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Signals of an engine in Verilog, written to a file."""
+
+    file: Path
+    """VCD, 10 ns a cycle."""
+    cycles: int = 10_000
+    """How many of the cycles in which it has work."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,8 @@ def default_simulator(target: Target) -> str:
 
 
 def run_build(
-    build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
+    build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
+    waves: Waves | None = None,
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
@@ -102,6 +113,7 @@ def run_build(
         simulator: one of `SIMULATORS`; None for `default_simulator`.
         inputs: arrays by input name, of exactly the model's shapes and types.
         cache: folder of compiled objects; None for the user's.
+        waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
 
     Raises:
         DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
@@ -112,8 +124,11 @@ def run_build(
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
     delay = int(build.manifest.get("delay", 0))
     sets += sets[-1:] * delay
-    if simulator == "iss":
-        simulation, sizes = _run_iss(build, sets, wanted, cache)
+    if waves is not None and simulator != "rtl":
+        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --sim rtl")
+    if simulator in ("iss", "rtl"):
+        devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
+        simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
     elif simulator == "host":
         simulation, sizes = _run_host(build, sets, wanted, cache), {}
     else:
@@ -124,7 +139,8 @@ def run_build(
 
 
 def _run_iss(
-    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+    build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
+    cache: Path | None,
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.build.toolchain import compile_firmware, section_sizes
     from dovetail.simulate.architecture import core_costs
@@ -152,7 +168,7 @@ def _run_iss(
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
     setup = SimulationSetup(
-        elf, memories, _devices(target), core.isa, core.costs, extension=core.extension,
+        elf, memories, tuple(devices), core.isa, core.costs, extension=core.extension,
         workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
     )  # fmt: skip
     with IssSession(setup) as session:
@@ -160,9 +176,36 @@ def _run_iss(
     return result, section_sizes(elf)
 
 
-def _devices(target: Target) -> tuple[DeviceSpec, ...]:
-    models = [engine.device for engine in target.engines if engine.device]
-    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models]
+def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
+    """Engine -> its Verilog as a device, built."""
+    from dovetail.simulate.rtl_build import build_rtl
+    from dovetail.target.rtl import VERILATED, read_rtl
+
+    known = [(engine.name, model) for engine in target.engines for model in (engine.device, engine.rtl) if model]
+    models = {name: model for name, model in known if model.factory == VERILATED}
+    if not models:
+        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --sim iss")
+    written: dict[str, Any] = {}
+    if waves is not None:
+        if len(models) > 1:
+            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+        try:
+            waves.file.write_bytes(b"")
+        except OSError as error:
+            raise DovetailError(f"the waves cannot be written: {error}", hint="choose another file") from None
+        written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles}
+    found = {}
+    for name, model in models.items():
+        library = build_rtl(read_rtl(model.arguments["rtl"]), traced=waves is not None, cache=cache)
+        found[name] = replace(model, arguments={**model.arguments, "library": str(library), **written})
+    return found
+
+
+def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[DeviceSpec, ...]:
+    """Every engine's device, some by name in place of the target's own, and the DMA."""
+    engines = [engine for engine in target.engines if engine.device]
+    models = [instead.get(engine.name, engine.device) for engine in engines]
+    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
     if target.dma:
         arguments = {
             "name": target.dma.name,

@@ -144,12 +144,14 @@ def run_folder(
     result_file: Path | None,
     json_file: Path | None,
     target_name: str | None = None,
+    waves: Path | None = None,
+    wave_cycles: int = 1,
 ) -> None:
     """Run a build, print the report and write what is asked for; raises DovetailError."""
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
         from dovetail.report import make_report, print_report
-        from dovetail.run import default_simulator, open_build, run_build
+        from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.targets import load_target
 
         build = open_build(folder, load_target(target_name) if target_name else None)
@@ -164,7 +166,7 @@ def run_folder(
             inputs, batched = read_inputs(source, ports)
         simulator = simulator or default_simulator(build.target)
         show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
-        result = run_build(build, simulator, inputs)
+        result = run_build(build, simulator, inputs, waves=Waves(waves, wave_cycles) if waves else None)
         report = make_report(result)
     if source is None:
         note("no --input: the inputs are random numbers with seed 0")

@@ -40,6 +40,7 @@ class Simulator(enum.StrEnum):
     """What a build runs on."""
 
     ISS = "iss"
+    RTL = "rtl"
     HOST = "host"
 
 
@@ -158,7 +159,8 @@ def run(
     sim: Annotated[
         Simulator | None,
         typer.Option(
-            help="The simulated chip with its cycles, or the C code on this machine; iss where there is such a chip.",
+            help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on "
+            "this machine (host); iss where there is such a chip.",
             show_default=False,
         ),
     ] = None,
@@ -179,6 +181,10 @@ def run(
         str | None,
         typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
     ] = None,
+    waves: Annotated[
+        Path | None, typer.Option(help="With --sim rtl: write the engine's signals here, as VCD.", show_default=False)
+    ] = None,
+    wave_cycles: Annotated[int, typer.Option(min=1, help="Cycles of them, from the start.")] = 10_000,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -186,7 +192,8 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value if sim else None, input_file, output_file, json_file, target)
+    simulator = sim.value if sim else None
+    commands.run_folder(build, simulator, input_file, output_file, json_file, target, waves, wave_cycles)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from dovetail.errors import SimulationError
 from dovetail.simulate import block_hook
 from dovetail.simulate.address_map import Window
 from dovetail.simulate.architecture import CoreSetup, architecture_of, core_costs
-from dovetail.simulate.device import INITIAL_BYTE, Device, MemoryBus
+from dovetail.simulate.device import INITIAL_BYTE, Clocked, Device, MemoryBus
 from dovetail.simulate.factory import make_device
 from dovetail.simulate.harness import SIZE as HARNESS_SIZE
 from dovetail.simulate.harness import Clock, Harness
@@ -32,6 +32,7 @@ class Machine:
     def __init__(self, setup: SimulationSetup) -> None:
         self.bus = MemoryBus(setup.memories)
         self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
+        self._clocked = [device for device in self.devices if isinstance(device, Clocked)]
         self._symbols = symbols(setup.elf)
         self._workers = [self._worker(setup, number) for number in range(1, len(setup.workers) + 1)]
         self._harness = Harness(
@@ -129,7 +130,10 @@ class Machine:
             if not events:
                 raise SimulationError("deadlock: the core waits for an interrupt and no device is running",
                                       where=self._cpu.place(place), hint=self._cpu.recent())
-            skipped = max(0, min(events) - self._state.cycles)
+            moment = min(events)
+            for device in self._clocked:
+                moment = min(moment, device.clock(moment))
+            skipped = max(0, moment - self._state.cycles)
             self._idle += skipped
             self._state.cycles += skipped
             self._advance(self._state.cycles)

@@ -29,6 +29,8 @@ from dovetail.target.description import (
 from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.ordering import Ordered, Ordering, OrderRequest
 from dovetail.target.pattern import Constraint, Match, Scope, apply, constant, maybe, operand
+from dovetail.target.registers import JobRegisters
+from dovetail.target.rtl import Rtl, RtlPort
 
 __all__ = [
     "CValue",
@@ -41,6 +43,7 @@ __all__ = [
     "DeviceModel",
     "Dma",
     "Engine",
+    "JobRegisters",
     "Knob",
     "Launched",
     "Layout",
@@ -59,6 +62,8 @@ __all__ = [
     "Raw",
     "RegisterMemory",
     "Rewrite",
+    "Rtl",
+    "RtlPort",
     "Scope",
     "Space",
     "Struct",

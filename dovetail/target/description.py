@@ -315,6 +315,8 @@ class Engine:
     """What a program for this computer is linked with, e.g. "-ldl"."""
     environment: Callable[[], Mapping[str, str]] | None = None
     """Environment variables of the process that runs it on this computer."""
+    rtl: DeviceModel | None = None
+    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ BUILT_IN = {
     "maeri": "maeri:TARGET",
     "diana": "diana:TARGET",
     "opencl": "opencl:TARGET",
+    "macarray": "macarray:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 
