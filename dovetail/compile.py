@@ -137,9 +137,8 @@ def compile_graph(
         graph: what `prepare` gives, or a part of it as a network of its own.
         target: the machine.
         options: its policy and rounding are only noted down; its tuning file is not read.
-        progress: told what is being done.
+        progress: told what is being done. choices: what is chosen for the knobs of regions, by region name.
         model: the file the graph comes from, for the description of the build; None where there is none.
-        choices: what is chosen for the knobs of regions, by region name.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
 

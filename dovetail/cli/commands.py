@@ -325,11 +325,12 @@ def list_targets() -> None:
     """Print the targets Dovetail comes with."""
     from dovetail.targets import BUILT_IN, load_target
 
+    width = max(map(len, BUILT_IN))
     for name in BUILT_IN:
         target = load_target(name)
-        say(f"{name:10} {target.sentence}")
+        say(f"{name:{width}} {target.sentence}")
         for index, policy in enumerate(target.policies):
-            say(f"{'':10} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
+            say(f"{'':{width}} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
 
 
 def write_zoo(

@@ -85,7 +85,7 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
     stages = []
     for core in range(len(speeds)):
         own = [region for region in made if cores[region.output] == core]
-        share = sum(map(_work, own)) / sum(map(_work, made))
+        share = sum(map(_work, own)) / max(sum(map(_work, made)), 1.0)
         stages.append(Stage(core, tuple(region.name for region in own), share, builder.kept_bytes(core)))
     return Pipeline(step, cores, tuple(stages))
 
