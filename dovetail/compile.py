@@ -149,24 +149,8 @@ def compile_graph(
 
     def attempt(chosen: Graph) -> _Attempt:
         """The stages from the graph to the program."""
-        progress("partitioning")
-        regions = choose(first(chosen, target), choices or {}, target)
-        progress("placing")
-        placing = place(chosen, regions, target, options.pins, (choices or {}).keys())
-        try:
-            return planned_as(chosen, placing)
-        except PlanError:
-            if all(region.slot is None for region in placing.regions):
-                raise
-        return planned_as(chosen, one_by_one(placing))
-
-    def planned_as(chosen: Graph, placing: Placing) -> _Attempt:
-        """The stages behind placement."""
-        own = pipeline.cores if pipeline else None
-        progress("choosing layouts")
-        placed = choose_layouts(chosen, placing.regions, target, near)
-        progress("planning tiles, order and addresses")
-        return _Attempt(placing, placed, plan(placed, target, reserved(chosen, target), near, own))
+        cores = pipeline.cores if pipeline else None
+        return _attempted(chosen, target, options.pins, choices or {}, near, cores, progress)
 
     made, striped = _within(graph, target, options.memory_budget, attempt, progress)
     placed, planned = made.placed, made.plan
@@ -187,6 +171,43 @@ class _Attempt:
     placing: Placing
     placed: Placed
     plan: Plan
+
+
+def _attempted(
+    graph: Graph,
+    target: Target,
+    pins: Mapping[str, str],
+    choices: Mapping[str, Choice],
+    near: Collection[str],
+    cores: Mapping[str, int] | None,
+    progress: Progress,
+) -> _Attempt:
+    """Partition to plan; one layer after the other where memory does not hold what is to be computed at once."""
+    progress("partitioning")
+    regions = choose(first(graph, target), choices, target)
+    progress("placing")
+    placing = place(graph, regions, target, pins, choices.keys())
+    try:
+        return _planned(graph, target, placing, near, cores, progress)
+    except PlanError:
+        if all(region.slot is None for region in placing.regions):
+            raise
+    return _planned(graph, target, one_by_one(placing), near, cores, progress)
+
+
+def _planned(
+    graph: Graph,
+    target: Target,
+    placing: Placing,
+    near: Collection[str],
+    cores: Mapping[str, int] | None,
+    progress: Progress,
+) -> _Attempt:
+    """The stages behind placement."""
+    progress("choosing layouts")
+    placed = choose_layouts(graph, placing.regions, target, near)
+    progress("planning tiles, order and addresses")
+    return _Attempt(placing, placed, plan(placed, target, reserved(graph, target), near, cores))
 
 
 def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:

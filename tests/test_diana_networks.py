@@ -112,7 +112,9 @@ def test_layers_of_resnet8_cost_what_is_published(model: str) -> None:
     found = run_model(_quantised(network, engine == "analog"), engine, whole=True, costs=costs, count=1)
     jobs = [job.end - job.start for job in found.jobs[engine] if job.macs]
     # Jobs take whole cycles, and the dense layer has 12 results instead of 10: one cycle more at most.
-    assert all(0 <= job - cycles <= 1 for job, cycles in zip(jobs, PUBLISHED[model], strict=True))
+    # A shortcut may come before or after what it goes around.
+    pairs = zip(sorted(jobs), sorted(PUBLISHED[model]), strict=True)
+    assert all(0 <= job - cycles <= 1 for job, cycles in pairs)
     assert 0 <= sum(jobs) - TOTALS[model] <= (10 if engine == "analog" else 1)
     for given, outputs in zip(found.inputs, found.outputs, strict=True):
         (expected,) = evaluate(found.graph, given).values()

@@ -83,7 +83,7 @@ def place(
     found, bound = heuristic(known, dma), lower_bound(known, dma)
     if found.finish > bound and sum(len(layer.candidates) for layer in known) <= _EXACT_CANDIDATES:
         found, bound = improve(known, found, bound, dma, _EXACT_SECONDS)
-        found = in_order(known, found, dma)
+    found = in_order(known, found, dma)
     return Placing(_placed(known, found, dma if len(target.engines) > 1 else None), known, found, bound)
 
 

@@ -9,10 +9,13 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.graph.graph import Graph
 from dovetail.partition.regions import Region, explain_mismatch, partition
 from dovetail.place.costs import border, step, without_offloads
-from dovetail.place.model import Candidate, Layer
+from dovetail.place.model import Candidate, Layer, Step
 from dovetail.place.shares import shared
 from dovetail.program.ir import CORE
 from dovetail.target.description import Target
+
+_DOUBT = 2
+"""How many times faster the core must look to get what an engine takes."""
 
 
 def layers(
@@ -110,7 +113,16 @@ def _on_core(region: Region, graph: Graph, target: Target, refused: dict[str, st
     except ModelError as error:
         refused[CORE] = error.what
         return
-    yield _candidate(region, [replace(part, reason="") for part in parts], graph, target)
+    found = _candidate(region, [replace(part, reason="") for part in parts], graph, target)
+    yield replace(found, steps=tuple(_doubted(step) for step in found.steps))
+
+
+def _doubted(step: Step) -> Step:
+    """A step of the core that is to compete with an engine's: its cycles are an estimate, the engine's a formula."""
+    if step.region.place != CORE:
+        return step
+    uses = tuple(replace(use, length=use.length * _DOUBT) for use in step.uses)
+    return replace(step, cycles=step.cycles * _DOUBT, uses=uses)
 
 
 def _refusal(graph: Graph, target: Target, engine: str) -> str:

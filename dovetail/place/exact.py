@@ -133,6 +133,10 @@ class _Draft:
             fetch = model.new_int_var(0, self._horizon, "")
             model.add(fetch + step.fetch <= begin).only_enforce_if(here)
             self._keep(self._dma, fetch, step.fetch, here, index, is_early=True)
+            for engine in step.engines:  # its memory holds the constants of one step more
+                length = model.new_int_var(0, self._horizon, "")
+                ahead = model.new_optional_interval_var(fetch, length, begin, here, "")
+                self.waiting.setdefault(f"{engine} constants", []).append(ahead)
 
     def _keep(self, queue: str, begin: Any, length: int, here: Any, layer: int, is_early: bool = False) -> None:
         """Keep a queue busy if a candidate is chosen."""

@@ -28,7 +28,7 @@ class Step:
     """From its beginning to its end."""
     uses: tuple[Use, ...]
     fetch: int = 0
-    """Cycles the DMA fetches constants at any time before."""
+    """Cycles the DMA fetches constants before, not earlier than the engine's step before it begins."""
     launch: int = 0
     """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
     issuing: int = 0

@@ -56,11 +56,23 @@ def _improved(layers: Sequence[Layer], best: Schedule, ranks: Sequence[float], d
 
 
 def in_order(layers: Sequence[Layer], found: Schedule, dma: str) -> Schedule:
-    """The same placement in the same order, everything as early as it can be."""
-    picked = [(layer.candidates[pick],) for layer, pick in zip(layers, found.picks, strict=True)]
+    """The same order, everything as early as it can be, each layer where it takes fewest cycles if the network ends no
+    later."""
     order = sorted(range(len(layers)), key=lambda index: (min(found.launches[index], default=0), index))
-    again = _place(layers, order, picked, dma)
-    return again if again.finish <= found.finish else found
+    best = found
+    trials = [list(found.picks)]
+    for index, layer in enumerate(layers):
+        cheaper = sorted(range(len(layer.candidates)), key=lambda pick: (layer.candidates[pick].cycles, pick))
+        for pick in cheaper[: cheaper.index(best.picks[index])]:
+            trials.append([*best.picks[:index], pick, *best.picks[index + 1 :]])
+        for picks in trials:
+            some = [(other.candidates[pick],) for other, pick in zip(layers, picks, strict=True)]
+            again = _place(layers, order, some, dma)
+            if again.finish <= found.finish:
+                best = again
+                break
+        trials = []
+    return best
 
 
 def lower_bound(layers: Sequence[Layer], dma: str) -> int:
@@ -158,12 +170,15 @@ class _Queues:
         self._busy: dict[str, list[tuple[int, int]]] = {}
         self._issued: dict[str, int] = {}
         """Engine -> when its queue has taken the last tile so far: it holds one that waits, and works in order."""
+        self._begun: dict[str, int] = {}
+        """Engine -> when its last step begins: there is room for the constants of one step more."""
 
     def times(self, steps: Sequence[Step], ready: int) -> list[_Times]:
         """When each of some steps can begin, one after the other, none started before `ready`."""
         found: list[_Times] = []
         for step in steps:
-            fetch = self._first((Use(self._dma, 0, step.fetch),), 0)
+            begun = max((self._begun.get(engine, 0) for engine in step.engines), default=0)
+            fetch = self._first((Use(self._dma, 0, step.fetch),), begun)
             taken = max((self._issued.get(engine, 0) for engine in step.engines), default=0)
             launch = self._first((Use(CORE, 0, step.launch),), max(ready, taken))
             start = self._first(step.uses, max(launch + step.launch, fetch + step.fetch if step.fetch else 0))
@@ -178,6 +193,7 @@ class _Queues:
             self._take((Use(CORE, 0, step.launch),), when.launch)
             self._take(step.uses, when.start)
             self._issued |= dict.fromkeys(step.engines, when.start + step.issuing)
+            self._begun |= dict.fromkeys(step.engines, when.start)
 
     def fetched_by(self, end: int, length: int) -> int:
         """The last time from which the DMA has so many free cycles before an end; 0 where there is none."""
