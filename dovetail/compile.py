@@ -27,6 +27,7 @@ from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.report.plan_file import PLAN, plan_text
 from dovetail.stripe import Striped, Striping, refuse
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
@@ -153,6 +154,7 @@ def compile_graph(
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize)
     project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
+    project = project.with_file(PLAN, plan_text(placed.graph, placed.regions, planned, target))
     return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
 
 

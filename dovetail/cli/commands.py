@@ -197,6 +197,7 @@ def _placements(
 ) -> list[dict[str, Any]]:
     from dovetail import kernels
     from dovetail.emit.calls import core_traits
+    from dovetail.report.plan_file import why_not_offloaded
 
     own = core_traits(target.core)
     return [
@@ -206,7 +207,7 @@ def _placements(
             "engine": region.place,
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
-            "reason_not_offloaded": _reason(region),
+            "reason_not_offloaded": why_not_offloaded(region),
             "offloads_not_used": list(others[region.name]),
             "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
             if own.instructions and region.place == "core" and not region.is_view and not region.still
@@ -214,18 +215,6 @@ def _placements(
         }
         for region in regions
     ]
-
-
-def _reason(region: Region) -> str:
-    if region.is_view:
-        return "nothing is computed: the same bytes under another shape"
-    if region.still:
-        return "nothing is copied: rows lie where they belong"
-    if region.mover:
-        return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
-    if region.engine is None and not region.reason:
-        return "the target has no engine"
-    return region.reason
 
 
 def _print_placements(rows: Sequence[dict[str, Any]]) -> None:

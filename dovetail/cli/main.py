@@ -151,6 +151,39 @@ def run(
 
 
 @app.command()
+def report(
+    build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
+    page: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the same here as JSON.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline here, for Perfetto.", show_default=False)
+    ] = None,
+    sim: Annotated[
+        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
+    ] = Simulator.ISS,
+    input_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
+    ] = None,
+) -> None:
+    """Run a build and show where its time, memory and bytes go: one HTML file that needs nothing else.
+
+    Example: dovetail report build/net -o net.html --json net.json
+    """
+    from dovetail.cli import reporting
+
+    reporting.report_of(build, page, json_file, trace, sim.value, input_file, target)
+
+
+@app.command()
 def explain(
     model: Model,
     target: TargetName,

@@ -8,7 +8,7 @@ How costs are attributed:
 * Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
   they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
-  Where not even that is possible they are None (`null`).
+  Where not even that is possible there must be one job per launch; else they are None (`null`).
 * Bytes moved are those the DMA writes for a layer, padding included, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
@@ -178,9 +178,10 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     cycles = _layer_cycles(first, len(described))
     ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
     busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    for name in _devices(result) if cycles is not None else ():
+    for name in ideal.keys() & _devices(result) if cycles is not None else ():
         own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
-        jobs = assign_jobs(own, first.activities.get(name, ()))
+        started = {i: int(work[i]["launches"]) for i in own}
+        jobs = assign_jobs(own, first.activities.get(name, ()), started)
         busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})
     return tuple(
         Layer(
@@ -212,14 +213,25 @@ def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
 
 
 def assign_jobs(
-    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], launches: Mapping[int, int] | None = None
 ) -> dict[int, tuple[DeviceActivity, ...]] | None:
     """The jobs of one engine by layer, as the head of this file says; None when they cannot be told apart.
 
     Args:
         macs: MACs of each of the engine's layers, by index, in the order in which they are started.
         jobs: in the order in which they ended.
+        launches: how many launches each of them has.
     """
+    found = _by_macs(macs, jobs)
+    if found is not None or launches is None or sum(launches.values()) != len(jobs):
+        return found
+    ends = accumulate(launches.values())
+    return {index: tuple(jobs[end - launches[index] : end]) for index, end in zip(launches, ends, strict=True)}
+
+
+def _by_macs(
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+) -> dict[int, tuple[DeviceActivity, ...]] | None:
     sums = list(accumulate((job.macs for job in jobs), initial=0))
     places = {total: position for position, total in reversed(list(enumerate(sums)))}
     found: dict[int, tuple[DeviceActivity, ...]] = {}

@@ -256,6 +256,8 @@ class Engine:
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    bytes_per_cycle: float | None = None
+    """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None

@@ -237,6 +237,7 @@ def target(config: VtaConfig, name: str = "vta") -> Target:
         device=DeviceModel("dovetail.targets.vta.device:VtaDevice", base=0x43C00000, size=0x100, arguments=sizes),
         wait="vta_wait",
         prepare="vta_init",
+        bytes_per_cycle=float(config.bus_bytes),
         defines={"VTA_MEMORY": PAGE.base, "VTA_BLOCK": config.block, "VTA_BATCH": config.batch},
         raw=Raw(_parts, POINTERS, {PAGE.name: ones_row(config).tobytes()}),
     )
