@@ -111,6 +111,11 @@ def section(name: str, title: str, intro: str, *content: str) -> str:
     return element("section", element("h2", escape(title)), words, *content, id=name)
 
 
+def key(name: str) -> str:
+    """A name that is a key of the data, such as a memory's."""
+    return f'<span class="key">{escape(name)}</span>'
+
+
 def swatch(colour: str) -> str:
     """A small square in one of the style's colours (a class)."""
     return f'<i class="swatch {escape(colour)}"></i>'

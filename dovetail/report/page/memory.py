@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from dovetail.report.page.markup import Sheet, element, nice_steps, section, swatch
+from dovetail.report.page.markup import Sheet, element, key, nice_steps, section, swatch
 from dovetail.report.page.overview import device_colours
 
 WIDTH, LEFT, TOP, BOTTOM = 1000, 66, 10, 24
@@ -51,7 +50,7 @@ def _figure(sheet: Sheet, name: str) -> str:
     peak, size = sheet.count("memory", name, "peak"), sheet.count("memory", name, "size")
     share = sheet.percent("summary", "memory_share", name)
     least = sheet.count("memory", name, "lower_bound")
-    caption = f"<b>{escape(name)}</b> {peak} of {size} bytes at the peak ({share}); the least possible is {least}"
+    caption = f"<b>{key(name)}</b> {peak} of {size} bytes at the peak ({share}); the least possible is {least}"
     return element("figure", element("figcaption", caption), _picture(sheet, name))
 
 

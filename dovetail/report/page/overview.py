@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from dovetail.report.bounds import KINDS
-from dovetail.report.page.markup import Sheet, element, swatch
+from dovetail.report.page.markup import Sheet, element, key, swatch
 
 SPENT = {
     "peak": "engines at their peak",
@@ -32,16 +30,16 @@ def overview(sheet: Sheet) -> str:
     simulator = f"simulator {sheet.text('simulator')}, policy {sheet.text('policy')}"
     title = element("h1", f"{sheet.text('model')} <span>on {sheet.text('target')}</span>")
     legend = "".join(
-        f'<li>{swatch(colour)}{escape(name)}{_macs(sheet, number)}</li>'
-        for number, (name, colour) in enumerate(_devices(sheet))
+        f"<li>{swatch(colour)}{sheet.text('devices', number, 'name')}{_macs(sheet, number)}</li>"
+        for number, colour in enumerate(_devices(sheet))
     )
     devices = element("ul", legend, class_="legend")
     return element("header", title, element("p", simulator, class_="intro"), devices, _tiles(sheet), _spent(sheet))
 
 
-def _devices(sheet: Sheet) -> list[tuple[str, str]]:
+def _devices(sheet: Sheet) -> list[str]:
     colours = device_colours(sheet)
-    return [(device["name"], colours[device["name"]]) for device in sheet.at("devices")]
+    return [colours[device["name"]] for device in sheet.at("devices")]
 
 
 def _macs(sheet: Sheet, number: int) -> str:
@@ -62,7 +60,7 @@ def _tiles(sheet: Sheet) -> str:
     for name, use in sheet.at("memory").items():
         if use["peak"]:
             of = f"of {sheet.count('memory', name, 'size')} bytes"
-            tiles.append((f"{name} at its peak", sheet.percent("summary", "memory_share", name), of))
+            tiles.append((f"{key(name)} at its peak", sheet.percent("summary", "memory_share", name), of))
     if sheet.at("summary", "firmware") is not None:
         tiles.append(("firmware", sheet.count("summary", "firmware"), f"bytes; stack {sheet.count('stack')}"))
     tiles.append(("moved by copies", sheet.count("summary", "bytes_moved"), "bytes"))
@@ -70,7 +68,7 @@ def _tiles(sheet: Sheet) -> str:
 
 
 def _tile(name: str, figure: str, below: str) -> str:
-    parts = element("em", escape(name)), element("strong", figure), element("small", below)
+    parts = element("em", name), element("strong", figure), element("small", below)
     return element("div", *parts, class_="tile")
 
 
