@@ -1,4 +1,4 @@
-"""The report's page in a real browser: no errors, every figure from its JSON, and figures that agree with one another."""
+"""The report's page in a real browser: no errors, every figure from its JSON, figures that agree with one another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx
 import pytest
-from browser import Browser, chromium
 
+from browser import Browser, chromium
 from dovetail import zoo
 from dovetail.cli.arrays import seeded_inputs
 from dovetail.compile import Options, compile_model
@@ -38,11 +38,13 @@ STRAY = """(() => {
   return found;
 })()"""
 USED = """(() => {
-  for (const button of document.querySelectorAll('button:not(#save)')) { button.click(); button.click(); button.click(); }
+  for (const button of document.querySelectorAll('button:not(#save)'))
+    for (let press = 0; press < 3; press++) button.click();
   for (const shape of document.querySelectorAll('rect, circle, path, i'))
     shape.dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
   for (const canvas of document.querySelectorAll('canvas')) {
-    const box = canvas.getBoundingClientRect(), at = {clientX: box.x + box.width / 2, clientY: box.y + 5, bubbles: true};
+    const box = canvas.getBoundingClientRect();
+    const at = {clientX: box.x + box.width / 2, clientY: box.y + 5, bubbles: true};
     canvas.dispatchEvent(new WheelEvent('wheel', {...at, deltaY: -300, cancelable: true}));
     canvas.dispatchEvent(new PointerEvent('pointermove', at));
     canvas.dispatchEvent(new MouseEvent('click', at));
@@ -186,7 +188,8 @@ def test_memory_is_a_tetris(target: str, results: dict[str, RunResult]) -> None:
                 shared = min(one[1], other[1]) > max(one[0], other[0])
                 together = min(one[3], other[3]) - max(one[2], other[2])
                 assert not shared or together <= 1, "two buffers in one place, longer than the step that overwrites one"
-        assert data["memory"][name]["lower_bound"] - 64 <= max(t for _, t in memory["live"]) <= data["memory"][name]["peak"]
+        use = data["memory"][name]
+        assert use["lower_bound"] - 64 <= max(total for _, total in memory["live"]) <= use["peak"]
 
 
 def test_names_cannot_leave_their_place(digits: Path, browser: Browser, tmp_path: Path) -> None:

@@ -184,6 +184,34 @@ def report(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A build, or the JSON of a report.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    page: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here as HTML.", show_default=False)
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write it here as JSON.", show_default=False)] = None,
+    sim: Annotated[
+        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
+    ] = Simulator.ISS,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", help="As for dovetail run, for both.", show_default=False)
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", "-t", help="The target files they were made for, if they were.", show_default=False),
+    ] = None,
+) -> None:
+    """Show two builds side by side: what changed, the totals, and layer by layer.
+
+    Example: dovetail compare build/engine build/exact -o compare.html
+    """
+    from dovetail.cli import reporting
+
+    reporting.compare_to((first, second), page, json_file, sim.value, input_file, tuple(target or ()))
+
+
+@app.command()
 def explain(
     model: Model,
     target: TargetName,

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from dovetail.target.description import Target
 
 _MOST = 256 << 20
+_PLAN = ("begins", "graph", "memories", "moves", "statements", "transfers")
+_LAYER = (
+    "calls", "constants", "idle", "kinds", "launches", "nothing", "offload", "products", "read", "reason", "written",
+)  # fmt: skip
+"""What a plan, and each of its layers, must have."""
 
 Json = dict[str, Any]
 
@@ -39,8 +44,12 @@ def read_plan(build: Build) -> Json:
     try:
         found = json.loads(path.read_text())
         schema, layers = found["schema"], found["layers"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        lacking = [name for name in _PLAN if name not in found]
+        lacking += [name for layer in layers for name in _LAYER if name not in layer]
+    except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
+    if lacking:
+        raise BuildError(f"{path} does not say its {lacking[0]}", hint="compile the model again")
     if schema != SCHEMA or len(layers) != len(build.manifest["layers"]):
         raise BuildError(f"{path} does not fit the build: schema {schema}, expected {SCHEMA}; {len(layers)} layers, "
                          f"expected {len(build.manifest['layers'])}", hint="compile the model again")
