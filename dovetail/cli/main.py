@@ -212,6 +212,47 @@ def compare(
 
 
 @app.command()
+def sweep(
+    model: Model,
+    target: TargetName,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE,VALUE",
+            help="A field of the target and its values; may be repeated. Without one, what may be set is listed.",
+            show_default=False,
+        ),
+    ] = None,
+    requant: Requant = None,
+    allow_float: Annotated[
+        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
+    ] = False,
+    optimize: Annotated[OptimizeChoice, typer.Option(help="As for dovetail compile.")] = OptimizeChoice.SPEED,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes; as many as there are processors if not given.", show_default=False)
+    ] = None,
+    page: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("sweep.html"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the points here as JSON.", show_default=False)
+    ] = None,
+) -> None:
+    """What if the hardware were different: compile and run a model for every combination of sizes.
+
+    Points that were made before are not made again, so that a sweep that was stopped goes on.
+
+    Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
+    """
+    from dovetail.cli import sweeping
+
+    sweeping.sweep_to(
+        sweeping.SweepOrder(
+            model, target, tuple(settings or ()), requant, allow_float, optimize.value, jobs, page, json_file
+        )
+    )
+
+
+@app.command()
 def explain(
     model: Model,
     target: TargetName,

@@ -304,6 +304,32 @@ class Quantisation:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A number that follows from a configuration and can be asked for, such as MACs per cycle."""
+
+    present: Callable[[Any], int]
+    """The number a configuration has."""
+    apply: Callable[[Any, int], Any]
+    """A configuration with another; raises TargetError where there is none."""
+    sets: tuple[str, ...]
+    """The fields it changes."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a target is made from a configuration, so that `dovetail sweep` can make others like it."""
+
+    name: str
+    """What the configuration describes, as a rule the engine: its fields are called `name.field`."""
+    config: Any
+    """A frozen dataclass; what of it is a number may be set. Its constructor refuses what there cannot be."""
+    make: Callable[[Any], Target]
+    """The target with another configuration, its own recipe included."""
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    """What else may be set, by name."""
+
+
+@dataclass(frozen=True)
 class Target:
     """A whole machine."""
 
@@ -323,6 +349,8 @@ class Target:
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
+    recipe: Recipe | None = None
+    """How it is made, if it is made from a configuration; None for hardware that is as it is."""
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

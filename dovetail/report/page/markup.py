@@ -95,9 +95,9 @@ def _plain(value: str | float) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """A table: headings are text, cells HTML; columns of numbers are set to the right."""
+    """A table: headings and cells are HTML; columns of numbers are set to the right."""
     sides = ["number" if place in numeric else "word" for place in range(len(headings))]
-    head = "".join(element("th", escape(text), class_=side) for text, side in zip(headings, sides, strict=True))
+    head = "".join(element("th", text, class_=side) for text, side in zip(headings, sides, strict=True))
     body = "".join(
         "<tr>" + "".join(element("td", cell, class_=side) for cell, side in zip(row, sides, strict=True)) + "</tr>"
         for row in rows

@@ -42,7 +42,7 @@ def _changed(sheet: Sheet) -> str:
 
 
 def _names(sheet: Sheet) -> tuple[str, str]:
-    return sheet.at("a", "name"), sheet.at("b", "name")
+    return sheet.text("a", "name"), sheet.text("b", "name")
 
 
 def _totals(sheet: Sheet) -> str:
@@ -54,9 +54,10 @@ def _totals(sheet: Sheet) -> str:
 
 
 def _ratio(sheet: Sheet, *own: str | int) -> str:
-    """The ratio, marked where it is better or worse by a hundredth."""
+    """The ratio, marked where it is better or worse by a hundredth; more or fewer MACs are neither."""
     value = sheet.at(*own, "ratio")
-    kind = "" if value is None or abs(value - 1) < 0.01 else "good" if value < 1 else "bad"
+    same = value is None or abs(value - 1) < 0.01 or sheet.at(*own).get("name", "").startswith("MACs")
+    kind = "" if same else "good" if value < 1 else "bad"
     return element("span", sheet.show("ratio", *own, "ratio"), class_=kind)
 
 
@@ -73,9 +74,9 @@ def _layers(sheet: Sheet) -> str:
         shares = {side: 100 * (layer[side]["time"] or 0) / most for side in "ab"}
         bars = "".join(f'<span><i class="{side}" style="width:{shares[side]:.2f}%"></i></span>' for side in "ab")
         rows.append([
-            element("span", _side(sheet, number, "a")), element("span", _side(sheet, number, "b")),
+            _side(sheet, number, "a"), _side(sheet, number, "b"),
             element("span", bars, class_="twin"), sheet.count(*own, "a", "time"), sheet.count(*own, "b", "time"),
-            _ratio(sheet, *own), element("small", *names),
+            _ratio(sheet, *own), element("small", *names, class_="clamp"),
         ])  # fmt: skip
     a, b = _names(sheet)
     headings = (a, b, "", f"cycles, {a}", f"cycles, {b}", "ratio", "operators of the model")
@@ -87,4 +88,4 @@ def _side(sheet: Sheet, number: int, side: str) -> str:
     layers = sheet.at("layers", number, side, "layers")
     names = [sheet.text("layers", number, side, "layers", place) for place in range(len(layers))]
     where = sheet.text("layers", number, side, "where") if layers else escape("nothing")
-    return f"{'<br>'.join(names)} <small>{where}</small>"
+    return element("span", f"{'<br>'.join(names)} <small>{where}</small>", class_="nowrap")
