@@ -95,7 +95,7 @@ def results(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 def number_of(text: str) -> float:
     """The number a page shows; a percentage as a part of 1."""
-    plain = text.replace(",", "").replace("\u2013", "nan").strip()
+    plain = text.replace(",", "").removesuffix(" \u00d7")
     return float(plain.removesuffix("%")) / 100 if plain.endswith("%") else float(plain)
 
 
@@ -117,7 +117,8 @@ def check_figures(browser: Browser, data: Mapping[str, Any]) -> int:
         elif value is None:
             assert text == "\u2013", pointer
         else:
-            close = {"count": 0.5, "percent": 0.00051, "rate": max(0.006, 0.006 * abs(value))}[kind]
+            near = max(0.006, 0.006 * abs(value))
+            close = {"value": 0, "count": 0.5, "percent": 0.00051, "rate": near, "ratio": 0.0051}[kind]
             assert abs(number_of(text) - value) <= close, (pointer, text, value)
     assert browser.evaluate(STRAY) == [], "numbers that do not say where they come from"
     return len(shown)

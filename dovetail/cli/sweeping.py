@@ -60,7 +60,8 @@ def sweep_to(order: SweepOrder) -> None:
             show(f"{done} of {count} points")
 
         try:
-            outcomes, repeated = sweep(task, axes, order.jobs or _processors(), default_cache() / "sweep", told)
+            jobs = _processors() if order.jobs is None else order.jobs
+            outcomes, repeated = sweep(task, axes, jobs, default_cache() / "sweep", told)
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
             sys.exit(INTERRUPTED)

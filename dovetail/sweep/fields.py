@@ -175,7 +175,9 @@ def find(target: Target, name: str) -> Field:
     last = wanted.lower().rpartition(".")[2]
     near += [own for own in by_letters if own.rpartition(".")[2] == last and own not in near]
     names = ", ".join(by_letters[own].name for own in near) or ", ".join(known)
-    fixed = "" if target.recipe is not None else ", and no numbers of an engine: it is not made from a configuration"
+    part = wanted.partition(".")[0].lower()
+    of_engine = part == ENGINE or part in (engine.name.lower() for engine in target.engines)
+    fixed = ", and no numbers of an engine: it is as it is" if of_engine and target.recipe is None else ""
     raise TargetError(f"{target.name} has no '{name.strip()}'{fixed}", hint=f"use {'near it ' if near else ''}{names}")
 
 

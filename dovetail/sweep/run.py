@@ -120,7 +120,7 @@ def to_json(
              "values": list(axis.values)}
             for axis in axes
         ],
-        "memories": list(dict.fromkeys(name for outcome in outcomes for name in outcome.peaks)),
+        "memories": list(dict.fromkeys(name for outcome in outcomes for name, peak in outcome.peaks.items() if peak)),
         "points": rows,
         "best": next((n for n, row in enumerate(rows) if best is not None and row["cycles"] == best), None),
     }  # fmt: skip

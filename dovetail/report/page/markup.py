@@ -21,10 +21,12 @@ def formatted(value: Any, kind: str) -> str:
     Args:
         value: a number, or text; None where it is not known.
         kind: "count" (whole, with commas), "percent" (of 1), "rate" (three digits), "signed" (a percentage with its
-            sign), "ratio" (two decimals and a cross) or "text".
+            sign), "ratio" (two decimals and a cross), "value" (as it is given) or "text".
     """
     if value is None or value == "":
         return NOTHING
+    if kind == "value":
+        return f"{value:,}" if type(value) is int else str(value).lower()
     if kind == "count":
         return f"{round(value):,}"
     if kind == "percent":
@@ -57,10 +59,10 @@ class Sheet:
             found = found[step]
         return found
 
-    def show(self, kind: str, *steps: str | int) -> str:
-        """A figure or text of the data as HTML that says where it comes from."""
+    def show(self, kind: str, *steps: str | int, tag: str = "span") -> str:
+        """A figure or text of the data as HTML that says where it comes from; within SVG the tag is "tspan"."""
         text = escape(formatted(self.at(*steps), kind))
-        return f'<span data-of="{escape(pointer(*steps))}" data-as="{kind}">{text}</span>'
+        return f'<{tag} data-of="{escape(pointer(*steps))}" data-as="{kind}">{text}</{tag}>'
 
     def count(self, *steps: str | int) -> str:
         """A whole number."""

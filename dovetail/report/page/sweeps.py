@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
-from dovetail.report.page.markup import Sheet, document, element, formatted, nice_steps, section, swatch, table
+from dovetail.report.page.markup import Sheet, document, element, formatted, key, nice_steps, section, swatch, table
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1000, 360, 90, 20, 16, 52
 COLOURS = ("e0", "e1", "e2", "e3", "e4", "e5", "dma", "core")
@@ -67,7 +68,9 @@ def _plots(sheet: Sheet) -> str:
     """One plot per figure, and which to show."""
     axis, lines = _series(sheet)
     metrics = _metrics(sheet)
-    options = "".join(f'<option value="{number}">{name}</option>' for number, (_, name) in enumerate(metrics))
+    options = "".join(
+        f'<option value="{number}" class="key">{escape(name)}</option>' for number, (_, name) in enumerate(metrics)
+    )
     if not metrics:
         return section("plot", "Plot", "No point could be compiled.")
     choose = f'<p class="controls"><label>shown <select id="metric">{options}</select></label></p>'
@@ -82,7 +85,7 @@ def _plots(sheet: Sheet) -> str:
 
 def _line_name(sheet: Sheet, axis: int, line: Sequence[int], number: int) -> str:
     parts = [
-        f"{sheet.text('fields', other, 'name')} {sheet.count('points', line[0], 'settings', field['name'])}"
+        f"{sheet.text('fields', other, 'name')} {sheet.show('value', 'points', line[0], 'settings', field['name'])}"
         for other, field in enumerate(sheet.at("fields"))
         if other != axis
     ]
@@ -109,10 +112,11 @@ def _plot(sheet: Sheet, axis: int, lines: Sequence[Sequence[int]], path: Sequenc
         parts.append(element("line", x1=float(LEFT), x2=float(WIDTH - RIGHT), y1=y(step), y2=y(step), class_="grid"))
         parts.append(element("text", mark, x=LEFT - 6.0, y=y(step) + 3.5, class_="tick", text_anchor="end"))
     for place in range(count):
-        value = sheet.count("fields", axis, "values", place).replace("<span", "<tspan").replace("</span", "</tspan")
+        value = sheet.show("value", "fields", axis, "values", place, tag="tspan")
         parts.append(element("text", value, x=x(place), y=HEIGHT - BOTTOM + 18.0, text_anchor="middle"))
-    parts.append(element("text", sheet.text("fields", axis, "name").replace("span", "tspan"), class_="axis",
-                         x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8.0, text_anchor="middle"))  # fmt: skip
+    title = sheet.show("text", "fields", axis, "name", tag="tspan")
+    parts.append(element("text", title, class_="axis", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 8.0,
+                         text_anchor="middle"))  # fmt: skip
     for number, line in enumerate(lines):
         parts.append(_line(sheet, [(x(place), point) for place, point in enumerate(line)], y, path, number))
     return element("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="plot", role="img", aria_label=name)
@@ -142,7 +146,7 @@ def _points(sheet: Sheet) -> str:
     rows = []
     for number, point in enumerate(sheet.at("points")):
         own = ("points", number)
-        cells = [sheet.count(*own, "settings", name) for name in names]
+        cells = [sheet.show("value", *own, "settings", name) for name in names]
         for path, _ in metrics:
             kind = "rate" if path == ("macs_per_cycle",) else "count"
             cells.append(sheet.show(kind, *own, *path) if _at(point, path) is not None else "")
@@ -150,6 +154,6 @@ def _points(sheet: Sheet) -> str:
         cells.append(sheet.text(*own, "error") if point["error"] else "")
         rows.append(cells)
     headings = [sheet.text("fields", number, "name") for number in range(len(names))]
-    headings += [name.replace("bytes of ", "") for _, name in metrics]
+    headings += [key(name.replace("bytes of ", "")) for _, name in metrics]
     places = range(len(headings) + 1)
     return section("points", "Points", "", table([*headings, "by the best", "why not"], rows, tuple(places)))
