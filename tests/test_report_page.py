@@ -135,6 +135,12 @@ def test_page_of_each_target(target: str, results: dict[str, RunResult], browser
     assert check_figures(browser, data) > 100
     assert browser.evaluate(USED) >= len(data["layers"])
     assert check_figures(browser, data) > 100, "after everything was used"
+    name = next(name for name, memory in data["memories"].items() if memory["buffers"])
+    browser.evaluate(f"""document.querySelector('rect.buffer[data-memory="{name}"]')
+        .dispatchEvent(new MouseEvent('mouseover', {{bubbles: true}}))""")
+    buffer = data["memories"][name]["buffers"][0]
+    told = f"{buffer['name']} ({buffer['role']})\n{buffer['bytes']:,} bytes at {buffer['address']:,}\n"
+    assert browser.evaluate("document.getElementById('tip').textContent").startswith(told)
     assert browser.faults == []
 
 
@@ -191,6 +197,9 @@ def test_memory_is_a_tetris(target: str, results: dict[str, RunResult]) -> None:
                 assert not shared or together <= 1, "two buffers in one place, longer than the step that overwrites one"
         use = data["memory"][name]
         assert use["lower_bound"] - 64 <= max(total for _, total in memory["live"]) <= use["peak"]
+        for step, total in memory["live"]:
+            used = {place for low, high, first, last in parts if first <= step < last for place in range(low, high)}
+            assert total == len(used)
 
 
 def test_names_cannot_leave_their_place(digits: Path, browser: Browser, tmp_path: Path) -> None:

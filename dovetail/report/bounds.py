@@ -28,7 +28,7 @@ _NEAR = 0.98
 """A layer is at its bound when that is so much of its time."""
 
 Span = tuple[int, int]
-"""Start and end, in cycles."""
+"""Start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def spent(layer: Mapping[str, Any], own: tuple[int, int, int]) -> dict[str, int]
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
-    """The same stretches of time without overlaps, in order."""
+    """The same stretches without overlaps, in order."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:

@@ -100,8 +100,8 @@ def _layers(layers: Sequence[Json], plan: Json, first: InferenceResult, target: 
             "weights": [{key: w[key] for key in ("dtype", "bits", "elements", "bytes")} for w in weights],
             "why_not_offloaded": own["reason"],
             "dma_cycles": moving[number] if moving else None,
-            "bound": round(limit.cycles, 1),
-            "bound_by": limit.by,
+            "bound": round(limit.cycles, 1) if layer["cycles"] is not None else None,
+            "bound_by": limit.by if layer["cycles"] is not None else "",
             "spent": spent(layer, own_windows[number]),
         }
         whole = layer | added
@@ -154,18 +154,19 @@ def _devices(report: Report, target: Target, first: InferenceResult) -> list[Jso
 
 
 def _memories(plan: Json) -> Json:
-    """Per memory what lies where and when, and the most bytes in use together at each moment it changes."""
+    """Per memory what lies where and when, and how many bytes are in use from each step on at which that changes."""
     found = {}
     for name, memory in plan["memories"].items():
-        changes: dict[int, int] = {}
-        for buffer in memory["buffers"]:
-            for start, stop, first, last, _ in buffer["parts"]:
-                changes[first] = changes.get(first, 0) + stop - start
-                changes[last] = changes.get(last, 0) - (stop - start)
-        live, total = [], 0
-        for step in sorted(changes):
-            total += changes[step]
-            live.append([step, total])
+        parts = [
+            (first, last, buffer["address"] + start, buffer["address"] + stop)
+            for buffer in memory["buffers"]
+            for start, stop, first, last, _ in buffer["parts"]
+        ]
+        live = []
+        for step in sorted({moment for part in parts for moment in part[:2]}):
+            # what overwrites another buffer in place lies in the same bytes at that step
+            used = union([(low, high) for first, last, low, high in parts if first <= step < last])
+            live.append([step, sum(high - low for low, high in used)])
         found[name] = {**memory, "live": live}
     return found
 

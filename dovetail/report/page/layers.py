@@ -24,7 +24,7 @@ _FIGURES = (
 def layers_section(sheet: Sheet) -> str:
     """A row per layer: name, bar, figures, reason; more when it is opened."""
     layers = sheet.at("layers")
-    longest = max((max(layer["time"] or 0, layer["bound"]) for layer in layers), default=0) or 1
+    longest = max((max(layer["time"] or 0, layer["bound"] or 0) for layer in layers), default=0) or 1
     colours = device_colours(sheet)
     head = "".join(
         element("span", text, class_=side)
