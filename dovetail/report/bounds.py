@@ -27,6 +27,9 @@ KINDS = ("peak", "below_peak", "transfers", "core")
 _NEAR = 0.98
 """A layer is at its bound when that is so much of its time."""
 
+_CLOSE = 0.1
+"""A cost model is right when it is off by no more than so much."""
+
 Span = tuple[int, int]
 """Start and end."""
 
@@ -174,11 +177,21 @@ def reason(layer: Mapping[str, Any], target: Target) -> str:
     largest = max(KINDS[1:], key=lambda kind: where[kind])
     share = f"{100 * where[largest] / time:.0f} %"
     if largest == "below_peak" and layer["ideal_macs_per_cycle"]:
-        rate, peak = layer["macs"] / max(layer["engine_cycles"] or time, 1), layer["ideal_macs_per_cycle"]
-        return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle in this shape"
+        return _engine_reason(layer, share)
     if largest == "transfers" and target.dma is not None:
         return f"{share} in which only {target.dma.name} works: it moves {layer['bytes_moved']:,} bytes for this layer"
     return _core_reason(layer, share, target)
+
+
+def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
+    """Why the engine takes so long: its shape, as its own cost model has it, or something else."""
+    busy, modelled = layer["engine_cycles"] or layer["time"], layer["modelled_cycles"] or 0
+    expected = "as" if abs(modelled - busy) <= _CLOSE * busy else f"{modelled:,} cycles"
+    model = f", {expected} its cost model says" if modelled else ""
+    if layer["bound"] > layer["macs"] / layer["ideal_macs_per_cycle"] + 1:
+        return f"{layer['engine']} is busy {busy:,} cycles where its bytes take {layer['bound']:,.0f}{model}"
+    rate, peak = layer["macs"] / busy, layer["ideal_macs_per_cycle"]
+    return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}"
 
 
 def _core_reason(layer: Mapping[str, Any], share: str, target: Target) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _MOST = 256 << 20
 _PLAN = ("begins", "graph", "memories", "moves", "statements", "transfers")
 _LAYER = (
-    "calls", "constants", "idle", "kinds", "launches", "nothing", "offload", "products", "read", "reason", "written",
+    "calls", "constants", "idle", "kinds", "launches", "modelled", "nothing", "offload", "products", "read", "reason",
+    "written",
 )  # fmt: skip
 """What a plan, and each of its layers, must have."""
 
@@ -91,6 +92,7 @@ def _layers(layers: Sequence[Json], plan: Json, first: InferenceResult, target: 
             "offload": own["offload"],
             "kinds": own["kinds"],
             "launches": own["launches"],
+            "modelled_cycles": own["modelled"] if own["launches"] else None,
             "nothing": own["nothing"],
             "result": output,
             "elements": _product(output["shape"]),

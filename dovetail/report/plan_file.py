@@ -103,8 +103,15 @@ def _layer(region: Region, program: Program, number: int) -> dict[str, Any]:
             for name in constants
         ],
         "launches": sum(isinstance(s, Launch) for s in own),
+        "modelled": sum(_modelled(region, s) for s in own if isinstance(s, Launch)),
         "calls": sum(isinstance(s, Call) for s in own),
     }
+
+
+def _modelled(region: Region, launch: Launch) -> int:
+    """Cycles of a launch as the offload's cost model has them."""
+    mine = region.offload is not None and region.engine is not None and region.engine.name == launch.engine
+    return region.offload.cycles(launch.match) if mine and region.offload is not None else 0
 
 
 def _weighs(graph: Graph, inputs: Sequence[str], name: str) -> bool:

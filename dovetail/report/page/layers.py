@@ -11,6 +11,7 @@ from dovetail.report.page.overview import SPENT, device_colours
 _FIGURES = (
     ("count", "cycles", "cycles until the core goes on to the next layer"),
     ("count", "engine_cycles", "cycles its engine is busy"),
+    ("count", "modelled_cycles", "cycles its cost model says"),
     ("count", "dma_cycles", "cycles the DMA is busy"),
     ("count", "macs", "MACs"),
     ("count", "launches", "starts of an engine"),
