@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dovetail.cli import quantising_options as given
+from dovetail.cli import report_options as shown
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -152,27 +153,15 @@ def run(
 
 @app.command()
 def report(
-    build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    page: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the same here as JSON.", show_default=False)
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline here, for Perfetto.", show_default=False)
-    ] = None,
+    build: shown.BuildFolder,
+    page: shown.Page = Path("report.html"),
+    json_file: shown.JsonFile = None,
+    trace: shown.Trace = None,
     sim: Annotated[
         Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
     ] = Simulator.ISS,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
-    ] = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFile = None,
 ) -> None:
     """Run a build and show where its time, memory and bytes go: one HTML file that needs nothing else.
 
@@ -185,22 +174,15 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A build, or the JSON of a report.", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another.", show_default=False)],
-    page: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write it here as HTML.", show_default=False)
-    ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write it here as JSON.", show_default=False)] = None,
+    first: shown.First,
+    second: shown.Second,
+    page: shown.MaybePage = None,
+    json_file: shown.JsonFile = None,
     sim: Annotated[
         Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
     ] = Simulator.ISS,
-    input_file: Annotated[
-        Path | None, typer.Option("--input", help="As for dovetail run, for both.", show_default=False)
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option("--target", "-t", help="The target files they were made for, if they were.", show_default=False),
-    ] = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFiles = None,
 ) -> None:
     """Show two builds side by side: what changed, the totals, and layer by layer.
 
@@ -215,27 +197,13 @@ def compare(
 def sweep(
     model: Model,
     target: TargetName,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE,VALUE",
-            help="A field of the target and its values; may be repeated. Without one, what may be set is listed.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: shown.Settings = None,
     requant: Requant = None,
-    allow_float: Annotated[
-        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
-    ] = False,
+    allow_float: shown.AllowFloat = False,
     optimize: Annotated[OptimizeChoice, typer.Option(help="As for dovetail compile.")] = OptimizeChoice.SPEED,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes; as many as there are processors if not given.", show_default=False)
-    ] = None,
-    page: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("sweep.html"),
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the points here as JSON.", show_default=False)
-    ] = None,
+    jobs: shown.Jobs = None,
+    page: shown.Page = Path("sweep.html"),
+    json_file: shown.JsonFile = None,
 ) -> None:
     """What if the hardware were different: compile and run a model for every combination of sizes.
 
@@ -245,11 +213,8 @@ def sweep(
     """
     from dovetail.cli import sweeping
 
-    sweeping.sweep_to(
-        sweeping.SweepOrder(
-            model, target, tuple(settings or ()), requant, allow_float, optimize.value, jobs, page, json_file
-        )
-    )
+    chosen = (tuple(settings or ()), requant, allow_float, optimize.value, jobs, page, json_file)
+    sweeping.sweep_to(sweeping.SweepOrder(model, target, *chosen))
 
 
 @app.command()
