@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
 from dovetail.partition import Region, partition
+from dovetail.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
@@ -29,6 +30,7 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.report.plan_file import PLAN, plan_text
 from dovetail.stripe import Striped, Striping, refuse
+from dovetail.target.cores import check_cores
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
@@ -62,6 +64,8 @@ class Options:
     """What the code of the core is made for."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    pipeline: bool = False
+    """Let each core work on an input of its own; without, the cores share every layer."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Compiled:
     project: Project
     striped: Striped | None = None
     """What is computed in stripes to fit the memory budget; None where none was needed."""
+    pipeline: Pipeline | None = None
+    """The stages, of which `graph` is one step; None without."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -127,15 +133,15 @@ def compile_graph(
         graph: what `prepare` gives, or a part of it as a network of its own.
         target: the machine.
         options: its policy and rounding are only noted down; its tuning file is not read.
-        progress: told what is being done.
+        progress: told what is being done. choices: what is chosen for the knobs of regions, by region name.
         model: the file the graph comes from, for the description of the build; None where there is none.
-        choices: what is chosen for the knobs of regions, by region name.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
 
     Raises:
         DovetailError: as `compile_model`.
     """
+    graph, pipeline = _step(graph, target, options, interpret)
 
     def attempt(chosen: Graph) -> tuple[Placed, Plan]:
         """The stages from the graph to the program."""
@@ -144,7 +150,7 @@ def compile_graph(
         progress("choosing layouts")
         placed = choose_layouts(chosen, regions, target, near)
         progress("planning tiles, order and addresses")
-        return placed, plan(placed, target, reserved(chosen, target), near)
+        return placed, plan(placed, target, reserved(chosen, target), near, pipeline.cores if pipeline else None)
 
     placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
     progress("verifying the program")
@@ -152,10 +158,24 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
+    unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
+    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped, pipeline))
     project = project.with_file(PLAN, plan_text(placed.graph, placed.regions, planned, target))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline)
+
+
+def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
+    """One step of a pipeline and its stages, compared with the network if `check`; the network where there is to be
+    none."""
+    check_cores(target)
+    if not options.pipeline:
+        return graph, None
+    if options.memory_budget is not None:
+        raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
+    found = pipelined(graph, target)
+    if check:
+        check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
+    return found.graph, found
 
 
 def _within(
@@ -190,7 +210,10 @@ def _within(
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    peak = _peak(attempt(smallest.graph)[1], target)
+    placed, planned = attempt(smallest.graph)
+    peak = _peak(planned, target)
+    if peak <= budget:
+        return placed, planned, smallest
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -255,9 +278,13 @@ def _policy(target: Target, options: Options) -> Any:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants and code take, by the name of the memory."""
+    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
-    return {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    if target.workers:
+        stacks = sum(core.stack for core in target.cores)
+        found[target.values] = found.get(target.values, 0) + stacks
+    return found
 
 
 def _manifest(
@@ -267,6 +294,7 @@ def _manifest(
     placed: Placed,
     planned: Plan,
     striped: Striped | None = None,
+    pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
     layers = [
         {
@@ -286,6 +314,7 @@ def _manifest(
         }
         for placement in planned.placements
     }
+    conversions = placed.conversions()
     return {
         "schema": 1,
         "model": placed.graph.name,
@@ -297,4 +326,15 @@ def _manifest(
         "memory": memory,
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
+        **_several_cores(target, pipeline),
+        **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
     }
+
+
+def _several_cores(target: Target, pipeline: Pipeline | None) -> dict[str, Any]:
+    """What the description of a build says of its cores; nothing where there is one."""
+    if not target.workers:
+        return {}
+    speeds = [core.speed for core in target.cores]
+    stages = {"delay": pipeline.delay, "pipeline": pipeline.to_json()} if pipeline else {}
+    return {"cores": len(speeds), "core_speeds": speeds, **stages}

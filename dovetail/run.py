@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
 from dovetail.kernels import Optimize
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
+from dovetail.target.cores import with_cores
 from dovetail.target.description import Target
 from dovetail.targets import BUILT_IN, load_target
 
@@ -68,6 +69,8 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     try:
         manifest = json.loads(path.read_text())
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
+        cores = int(manifest["cores"]) if "cores" in manifest else None
+        int(manifest.get("delay", 0))
         if manifest["schema"] != 1:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
@@ -76,7 +79,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         raise BuildError(
             f"{folder} was made for '{name}', the target of a file of your own", hint="give the file with --target"
         )
-    found = target or load_target(name)
+    found = with_cores(target or load_target(name), cores)
     if found.name != name:
         raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
     return Build(folder, manifest, found, optimize)
@@ -86,7 +89,7 @@ def run_build(
     build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
-    keeps goes from one to the next.
+    keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
 
     Args:
         build: the project.
@@ -100,12 +103,15 @@ def run_build(
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
+    delay = int(build.manifest.get("delay", 0))
+    sets += sets[-1:] * delay
     if simulator == "iss":
         simulation, sizes = _run_iss(build, sets, wanted, cache)
     elif simulator == "host":
         simulation, sizes = _run_host(build, sets, wanted, cache), {}
     else:
         raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
+    simulation = replace(simulation, inferences=simulation.inferences[delay:])
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, simulator, outputs, simulation, sizes)
 
@@ -120,7 +126,8 @@ def _run_iss(
     from dovetail.simulate.protocol import SimulationSetup
 
     target = build.target
-    core_costs(target.core.isa, target.core.costs, target.name)
+    for each in target.cores:
+        core_costs(each.isa, each.costs, target.name)
     elf = compile_firmware(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["target"]],
@@ -134,7 +141,10 @@ def _run_iss(
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
-    setup = SimulationSetup(elf, memories, _devices(target), core.isa, core.costs, extension=core.extension)
+    setup = SimulationSetup(
+        elf, memories, _devices(target), core.isa, core.costs, extension=core.extension,
+        workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
+    )  # fmt: skip
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)

@@ -89,6 +89,8 @@ def test_fields_reach_the_target() -> None:
         assert vta.engines[0].ideal_macs_per_cycle == macs and vta.memory("DRAM").size == 1 << 20
         assert vta.engines[0].defines["VTA_BLOCK"] == block and vta.engines[0].defines["VTA_BATCH"] == batch
         assert vta.engines[0].bytes_per_cycle == 4
+    riscv = changed(load_target("riscv"), {"cores": 4, "core.load": 2})
+    assert len(riscv.cores) == 4 and {core.costs["load"] for core in riscv.cores} == {2}
     with pytest.raises(TargetError, match="power of two"):
         changed(load_target("vta"), {"vta.macs": 100})
     with pytest.raises(TargetError, match="at most the 16 multipliers"):

@@ -14,6 +14,7 @@ from dovetail.errors import BuildError, ModelError
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.program.ir import Program
     from dovetail.stripe import Striped
     from dovetail.target import Target
 
@@ -49,6 +50,8 @@ def compile_to(
     allow_float: bool = False,
     optimize: str = "speed",
     memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -62,13 +65,14 @@ def compile_to(
         from dovetail.emit.project import write_project
         from dovetail.kernels import Optimize
         from dovetail.operators.arithmetic import Rounding
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
         budget = _bytes(memory_budget)
         options = Options(
-            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pipeline
         )
-        compiled = compile_model(model, load_target(target_name), options, report)
+        compiled = compile_model(model, with_cores(load_target(target_name), cores), options, report)
         dumped = 0
         if dump_folder is not None:
             from dovetail.compile import sample_inputs
@@ -100,8 +104,10 @@ def _summary(compiled: Compiled) -> str:
         if use.peak
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
+    count = len(compiled.unit.target.cores)
+    shared = f"; {compiled.pipeline.describe()}" if compiled.pipeline else f"; on {count} cores" if count > 1 else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
-    return f"{where}; {memory}{stripes}"
+    return f"{where}; {memory}{stripes}{shared}"
 
 
 def _stripes(striped: Striped, macs: int) -> str:
@@ -164,32 +170,56 @@ def run_folder(
 
 
 def explain(
-    model: Path, target_name: str, policy: str | None, as_json: bool, memory_budget: str | None = None
+    model: Path,
+    target_name: str,
+    policy: str | None,
+    as_json: bool,
+    memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
 ) -> None:
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
         from dovetail.compile import Options, compile_graph, prepare
         from dovetail.partition import partition, rivals
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
-        target = load_target(target_name)
-        options = Options(policy, memory_budget=_bytes(memory_budget))
+        target = with_cores(load_target(target_name), cores)
+        options = Options(policy, memory_budget=_bytes(memory_budget), pipeline=pipeline)
         graph = prepare(model, target, options, report)
-        regions, striped = partition(graph, target), None
-        if options.memory_budget is not None:
+        regions, striped, program, staged = partition(graph, target), None, None, None
+        if options.memory_budget is not None or target.workers or pipeline:
             compiled = compile_graph(graph, target, options, report, interpret=False)
-            regions, striped = compiled.regions, compiled.striped
+            regions, striped, staged = compiled.regions, compiled.striped, compiled.pipeline
+            program = compiled.plan.program if target.workers else None
         rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
+        rows = [row | {"cores": own} for row, own in zip(rows, _core_shares(program), strict=True)] if program else rows
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
         if options.memory_budget is not None:
             described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
+        if staged is not None:
+            described["pipeline"] = staged.to_json()
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
+    if staged is not None:
+        say(staged.describe())
     if striped is not None:
         say(_stripes(striped, sum(region.macs for region in regions)))
+
+
+def _core_shares(program: Program) -> list[dict[str, float]]:
+    """Per layer: the part of its result, of 1, that each core computes."""
+    from dovetail.program.ir import Call
+
+    found: list[dict[str, int]] = [{} for _ in program.layers]
+    for call in program.statements:
+        if isinstance(call, Call):
+            found[call.layer][str(call.core)] = call.result.type.elements
+    return [{core: own[core] / sum(own.values()) for core in sorted(own, key=int)} for own in found]
 
 
 def _placements(
@@ -227,6 +257,7 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
+        place = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in row.get("cores", {}).items()) or place
         reasons = "\n".join([row["reason_not_offloaded"], *row["offloads_not_used"], *row["instructions_not_used"]])
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
@@ -236,11 +267,12 @@ def list_targets() -> None:
     """Print the targets Dovetail comes with."""
     from dovetail.targets import BUILT_IN, load_target
 
+    width = max(map(len, BUILT_IN))
     for name in BUILT_IN:
         target = load_target(name)
-        say(f"{name:10} {target.sentence}")
+        say(f"{name:{width}} {target.sentence}")
         for index, policy in enumerate(target.policies):
-            say(f"{'':10} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
+            say(f"{'':{width}} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
 
 
 def write_zoo(

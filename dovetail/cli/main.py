@@ -66,6 +66,19 @@ Requant = Annotated[
 ]
 
 
+Cores = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Cores like the target's own that share every layer; the target's number if not given.",
+        show_default=False,
+    ),
+]
+InPipeline = Annotated[
+    bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
+]
+
+
 @app.command("compile")
 def compile_command(
     model: Model,
@@ -107,15 +120,21 @@ def compile_command(
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
+    cores: Cores = None,
+    pipeline: InPipeline = False,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
     Example: dovetail compile net.tflite --target ne16 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
     """
     from dovetail.cli import commands
 
     stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline)
 
 
 @app.command()
@@ -227,6 +246,8 @@ def explain(
         str | None,
         typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
     ] = None,
+    cores: Cores = None,
+    pipeline: InPipeline = False,
 ) -> None:
     """Show where every operator goes and, if not to an engine, why.
 
@@ -234,7 +255,7 @@ def explain(
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json, memory_budget)
+    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline)
 
 
 @app.command()
@@ -323,6 +344,7 @@ def quantize(
     target: TargetName,
     result: given.Result,
     weights: given.Weights = given.WeightChoice.INT8,
+    width: given.Width = None,
     budget: given.Budget = None,
     validation: given.Validation = None,
     method: given.Method = given.MethodChoice.MINMAX,
@@ -341,12 +363,15 @@ def quantize(
     """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
 
     Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+
+    Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
     """
     from dovetail.cli import quantising
 
     order = quantising.QuantizeOrder(
         model, target, quantising.DataOrder(data, scale, offset, resize, samples), weights.value, budget, validation,
         method.value, equalise, correct_bias, adaptive, per_channel, symmetric, integer_ends, result, plot,
+        tuple(width or ()),
     )  # fmt: skip
     quantising.quantize_to(order)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,8 @@ class QuantizeOrder:
     integer_ends: bool
     output: Path
     plot: Path | None
+    widths: tuple[str, ...] = ()
+    """Of single layers: "pattern=int2"."""
 
 
 def quantize_to(order: QuantizeOrder) -> None:
@@ -78,7 +80,7 @@ def quantize_to(order: QuantizeOrder) -> None:
     if order.output.suffix.lower() != ".onnx":
         raise DovetailError(f"the model is written as ONNX, not as '{order.output.name}'", hint="end -o with .onnx")
     with progress("starting") as report:
-        from dovetail.calibrate import prepare, quantise_network, read_samples
+        from dovetail.calibrate import named_widths, prepare, quantise_network, read_samples
         from dovetail.cli.arrays import write_file
         from dovetail.frontend import load_model
         from dovetail.targets import load_target
@@ -86,6 +88,7 @@ def quantize_to(order: QuantizeOrder) -> None:
         settings, target = _settings(order), load_target(order.target)
         report("reading the model")
         graph = prepare(load_model(order.model), order.model.name)
+        settings = replace(settings, widths=named_widths(graph, order.widths))
         report("reading the data")
         samples = read_samples(order.data.path, graph, order.data.preprocessing)
         how = order.data.preprocessing
@@ -101,7 +104,8 @@ def quantize_to(order: QuantizeOrder) -> None:
         _print_search(found.search)
     if min(found.widths.values(), default=8) < 8 and not target.quantisation.packed:
         note(f"{target.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
-    layers = f"{len(found.widths)} layers ({order.weights})"
+    narrower = f" and {', '.join(order.widths)}" if order.widths else ""
+    layers = f"{len(found.widths)} layers ({order.weights}{narrower})"
     say(f"{order.output}: {found.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -11,6 +12,7 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
+from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
@@ -19,7 +21,6 @@ from dovetail.emit.source import (
     arenas,
     constants_source,
     core_copies,
-    header_source,
     is_fixed,
     kernels_source,
     model_source,
@@ -27,7 +28,7 @@ from dovetail.emit.source import (
 from dovetail.emit.write import write_files
 from dovetail.errors import BuildError
 from dovetail.kernels import Optimize
-from dovetail.program.ir import Copy, Launch
+from dovetail.program.ir import Call, Copy, Launch
 from dovetail.program.transfers import strips, transfers
 from dovetail.target.description import Engine, Target
 
@@ -40,6 +41,9 @@ OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-
 _RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
+_CORES = ("cores.h", "cores.c")
+_SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* DOVETAIL_MAILBOX \*/\n", re.M | re.S)
+"""What start-up code has for several cores."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +80,18 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
+    cores = _CORES if unit.target.workers else ()
     start = instruction_set(unit.target.core.isa).start
-    for name in (start, *_RUNTIME, *copying):
-        files[f"runtime/{name}"] = runtime_path(name).read_text()
-    shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
+    for name in (start, *_RUNTIME, *copying, *cores):
+        text = runtime_path(name).read_text()
+        files[f"runtime/{name}"] = text if cores else _SEVERAL.sub("", text)
+    shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
     drivers, software = [], []
     for engine in unit.target.engines:
         content = _driver_files(engine)
         files.update(content)
         sources = [name for name in content if name.endswith(".c")]
-        drivers += sources
+        drivers += [name for name in sources if name not in drivers]
         software += sources if engine.device is None else []
         software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:
@@ -118,6 +124,7 @@ def _linker_script(unit: Unit) -> str:
         stack_bytes=target.core.stack,
         extra={f".{memory.lower()}": memory for memory in near},
         isa=target.core.isa,
+        worker_stacks=[core.stack for core in target.workers],
     )
 
 
@@ -130,6 +137,8 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
     }
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    if target.workers:
+        found["DOVETAIL_MAILBOX"] = f"0x{target.mailbox:x}"
     for engine in target.engines:
         found.update({name: f"0x{value:x}u" for name, value in engine.defines.items()})
     return found
@@ -193,7 +202,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     }
 
 
-def _work(unit: Unit) -> list[dict[str, int]]:
+def _work(unit: Unit) -> list[dict[str, Any]]:
     """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
     found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
     for statement in unit.program.statements:
@@ -207,7 +216,15 @@ def _work(unit: Unit) -> list[dict[str, int]]:
             found[statement.layer]["launches"] += 1
             for node in statement.graph.nodes:
                 found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
-    return found
+    return [{**own, **cores} for own, cores in zip(found, _cores(unit), strict=True)]
+
+
+def _cores(unit: Unit) -> list[dict[str, list[int]]]:
+    """Per layer: the numbers of the cores that compute it, where there are several."""
+    calls = [statement for statement in unit.program.statements if isinstance(statement, Call)]
+    layers = range(len(unit.program.layers))
+    numbers = [sorted({call.core for call in calls if call.layer == layer}) for layer in layers]
+    return [{"cores": some} if unit.target.workers else {} for some in numbers]
 
 
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:

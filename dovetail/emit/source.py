@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail import kernels
-from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
+from dovetail.emit.c_text import array_definition, elements, guard, identifier, one_line, words
 from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
 from dovetail.emit.library import library_call
 from dovetail.errors import ProgramError
@@ -41,6 +41,8 @@ class Unit:
     """Statement index -> C variable that holds its ticket, where something waits for it."""
     optimize: Optimize = Optimize.SPEED
     """What the code is made for."""
+    delay: int = 0
+    """Calls between an input and its outputs, in a pipeline."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,7 +62,11 @@ class Unit:
 
 
 def make_unit(
-    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED
+    program: Program,
+    regions: Sequence[Region],
+    target: Target,
+    optimize: Optimize = Optimize.SPEED,
+    delay: int = 0,
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
@@ -76,8 +82,8 @@ def make_unit(
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    tickets = _tickets(program)
-    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, tickets, optimize)
+    known = (calls, functions, constants, blocks, commands, _tickets(program))
+    return Unit(program, regions, target, model, *known, optimize, delay)
 
 
 def _commands(
@@ -125,7 +131,7 @@ def _tickets(program: Program) -> dict[int, str]:
     for statement in program.statements:
         if isinstance(statement, Wait) and statement.statement not in found:
             waited = program.statements[statement.statement]
-            verb = "copied" if isinstance(waited, Copy) else "launched"
+            verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
             layer = program.layers[waited.layer]
             count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
             found[statement.statement] = f"{layer}_{verb}_{count}"
@@ -220,6 +226,7 @@ def model_source(unit: Unit) -> str:
     lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
     lines += ['#include "dma.h"'] if unit.target.dma else []
     lines += ['#include "copy.h"'] if core_copies(unit) else []
+    lines += ['#include "cores.h"'] if unit.target.workers else []
     lines += [f'#include "{header}"' for header in driver_headers(unit)]
     lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
     for memory, size in arenas(unit).items():
@@ -273,9 +280,10 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         if not members:
             continue
         region = unit.regions[layer]
-        where = "the core" if region.place == "core" else region.place
+        where = _where(unit, region, members)
         origin = one_line(", ".join(region.origins))[:160]
         text = [
+            *(line for index in members for line in _job(unit, index)),
             f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
             f"static void {region.name}(void)",
             "{",
@@ -286,18 +294,35 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         yield region.name, [*text, "}", ""]
 
 
+def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
+    """Who does a layer, in words."""
+    if region.place != "core":
+        return region.place
+    calls = [unit.program.statements[index] for index in members]
+    cores = sorted({call.core for call in calls if isinstance(call, Call)})
+    return "the core" if not unit.target.workers else f"core {' and '.join(map(str, cores))}"
+
+
+def _job(unit: Unit, index: int) -> list[str]:
+    """The function a call on another core is started as."""
+    call = unit.program.statements[index]
+    if not isinstance(call, Call) or not call.core:
+        return []
+    return [f"static void {_job_name(unit, index, call)}(void)", "{", f"    {_kernel_call(unit, index, call)}", "}", ""]
+
+
+def _job_name(unit: Unit, index: int, call: Call) -> str:
+    return f"{unit.program.layers[call.layer]}_on_core{call.core}"
+
+
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     if isinstance(statement, Wait):
-        queue = statement.queue
-        ticket = unit.tickets[statement.statement]
-        layer = unit.program.layers[unit.program.statements[statement.statement].layer]
-        if queue == unit.program.dma:
-            return [f"dma_wait({ticket});"]
-        engine = unit.target.engine(queue)
-        return [_checked(engine, f"{engine.wait}({ticket})", layer) or f"{engine.wait}({ticket});"]
-    if isinstance(statement, Call):
-        return _kernel_call(unit, index, statement)
+        return [_wait(unit, statement)]
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
+    if isinstance(statement, Call) and statement.core:
+        return [f"{ticket}core_start({statement.core}u, {_job_name(unit, index, statement)});"]
+    if isinstance(statement, Call):
+        return [_kernel_call(unit, index, statement)]
     if isinstance(statement, Launch):
         engine, layer = unit.target.engine(statement.engine), unit.program.layers[statement.layer]
         made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
@@ -314,7 +339,18 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     raise TypeError(f"unknown statement {statement}")
 
 
-def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
+def _wait(unit: Unit, wait: Wait) -> str:
+    ticket, waited = unit.tickets[wait.statement], unit.program.statements[wait.statement]
+    if isinstance(waited, Call):
+        return f"core_wait({waited.core}u, {ticket});"
+    if wait.queue == unit.program.dma:
+        return f"dma_wait({ticket});"
+    engine = unit.target.engine(wait.queue)
+    call = f"{engine.wait}({ticket})"
+    return _checked(engine, call, unit.program.layers[waited.layer]) or f"{call};"
+
+
+def _kernel_call(unit: Unit, index: int, call: Call) -> str:
     kernel, names = unit.calls[index]
     arguments = []
     for parameter in kernel.parameters:
@@ -327,7 +363,7 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         void = f"({const}void *)" if parameter.c_type != "uint8_t" else ""
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
-    return [f"{kernel.name}({', '.join(arguments)});"]
+    return f"{kernel.name}({', '.join(arguments)});"
 
 
 def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:
@@ -387,40 +423,3 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
     if transfer.rows > 1:
         return f"copy_2d({target}, {source}, {rows});"
     return f"copy_1d({target}, {source}, {transfer.row_bytes});"
-
-
-def header_source(unit: Unit, version: str) -> str:
-    """The header a user includes: entry points, inputs and outputs with their sizes and types."""
-    program = unit.program
-    lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
-        f"{unit.optimize.value}. */",
-        "#include <stdint.h>",
-        "",
-        f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',
-        "",
-    ]
-    for memory, size in arenas(unit).items():
-        lines.append(f"extern uint8_t {arena_name(unit, memory)}[{size}]; /* buffers in {one_line(memory)} */")
-    for kind, views in (("input", program.inputs), ("output", program.outputs)):
-        for index, (name, view) in enumerate(views.items()):
-            stem = f"{unit.model.upper()}_{kind.upper()}_{index}"
-            c_type = C_TYPES[view.type.dtype]
-            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
-            lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
-            lines.append(f"#define {stem} (({c_type} *)(void *)({place(unit, view)}))")
-    lines += [
-        "",
-        "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
-        f"void {unit.model}_run(void);",
-        "",
-    ]
-    if program.states:
-        nbytes = sum(kept.first.nbytes for kept in program.states)
-        lines += [
-            f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.",
-            "   Before the first inference it happens by itself. */",
-            f"void {unit.model}_reset(void);",
-            "",
-        ]
-    return guard(f"{unit.model.upper()}_H", "\n".join(lines))

@@ -15,7 +15,7 @@ from dovetail.graph.types import DType
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.knobs import Choice
-from dovetail.target.pattern import Match, Mismatch, match_pattern
+from dovetail.target.pattern import Match, Mismatch, Scope, match_pattern
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ def _attempts(graph: Graph, target: Target, node: Node) -> Iterator[tuple[Engine
             found = match_pattern(offload.pattern, graph, node.output)
             if isinstance(found, Match):
                 found = _alone(graph, offload, found)
-                failures = (constraint.failure(found) for constraint in offload.constraints)
+                asked = (constraint for constraint in offload.constraints if constraint.scope is not Scope.TILES)
+                failures = (constraint.failure(found) for constraint in asked)
                 sentence = next((failure for failure in failures if failure), None)
                 if sentence is not None:
                     found = Mismatch(sentence, len(graph.nodes) + len(found.nodes))

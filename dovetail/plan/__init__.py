@@ -29,7 +29,13 @@ class Plan:
     tilings: Mapping[str, Tiling]
 
 
-def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Collection[str] = ()) -> Plan:
+def plan(
+    placed: Placed,
+    target: Target,
+    reserved: Mapping[str, int],
+    near: Collection[str] = (),
+    cores: Mapping[str, int] | None = None,
+) -> Plan:
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
@@ -40,18 +46,21 @@ def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Coll
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
+        cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
     choice = _Choice(_first_homes(placed, target, near), _first_early(placed.regions))
     dma = target.dma.name if target.dma else CORE
+    cut: _Choice | None = None
     while True:
-        tilings, stuck = _tilings(placed, target, choice, reserved)
+        if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
+            cut, (tilings, stuck) = choice, _tilings(placed, target, choice, reserved)
         if stuck is not None:
             choice = _spill_for(stuck, placed, target, choice)
             continue
-        lowered = lower(placed, tilings, target, choice.homes, choice.early)
+        lowered = lower(placed, tilings, target, choice.homes, choice.early, cores or {})
         statements = synchronise(lowered.statements, dma, choice.settle)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)

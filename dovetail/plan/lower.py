@@ -11,13 +11,13 @@ from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
+from dovetail.plan.cores import split, workers_first
 from dovetail.plan.movement import copies
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
     Begin,
     Buffer,
-    Call,
     Copy,
     Launch,
     Role,
@@ -47,6 +47,7 @@ class _Context:
     placed: Placed
     target: Target
     homes: Mapping[str, str]
+    cores: Mapping[str, int]
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
@@ -78,6 +79,7 @@ def lower(
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
+    cores: Mapping[str, int],
 ) -> Lowered:
     """Statements in issue order, without waits.
 
@@ -87,9 +89,10 @@ def lower(
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
+        cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
     """
     graph, regions = placed.graph, placed.regions
-    context = _Context(placed, target, homes)
+    context = _Context(placed, target, homes, cores)
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
@@ -101,14 +104,16 @@ def lower(
     for index, part in enumerate(parts):
         ordered.append(Begin(index))
         ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    ordered = workers_first(ordered, regions, cores) if cores else ordered
     for read, written, _ in graph.kept:
-        _replace_state(ordered, context.values[read], context.values[written])
+        _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
 
 
-def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
-    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more."""
-    last = max(
+def _replace_state(ordered: list[Statement], state: View, value: View, at_end: bool) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more; or at the
+    end, where other cores may read them until then."""
+    last = len(ordered) - 1 if at_end else max(
         index
         for index, statement in enumerate(ordered)
         if any(view.buffer == state.buffer for view in reads(statement))
@@ -149,7 +154,8 @@ def _region(context: _Context, index: int, region: Region, tilings: Mapping[str,
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         return _Parts(head=[copy for copy in moved if not _in_place(copy)])
-    return _Parts(head=[Call(index, region.graph, operands, result)])
+    core = context.cores.get(region.output)
+    return _Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 
 def _in_place(copy: Copy) -> bool:
@@ -231,7 +237,8 @@ def _tile_loads(
         slot, load = _constant_slot(tiling, number)
         if load:
             source = _constant_blob(context, region, tile)
-            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
+            place = region.engine.constants or memory
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", place, source.type.elements)
             context.fetches[target] = region.name
             constants.append(Copy(index, source, dense_view(target, source.type)))
     for value in region.graph.inputs:

@@ -9,11 +9,11 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
-from dovetail.graph.types import Array, Box, Shape, full_box
+from dovetail.graph.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
-from dovetail.target.pattern import Match, match_pattern
+from dovetail.target.pattern import Match, Scope, match_pattern
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
 """Names of the planner's knobs; the sizes of a tile are `TILE`."""
@@ -98,17 +98,26 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
                 best = tiling
         if best is not None:
             break
-    if best is None and not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
-        raise chosen_too_large(region, smallest, budget)
     if best is None:
-        needed, size = smallest or (0, shape)
-        raise PlanError(
-            f"the smallest tile of {region.name}, {'x'.join(map(str, size))}, needs {needed} bytes of "
-            f"{region.engine.memory}; {budget} are free",
-            where=", ".join(region.origins),
-            hint=f"a {region.engine.memory} larger by {needed - budget} bytes, or fewer channels in this layer",
-        )
+        raise _too_large(region, smallest, budget)
     return best
+
+
+def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
+    """The error of a region without a tile that fits; arguments as of `chosen_too_large`."""
+    assert region.engine is not None
+    if not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
+        return chosen_too_large(region, smallest, budget)
+    where, fewer = ", ".join(region.origins), "fewer channels in this layer"
+    if smallest is None:
+        engine = region.engine
+        what = f"no tile of {region.name} is one {engine.name} can compute"
+        held = f", with constants that fit {engine.constants}" if engine.constants else ""
+        return PlanError(what + held, where=where, hint=fewer)
+    needed, size = smallest
+    memory, shape = region.engine.memory, "x".join(map(str, size))
+    what = f"the smallest tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+    return PlanError(what, where=where, hint=f"a {memory} larger by {needed - budget} bytes, or {fewer}")
 
 
 def _buffers(choice: Choice) -> tuple[int, ...]:
@@ -184,7 +193,7 @@ def cuts(total: int, step: int) -> list[int]:
 
 def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
-    assert region.offload is not None
+    assert region.offload is not None and region.engine is not None
     shape = region.graph.types[region.output].shape
     if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
@@ -201,7 +210,10 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     result = 0 if region.output in in_place else _tile_bytes(region, first, region.output)
     tiles = spatial * channel_cuts
     nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
+    held = packed * (buffers if channel_cuts > 1 else 1)
+    if region.engine.constants and held > target.memory(region.engine.constants).size:
+        return None
+    nbytes += first.scratch + (0 if region.engine.constants else held)
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
@@ -266,7 +278,7 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(region, match))
     for constraint in offload.constraints:
-        failure = constraint.failure(match)
+        failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
         if failure:
             raise ValueError(failure)
     return tile, match
@@ -276,8 +288,26 @@ def _part(region: Region, box: Box) -> Tile:
     """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
     a strided window does not reach."""
     if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
-        return crop(region.graph, box)
+        return _whole_blocks(region, crop(region.graph, box))
     return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
+
+
+def _whole_blocks(region: Region, tile: Tile) -> Tile:
+    """The tile with operands up to the end of a block, where it computes the same from them: a strided window need not
+    reach it."""
+    types, reads = dict(tile.graph.types), dict(tile.reads)
+    for name, layout in ((name, region.layouts[name]) for name in tile.reads if name in region.layouts):
+        ends = zip(tile.reads[name], region.graph.types[name].shape, strict=True)
+        reads[name] = tuple(
+            (start, min(stop + -stop % layout.block(axis), size)) for axis, ((start, stop), size) in enumerate(ends)
+        )
+        types[name] = TensorType(box_shape(reads[name]), types[name].dtype)
+    if reads == tile.reads:
+        return tile
+    for node in tile.graph.nodes:
+        types[node.output] = node.operator.infer([types[name] for name in node.inputs])
+    same = types[region.output] == tile.graph.types[region.output]
+    return Tile(replace(tile.graph, types=types), tile.box, reads) if same else tile
 
 
 def offload_choice(region: Region, match: Match) -> Choice:

@@ -1,7 +1,7 @@
 """The program IR: buffers in memories and a list of statements the core executes in order.
 
-Copies run on the DMA and launches on engines while the core goes on; each queue works in order. A `Wait` holds the
-core until a queue has finished the statement it names. Everything has a fixed address.
+Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
+`Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.graph.types import Array, Box, DType, Shape, TensorType, box_shape
 from dovetail.target.pattern import Match
 
 CORE = "core"
-"""The queue name of what the core does itself."""
+"""The queue name of what core 0 does itself."""
 
 
 class Role(enum.Enum):
@@ -191,13 +191,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel run by the core, finished when the next statement begins; all its values lie in one layout, densely."""
+    """A kernel run by a core; all its values lie in one layout, densely. On core 0 it has finished when the next
+    statement begins, on another one when it has been waited for."""
 
     layer: int
     graph: Graph
     operands: Mapping[str, View]
     """Runtime operands by value name."""
     result: View
+    core: int = 0
+    """Number of the core, from 0."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,14 @@ def queue_of(statement: Statement, dma: str) -> str:
     """The queue a statement runs on."""
     if isinstance(statement, Copy):
         return dma
+    if isinstance(statement, Call) and statement.core:
+        return core_queue(statement.core)
     return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
+
+
+def core_queue(core: int) -> str:
+    """The queue name of a core by its number."""
+    return f"{CORE}{core}" if core else CORE
 
 
 def reads(statement: Statement) -> tuple[View, ...]:

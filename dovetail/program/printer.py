@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.graph.graph import Graph
-from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Statement, View, Wait
+from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Statement, View, Wait, core_queue
 
 
 def print_program(program: Program) -> str:
@@ -45,7 +45,7 @@ def _body(program: Program, statement: Statement) -> str:
         return f"{statement.engine}: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Call):
         operands = ", ".join(_view(view) for view in statement.operands.values())
-        return f"core: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
+        return f"{core_queue(statement.core)}: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Wait):
         return f"wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")

@@ -163,11 +163,12 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         return
     if isinstance(statement, Launch):
         engine = state.target.engine(statement.engine)
-        for view in (*statement.operands.values(), statement.result):
+        for name, view in (*statement.operands.items(), ("result", statement.result)):
             memory = state.program.buffers[view.buffer].memory
             read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
-            if memory != engine.memory and not (read_only and state.target.reads_constants(engine)):
-                raise ProgramError(f"{engine.name} reaches {engine.memory} only; {view.buffer} lies in {memory}")
+            needed = engine.constants if engine.constants and name in statement.packed else engine.memory
+            if memory != needed and not (read_only and state.target.reads_constants(engine)):
+                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}")
         if (statement.queue != CORE) != bool(engine.wait):
             raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for")
         for name, array in statement.packed.items():

@@ -45,21 +45,15 @@ class Bound:
 
 def core_product(target: Target) -> float:
     """Fewest cycles of a multiply-accumulate on all cores of a target together."""
-    return 1 / sum(1 / _product(core, target.name) for core in cores_of(target))
+    return 1 / sum(1 / _product(core, target.name) for core in target.cores)
 
 
 def core_word(target: Target) -> float:
     """Fewest cycles in which all cores of a target together load or store a word of 4 bytes."""
     from dovetail.simulate.architecture import architecture_of, core_costs
 
-    each = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, target.name)) for core in cores_of(target))
+    each = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, target.name)) for core in target.cores)
     return 1 / sum(1 / cycles for cycles in each)
-
-
-def cores_of(target: Target) -> tuple[Core, ...]:
-    """Every core of a target."""
-    found: tuple[Core, ...] = getattr(target, "cores", (target.core,))
-    return found
 
 
 def _product(core: Core, name: str) -> float:

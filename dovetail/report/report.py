@@ -8,6 +8,7 @@ How costs are attributed:
 * Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
   they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
+  Jobs without MACs are shared evenly by the layers without any that follow each other there.
   Where not even that is possible there must be one job per launch; else they are None (`null`).
 * Bytes moved are those the DMA writes for a layer, padding included, as the program says.
 
@@ -20,8 +21,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
+
+from dovetail.layout import Conversion
+from dovetail.report.cores import CoreUse, core_uses
 
 if TYPE_CHECKING:
     from dovetail.run import RunResult
@@ -113,7 +117,14 @@ class Report:
     each: tuple[Totals, ...]
     """Every inference."""
     timeline: Mapping[str, tuple[Activity, ...]]
-    """By device; "core" has one bar per layer."""
+    """By device and further core; "core" has one bar per layer."""
+    cores: tuple[CoreUse, ...] = ()
+    """By number."""
+    delay: int = 0
+    """In a pipeline: calls between an input and its outputs. Cycles are those of one call, so of one input after
+    another."""
+    conversions: tuple[Conversion, ...] = ()
+    """The values that change their layout."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -147,6 +158,11 @@ def make_report(result: RunResult) -> Report:
         layers=layers,
         each=each,
         timeline=_timeline(first, layers),
+        cores=core_uses(result, first),
+        delay=int(manifest.get("delay", 0)),
+        conversions=tuple(
+            Conversion(**{**found, "readers": tuple(found["readers"])}) for found in manifest.get("conversions", [])
+        ),
     )
 
 
@@ -178,7 +194,8 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     cycles = _layer_cycles(first, len(described))
     ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
     busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    for name in ideal.keys() & _devices(result) if cycles is not None else ():
+    engines = [engine.name for engine in result.build.target.engines if engine.device]
+    for name in engines if cycles is not None else ():
         own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
         started = {i: int(work[i]["launches"]) for i in own}
         jobs = assign_jobs(own, first.activities.get(name, ()), started)
@@ -237,6 +254,11 @@ def _by_macs(
     found: dict[int, tuple[DeviceActivity, ...]] = {}
     wanted, start = list(macs.values()), 0
     for number, index in enumerate(macs):
+        idle = _idle_jobs(wanted, number, jobs, start)
+        if idle:
+            found[index] = tuple(jobs[start : start + idle])
+            start += idle
+            continue
         after = wanted[number + 1] if number + 1 < len(wanted) else None
         end = places.get(sums[start] + wanted[number])
         if after is None:
@@ -249,6 +271,15 @@ def _by_macs(
         found[index] = tuple(jobs[start:end])
         start = end
     return found
+
+
+def _idle_jobs(wanted: Sequence[int], number: int, jobs: Sequence[DeviceActivity], start: int) -> int:
+    """How many of the jobs from `start` on are those of a layer without MACs; 0 where it cannot be told."""
+    if not any(wanted):
+        return 0
+    layers = sum(1 for _ in takewhile(lambda macs: macs == 0, wanted[number:]))
+    count = sum(1 for _ in takewhile(lambda job: job.macs == 0, jobs[start:]))
+    return count // layers if layers else 0
 
 
 def _timeline(inference: InferenceResult, layers: Sequence[Layer]) -> dict[str, tuple[Activity, ...]]:

@@ -40,6 +40,7 @@ class Activity:
         label: what it was, for people.
         moved: bytes written by a transfer, 0 for engines.
         macs: useful multiply-accumulates of an engine's job, 0 for transfers.
+        instructions: executed by a further core, 0 for devices.
     """
 
     start: int
@@ -47,6 +48,7 @@ class Activity:
     label: str
     moved: int = 0
     macs: int = 0
+    instructions: int = 0
 
 
 class Device(Protocol):

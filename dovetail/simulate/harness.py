@@ -8,10 +8,11 @@ word latches the high one), 20 the status of a call that failed, 24 the address 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.device import Activity, Device
+from dovetail.simulate.device import Activity
 from dovetail.simulate.protocol import Buffers, InferenceResult, Marker, RunRequest, call_failed
 
 SIZE = 4096
@@ -28,6 +29,16 @@ class Clock:
     idle: int
 
 
+class Active(Protocol):
+    """What has a line in the timeline."""
+
+    name: str
+
+    def activities(self) -> list[Activity]:
+        """See `Device.activities`."""
+        ...
+
+
 class Harness:
     """The device at the simulator's control address.
 
@@ -35,13 +46,12 @@ class Harness:
         clock: reads the counters.
         write: copies bytes to a symbol. read: returns so many bytes of a symbol.
         text: returns the string at an address.
-        devices: the devices whose activities belong to the inferences.
+        devices: the devices, and further cores, whose activities belong to the inferences.
     """
 
     def __init__(
         self, clock: Callable[[], Clock], write: Callable[[str, bytes], None], read: Callable[[str, int], bytes],
-        text: Callable[[int], str],
-        devices: Sequence[Device],
+        text: Callable[[int], str], devices: Sequence[Active],
     ) -> None:
         self._clock = clock
         self._write_symbol = write
@@ -151,4 +161,4 @@ class Harness:
 
 
 def _since(activities: Sequence[Activity], start: int) -> tuple[Activity, ...]:
-    return tuple(Activity(a.start - start, a.end - start, a.label, a.moved, a.macs) for a in activities)
+    return tuple(replace(a, start=a.start - start, end=a.end - start) for a in activities)

@@ -65,6 +65,8 @@ class SimulationSetup:
         sim_control: address of the harness's registers.
         native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
         extension: "module:function" that executes the core's own instructions; empty for none.
+        workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
+            which core 0 starts them.
     """
 
     elf: Path
@@ -75,6 +77,8 @@ class SimulationSetup:
     sim_control: int = SIM_CONTROL
     native_hook: bool = True
     extension: str = ""
+    workers: tuple[Mapping[str, int], ...] = ()
+    mailbox: int = 0x1A010000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +128,14 @@ class SimulationResult:
         stack_bytes: most bytes of stack ever used since the firmware was loaded; None where unknown.
         executed_instructions: since the firmware was loaded, start-up included.
         exit_code: what the firmware exited with, None while it waits for the next inputs.
+        worker_stack_bytes: as `stack_bytes`, of each further core from number 1 on.
     """
 
     inferences: tuple[InferenceResult, ...]
     stack_bytes: int | None = None
     executed_instructions: int | None = None
     exit_code: int | None = None
+    worker_stack_bytes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,7 @@ def setup_to_json(setup: SimulationSetup) -> Json:
         "elf": str(setup.elf.resolve()), "memories": [asdict(region) for region in setup.memories],
         "devices": devices, "isa": setup.isa, "costs": dict(setup.costs), "sim_control": setup.sim_control,
         "native_hook": setup.native_hook, "extension": setup.extension,
+        "workers": [dict(costs) for costs in setup.workers], "mailbox": setup.mailbox,
     }
 
 
@@ -213,6 +220,7 @@ def setup_from_json(data: Json) -> SimulationSetup:
         tuple(MemoryRegion(**region) for region in data["memories"]),
         tuple(DeviceSpec(**device) for device in data["devices"]),
         data["isa"], data["costs"], data["sim_control"], data["native_hook"], data["extension"],
+        tuple(data["workers"]), data["mailbox"],
     )
 
 
@@ -251,4 +259,7 @@ def result_from_message(message: Json, blobs: Sequence[bytes]) -> SimulationResu
         })
         for data in message["inferences"]
     )
-    return SimulationResult(inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"])
+    return SimulationResult(
+        inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"],
+        tuple(message["worker_stack_bytes"]),
+    )

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dovetail.errors import DovetailError, TargetError
+from dovetail.target.cores import with_cores
 from dovetail.target.description import Recipe, Target
 
 Value = int | float | bool
@@ -58,6 +59,7 @@ def fields_of(target: Target) -> dict[str, Field]:
     found.append(_field("core.stack", target.core.stack, _set_stack))
     for name, cycles in _costs(target).items():
         found.append(_field(f"core.{name}", cycles, _set_cost(name), "cycles of such an instruction"))
+    found.append(_field("cores", len(target.cores), _set_cores, "cores like its own that share every layer"))
     return {field.name: field for field in found}
 
 
@@ -101,6 +103,10 @@ def _set_dma(name: str) -> Callable[[Target, Value], Target]:
         return replace(target, dma=replace(target.dma, **given))
 
     return apply
+
+
+def _set_cores(target: Target, value: Value) -> Target:
+    return with_cores(target, int(value))
 
 
 def _set_stack(target: Target, value: Value) -> Target:

@@ -27,7 +27,7 @@ from dovetail.target.description import (
 )
 from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.ordering import Ordered, Ordering, OrderRequest
-from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
+from dovetail.target.pattern import Constraint, Match, Scope, apply, constant, maybe, operand
 
 __all__ = [
     "CValue",
@@ -57,6 +57,7 @@ __all__ = [
     "Recipe",
     "RegisterMemory",
     "Rewrite",
+    "Scope",
     "Space",
     "Struct",
     "Target",

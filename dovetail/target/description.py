@@ -106,6 +106,9 @@ class Core:
     extension: str = ""
     """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
     registers (see `dovetail.simulate.extension`); empty for none."""
+    speed: float = 1.0
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
+    this proportion. (In the simulator its `costs` say how long it takes.)"""
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,8 @@ class Engine:
     success: int | None = None
     """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
+    constants: str = ""
+    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +306,13 @@ class Quantisation:
     """Activations must have the zero point 0."""
     activations: DType = DType.INT8
     """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+    shifts: bool = False
+    """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
+    result none smaller. Needs `symmetric`, and one scale per layer."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    operand_bits: int = 8
+    """Bits that operands of layers with 2-bit weights are to keep within."""
 
 
 @dataclass(frozen=True)
@@ -351,6 +363,17 @@ class Target:
     quantisation: Quantisation = field(default_factory=Quantisation)
     recipe: Recipe | None = None
     """How it is made, if it is made from a configuration; None for hardware that is as it is."""
+    workers: tuple[Core, ...] = ()
+    """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
+    have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    mailbox: int = 0x1A010000
+    """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
+    workers."""
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        """Every core, by its number."""
+        return (self.core, *self.workers)
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

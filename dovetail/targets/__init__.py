@@ -11,6 +11,7 @@ from dovetail.target.description import Target
 
 BUILT_IN = {
     "riscv": "riscv:TARGET",
+    "riscv_big_small": "riscv:BIG_SMALL",
     "riscv_dot4": "riscv_dot4:TARGET",
     "riscv_xpulp": "riscv_dot4:XPULP",
     "cortex_m4": "cortex_m:M4",
@@ -19,6 +20,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
+    "diana": "diana:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from dovetail.report.bounds import KINDS
-from dovetail.report.page.markup import Sheet, element, section, swatch
+from dovetail.report.page.markup import Sheet, element, key, section, swatch
 from dovetail.report.page.overview import SPENT, device_colours
 
 _FIGURES = (
@@ -85,6 +83,10 @@ def _more(sheet: Sheet, number: int) -> str:
     for kind in KINDS if layer["spent"] else ():
         if layer["spent"][kind]:
             items.append((f"cycles of {SPENT[kind]}", sheet.count("layers", number, "spent", kind)))
+    for place, core in enumerate(sheet.at("cores")):
+        if layer["name"] in core["layers"]:
+            worked = sheet.count("cores", place, "layers", layer["name"])
+            items.append((f"cycles of {key(core['name'])}", worked))
     if layer["bound_by"]:
         items.append(("bound by", sheet.text("layers", number, "bound_by")))
     if layer["offload"]:
@@ -96,4 +98,4 @@ def _more(sheet: Sheet, number: int) -> str:
         items.append(("why not an engine", sheet.text("layers", number, "why_not_offloaded")))
     names = [sheet.text("layers", number, "operators", place) for place in range(len(layer["operators"]))]
     items.append(("operators of the model", ", ".join(names) or "added by Dovetail"))
-    return element("dl", *(f"<div><dt>{escape(text)}</dt><dd>{value}</dd></div>" for text, value in items))
+    return element("dl", *(f"<div><dt>{text}</dt><dd>{value}</dd></div>" for text, value in items))

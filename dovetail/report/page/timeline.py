@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.report.page.markup import Sheet, element, section, swatch
+from dovetail.report.page.markup import Sheet, element, section, swatch, table
 from dovetail.report.page.overview import device_colours
 
 
@@ -28,4 +28,17 @@ def timeline_section(sheet: Sheet) -> str:
         '<button id="zoom-all">all</button></p>'
     )
     intro = "Cycles from left to right. Wheel: zoom; drag: move; a click on a bar of the core opens its layer."
-    return section("timeline", "Timeline", intro, buttons, element("div", *lines, axis, id="gantt"))
+    return section("timeline", "Timeline", intro, buttons, element("div", *lines, axis, id="gantt"), _cores(sheet))
+
+
+def _cores(sheet: Sheet) -> str:
+    """A table of the cores, where there are several."""
+    if len(sheet.at("cores")) < 2:
+        return ""
+    rows = []
+    for number in range(len(sheet.at("cores"))):
+        own = ("cores", number)
+        figures = [sheet.count(*own, key) for key in ("cycles", "instructions", "stack", "stack_used")]
+        rows.append([sheet.text(*own, "name"), sheet.rate(*own, "speed"), *figures])
+    headings = ("core", "speed", "cycles", "instructions", "stack, bytes", "stack used")
+    return table(headings, rows, (1, 2, 3, 4, 5))
