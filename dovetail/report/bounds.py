@@ -1,10 +1,10 @@
 """What a layer cannot take less than, and where its cycles went.
 
-The time of a layer is what its engine is busy for it, and the cycles of its windows in which no engine works. (A window
-is a stretch in which the core works for the layer.) So a layer that waits for the engine of the one before it is not
-charged for that, and where one engine works at a time the layers add up to the inference. It has four parts: "peak",
-what its MACs would take at its engine's peak; "below_peak", what the engine is busy beyond that; "transfers", where
-only the DMA works; "core", where only cores do.
+The time of a layer has four parts. Its engine is busy for it: "peak" is what its MACs would take at the engine's peak,
+"below_peak" the rest. "transfers": its DMA transfers go on and no engine works. "core": nothing but cores works in its
+windows; a window is a stretch in which core 0 works, or waits, for the layer. So a layer that waits for the engine or
+the transfers of another is not charged for that, and where one engine works at a time the layers add up to the
+inference.
 
 The bound of a layer is the larger of what its MACs take at the peak of what computes it and what its bytes take on
 their way: through the DMA, or through the engine's own port where the target says how wide that is. On cores it is one
@@ -107,22 +107,33 @@ def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
     return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
 
 
-def exposed(inference: InferenceResult, count: int, target: Target) -> list[tuple[int, int, int]]:
-    """Of the windows of each of `count` layers: cycles in which an engine works, else the DMA does, else only cores do.
+def exposed(
+    inference: InferenceResult, count: int, target: Target, owners: Sequence[int] | None
+) -> list[tuple[int, int, int]]:
+    """Of each of `count` layers: cycles of its windows in which an engine works; cycles in which none does but its DMA
+    transfers go on; cycles of its windows in which neither is so.
 
     They add up to the inference; all 0 without time.
+
+    Args:
+        inference: what was run.
+        count: of layers.
+        target: the machine.
+        owners: the layer of each DMA transfer, in order; None where unknown: they belong to the window they lie in.
     """
     engines = {engine.name for engine in target.engines}
-    jobs = [(job.start, job.end) for name, own in inference.activities.items() if name in engines for job in own]
+    working = union([(j.start, j.end) for name, own in inference.activities.items() if name in engines for j in own])
     dma = inference.activities.get(target.dma.name, ()) if target.dma else ()
-    working = union(jobs)
     moving = union([*working, *((job.start, job.end) for job in dma)])
-    found = [(0, 0, 0)] * count
+    found = [[0, 0, 0] for _ in range(count)]
     for layer, start, end in windows(inference):
         busy, either = _inside(working, start, end), _inside(moving, start, end)
-        before = found[layer]
-        found[layer] = (before[0] + busy, before[1] + either - busy, before[2] + end - start - either)
-    return found
+        found[layer][0] += busy
+        found[layer][1] += either - busy if owners is None else 0
+        found[layer][2] += end - start - either
+    for job, layer in zip(dma, owners or (), strict=False):
+        found[layer][1] += job.end - job.start - _inside(working, job.start, job.end)
+    return [(own[0], own[1], own[2]) for own in found]
 
 
 def spent(layer: Mapping[str, Any], own: tuple[int, int, int]) -> dict[str, int] | None:
@@ -173,7 +184,9 @@ def reason(layer: Mapping[str, Any], target: Target) -> str:
     if largest == "below_peak" and layer["ideal_macs_per_cycle"]:
         return _engine_reason(layer, share)
     if largest == "transfers" and target.dma is not None:
-        return f"{share} in which only {target.dma.name} works: it moves {layer['bytes_moved']:,} bytes for this layer"
+        rate = layer["bytes_moved"] / (layer["dma_cycles"] or where["transfers"])
+        moved = f"{rate:.3g} of {target.dma.bytes_per_cycle} bytes per cycle"
+        return f"{share} in which its transfers go on and no engine works: {target.dma.name} moves {moved}"
     return _core_reason(layer, share, target)
 
 

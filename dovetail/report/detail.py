@@ -81,8 +81,9 @@ def detail(result: RunResult) -> Json:
 
 
 def _layers(layers: Sequence[Json], plan: Json, first: InferenceResult, target: Target) -> list[Json]:
-    own_windows = exposed(first, len(layers), target)
-    moving = _dma_cycles(plan, first, target)
+    owners = _owners(plan, first, target)
+    own_windows = exposed(first, len(layers), target, owners)
+    moving = _dma_cycles(owners, first, target, len(layers))
     found = []
     for number, (layer, own) in enumerate(zip(layers, plan["layers"], strict=True)):
         limit = bound(layer, own, target)
@@ -122,17 +123,23 @@ def _product(shape: Sequence[int]) -> int:
     return total
 
 
-def _dma_cycles(plan: Json, first: InferenceResult, target: Target) -> list[int] | None:
-    """Busy cycles of the DMA for each layer; None without time, or where transfers and copies do not match."""
+def _owners(plan: Json, first: InferenceResult, target: Target) -> list[int] | None:
+    """The layer of each DMA transfer; None without time, or where transfers and the program's copies do not match."""
     if target.dma is None or first.total_cycles is None:
         return None
-    jobs = list(first.activities.get(target.dma.name, ()))
-    if sum(count for _, count in plan["transfers"]) != len(jobs):
+    found = [layer for layer, count in plan["transfers"] for _ in range(count)]
+    return found if len(found) == len(first.activities.get(target.dma.name, ())) else None
+
+
+def _dma_cycles(
+    owners: Sequence[int] | None, first: InferenceResult, target: Target, count: int
+) -> list[int] | None:
+    """Busy cycles of the DMA for each layer; None where its transfers are not known."""
+    if owners is None or target.dma is None:
         return None
-    found = [0] * len(plan["layers"])
-    for layer, count in plan["transfers"]:
-        found[layer] += sum(job.end - job.start for job in jobs[:count])
-        jobs = jobs[count:]
+    found = [0] * count
+    for layer, job in zip(owners, first.activities.get(target.dma.name, ()), strict=True):
+        found[layer] += job.end - job.start
     return found
 
 

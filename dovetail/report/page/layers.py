@@ -38,8 +38,9 @@ def layers_section(sheet: Sheet) -> str:
         '<button id="open-all" aria-pressed="false">details</button></p>'
     )
     intro = (
-        "The time of a layer is what its engine is busy for it, and what is spent on it while no engine works. Its "
-        "bound is what its MACs take at the peak of what computes it, or its bytes on their way, whichever is longer."
+        "The time of a layer is what its engine is busy for it, and what is spent on it while no engine works; waiting "
+        "for another layer is not its own. Its bound is what its MACs take at the peak of what computes it, or its "
+        "bytes on their way, whichever is longer."
     )
     heading = element("div", head, class_="layer head")
     table = element("div", heading, element("div", rows, id="layers"), class_="layers")
