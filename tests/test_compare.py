@@ -27,7 +27,7 @@ def layer(name: str, operators: list[str], cycles: int, engine: str = "core", ma
 
 def report(layers: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
     """As little of a run's JSON as a comparison needs."""
-    total = sum(each["cycles"] for each in layers)
+    total = sum(each.get("cycles", 0) for each in layers)
     found = {"schema": 1, "model": "m", "target": "t", "policy": "p", "simulator": "iss", "dovetail": "0",
              "cycles": {"total": total, "core": total}, "macs": {"total": 0}, "memory": {"ram": {"size": 9, "peak": 4}},
              "sizes": {"text": 100}, "layers": layers}  # fmt: skip
@@ -90,7 +90,8 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old.write_text(json.dumps({"schema": 1, "model": "m"}))
     assert "no report" in refused(capsys, "compare", good, text)
     assert "has no 'target'" in refused(capsys, "compare", old, good)
-    old.write_text("[1]")
-    assert "no report" in refused(capsys, "compare", old, good)
+    for damaged in ("[1]", '"model target"', json.dumps(report([{"name": "a"}])), json.dumps(report([], memory=[]))):
+        old.write_text(damaged)
+        assert "no report" in refused(capsys, "compare", old, good)
     assert "is not a build" in refused(capsys, "compare", good, tmp_path / "nowhere")
     assert dovetail("compare", good, good) == 0

@@ -181,6 +181,17 @@ def test_bounds_by_hand(results: dict[str, RunResult]) -> None:
     assert padded["macs"] == 4608 and padded["bound"] == 2 * inside + 512 // 4
 
 
+def test_stages_of_a_pipeline_have_times_of_their_own(digits: Path, tmp_path: Path) -> None:
+    target = load_target("riscv_big_small")
+    write_project(compile_model(digits, target, Options(pipeline=True)).project, tmp_path / "build")
+    build = open_build(tmp_path / "build", target)
+    data = detail(run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]))
+    worked = {name: cycles for core in data["cores"] for name, cycles in core["layers"].items()}
+    for layer in data["layers"]:
+        assert layer["bound"] <= layer["time"]
+        assert layer["engine"] != "core" or layer["time"] >= worked.get(layer["name"], 0) * 0.99
+
+
 @pytest.mark.parametrize("target", ["riscv", "ne16", "vta"])
 def test_memory_is_a_tetris(target: str, results: dict[str, RunResult]) -> None:
     data = detail(results[target])

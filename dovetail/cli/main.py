@@ -61,6 +61,7 @@ TargetName = Annotated[
         show_default=False,
     ),
 ]
+Sim = Annotated[Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")]
 Requant = Annotated[
     str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
 ]
@@ -140,15 +141,8 @@ def compile_command(
 @app.command()
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
-    ] = Simulator.ISS,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
-        ),
-    ] = None,
+    sim: Sim = Simulator.ISS,
+    input_file: shown.Inputs = None,
     output_file: Annotated[
         Path | None,
         typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False),
@@ -156,10 +150,7 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
-    ] = None,
+    target: shown.TargetFile = None,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -176,9 +167,7 @@ def report(
     page: shown.Page = Path("report.html"),
     json_file: shown.JsonFile = None,
     trace: shown.Trace = None,
-    sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
-    ] = Simulator.ISS,
+    sim: Sim = Simulator.ISS,
     input_file: shown.Inputs = None,
     target: shown.TargetFile = None,
 ) -> None:
@@ -197,9 +186,7 @@ def compare(
     second: shown.Second,
     page: shown.MaybePage = None,
     json_file: shown.JsonFile = None,
-    sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
-    ] = Simulator.ISS,
+    sim: Sim = Simulator.ISS,
     input_file: shown.Inputs = None,
     target: shown.TargetFiles = None,
 ) -> None:

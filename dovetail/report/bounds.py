@@ -43,36 +43,37 @@ class Bound:
     """As a sentence; empty where there is nothing to do."""
 
 
-def core_product(target: Target) -> float:
-    """Fewest cycles of a multiply-accumulate on all cores of a target together."""
-    return 1 / sum(1 / _product(core, target.name) for core in target.cores)
+def core_product(cores: Sequence[Core]) -> float:
+    """Fewest cycles of a multiply-accumulate on some cores together."""
+    return 1 / sum(1 / _product(core) for core in cores)
 
 
-def core_word(target: Target) -> float:
-    """Fewest cycles in which all cores of a target together load or store a word of 4 bytes."""
+def core_word(cores: Sequence[Core]) -> float:
+    """Fewest cycles in which some cores together load or store a word of 4 bytes."""
     from dovetail.simulate.architecture import architecture_of, core_costs
 
-    each = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, target.name)) for core in target.cores)
+    each = (architecture_of(core.isa).word(core_costs(core.isa, core.costs, core.isa)) for core in cores)
     return 1 / sum(1 / cycles for cycles in each)
 
 
-def _product(core: Core, name: str) -> float:
+def _product(core: Core) -> float:
     """One core's: by the widest of its own instructions that adds products, one cycle each, or its basic ones."""
     from dovetail.kernels.scheduled.write import extents
     from dovetail.simulate.architecture import architecture_of, core_costs
 
-    basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, name))
+    basic = architecture_of(core.isa).product(core_costs(core.isa, core.costs, core.isa))
     widths = [group * taps for group, taps in (extents(i.meaning) for i in core.instructions if "+=" in i.meaning)]
     return float(min([basic, *(1 / width for width in widths)]))
 
 
-def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target) -> Bound:
+def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> Bound:
     """The bound of one layer.
 
     Args:
         layer: of the run's JSON.
         plan: the same layer in the build's plan.
         target: the machine.
+        cores: those that have a part of it, if cores do.
     """
     if plan["idle"]:
         return Bound(0, "")
@@ -87,7 +88,7 @@ def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target) -> 
             limits.append(Bound(_touched(plan) / wide, f"its operands and result through {layer['engine']}'s port"))
     elif layer["engine"] == "core":
         words = -(-(plan["written"] if plan["calls"] else layer["bytes_moved"]) // 4)
-        cycles = plan["products"] * core_product(target) + words * core_word(target)
+        cycles = plan["products"] * core_product(cores) + words * core_word(cores)
         limits.append(Bound(cycles, "one multiply-accumulate per MAC, one store per word"))
     if target.dma is not None and layer["bytes_moved"]:
         limits.append(Bound(layer["bytes_moved"] / target.dma.bytes_per_cycle, f"its bytes through {target.dma.name}"))
@@ -136,18 +137,19 @@ def exposed(
     return [(own[0], own[1], own[2]) for own in found]
 
 
-def spent(layer: Mapping[str, Any], own: tuple[int, int, int]) -> dict[str, int] | None:
+def spent(layer: Mapping[str, Any], own: tuple[int, int, int], further: int) -> dict[str, int] | None:
     """The cycles of a layer by kind (`KINDS`); None without time.
 
     Args:
         layer: of the run's JSON.
         own: its part of `exposed`.
+        further: most cycles a core other than core 0 works for it.
     """
     if layer["cycles"] is None:
         return None
     busy = own[0] if layer["engine_cycles"] is None else layer["engine_cycles"]
     peak = min(busy, round(layer["macs"] / layer["ideal_macs_per_cycle"])) if layer["ideal_macs_per_cycle"] else 0
-    return dict(zip(KINDS, (peak, busy - peak, own[1], own[2]), strict=True))
+    return dict(zip(KINDS, (peak, busy - peak, own[1], max(own[2], further)), strict=True))
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
@@ -165,12 +167,13 @@ def _inside(spans: Sequence[Span], start: int, end: int) -> int:
     return sum(max(0, min(last, end) - max(first, start)) for first, last in spans)
 
 
-def reason(layer: Mapping[str, Any], target: Target) -> str:
+def reason(layer: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> str:
     """Why a layer takes longer than its bound, as a sentence; empty where nothing is done or there is no time.
 
     Args:
         layer: of the report's JSON, with its `time`, `bound` and `spent`.
         target: the machine.
+        cores: those that have a part of it, if cores do.
     """
     where, time = layer["spent"], layer["time"]
     if where is None or not (time or layer["bound"]):
@@ -187,7 +190,7 @@ def reason(layer: Mapping[str, Any], target: Target) -> str:
         rate = layer["bytes_moved"] / (layer["dma_cycles"] or where["transfers"])
         moved = f"{rate:.3g} of {target.dma.bytes_per_cycle} bytes per cycle"
         return f"{share} in which its transfers go on and no engine works: {target.dma.name} moves {moved}"
-    return _core_reason(layer, share, target)
+    return _core_reason(layer, share, cores)
 
 
 def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
@@ -201,12 +204,12 @@ def _engine_reason(layer: Mapping[str, Any], share: str) -> str:
     return f"{share} below the peak: {layer['engine']} does {rate:.3g} of {peak:g} MACs per cycle{model}"
 
 
-def _core_reason(layer: Mapping[str, Any], share: str, target: Target) -> str:
+def _core_reason(layer: Mapping[str, Any], share: str, cores: Sequence[Core]) -> str:
     """Why the core takes so long."""
     cycles, launches = layer["spent"]["core"], layer["launches"]
     if layer["engine"] == "core" and layer["macs"]:
-        least = core_product(target)
-        return f"{share} on the core: {cycles / layer['macs']:.2f} cycles per MAC, {least:g} is the least"
+        least = core_product(cores)
+        return f"{share} on the core: {cycles / layer['macs']:.2f} cycles per MAC, {least:.3g} is the least"
     if layer["engine"] == "core":
         elements = max(layer["elements"], 1)
         return f"{share} on the core: {cycles / elements:.1f} cycles per element of the result"

@@ -19,6 +19,7 @@ SCHEMA = 1
 _MOST = 256 << 20
 _CHOICES = ("model", "target", "policy", "simulator", "dovetail")
 _NEEDED = ("model", "target", "policy", "simulator", "dovetail", "cycles", "macs", "memory", "sizes", "layers")
+_LAYER = ("name", "operators", "engine", "cycles", "macs", "bytes_moved", "ideal_macs_per_cycle")
 
 Json = dict[str, Any]
 
@@ -33,11 +34,13 @@ def read_report(path: Path) -> Json:
     if path.stat().st_size > _MOST:
         raise DovetailError(f"larger than {_MOST} bytes", where=str(path), hint=hint)
     try:
-        found = json.loads(path.read_text())
+        found = dict(json.loads(path.read_text()))
         missing = [name for name in _NEEDED if name not in found]
-    except (OSError, ValueError, TypeError) as error:
+        missing += [name for layer in found.get("layers", ()) for name in _LAYER if name not in layer]
+        missing += [name for use in found.get("memory", {}).values() for name in ("size", "peak") if name not in use]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise DovetailError(f"no report: {error}", where=str(path), hint=hint) from None
-    if missing or not isinstance(found, dict) or found.get("schema") != 1:
+    if missing or found.get("schema") != 1:
         what = f"it has no '{missing[0]}'" if missing else f"its schema is {found.get('schema')}, expected 1"
         raise DovetailError(f"no report: {what}", where=str(path), hint=hint)
     return found

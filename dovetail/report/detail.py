@@ -66,7 +66,7 @@ def detail(result: RunResult) -> Json:
     report, plan = make_report(result), read_plan(result.build)
     first, target = result.simulation.inferences[0], result.build.target
     found: Json = json.loads(json.dumps(report.to_json()))
-    found["layers"] = _layers(found["layers"], plan, first, target)
+    found["layers"] = _layers(found, plan, first, target)
     found["options"] = {name: result.build.manifest.get(name) for name in ("rounding", "optimize", "memory_budget")}
     found["devices"] = _devices(report, target, first)
     found["graph"] = plan["graph"]
@@ -80,13 +80,16 @@ def detail(result: RunResult) -> Json:
     return found
 
 
-def _layers(layers: Sequence[Json], plan: Json, first: InferenceResult, target: Target) -> list[Json]:
+def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> list[Json]:
+    layers = run["layers"]
     owners = _owners(plan, first, target)
     own_windows = exposed(first, len(layers), target, owners)
     moving = _dma_cycles(owners, first, target, len(layers))
     found = []
     for number, (layer, own) in enumerate(zip(layers, plan["layers"], strict=True)):
-        limit = bound(layer, own, target)
+        parts = [core["layers"].get(layer["name"]) for core in run["cores"]]
+        cores = [core for core, part in zip(target.cores, parts, strict=True) if part is not None] or target.cores
+        limit = bound(layer, own, target, cores)
         weights = [constant for constant in own["constants"] if constant["weights"]]
         output = plan["graph"]["values"][plan["graph"]["edges"][number]["makes"]]
         added = {
@@ -105,13 +108,13 @@ def _layers(layers: Sequence[Json], plan: Json, first: InferenceResult, target: 
             "dma_cycles": moving[number] if moving else None,
             "bound": round(limit.cycles, 1) if layer["cycles"] is not None else None,
             "bound_by": limit.by if layer["cycles"] is not None else "",
-            "spent": spent(layer, own_windows[number]),
+            "spent": spent(layer, own_windows[number], max((part or 0 for part in parts[1:]), default=0)),
         }
         whole = layer | added
         whole["time"] = sum(whole["spent"].values()) if whole["spent"] else None
         reached = bool(whole["time"]) and limit.cycles <= whole["time"]
         whole["share_of_bound"] = round(limit.cycles / whole["time"], 4) if reached else None
-        whole["gap"] = reason(whole, target)
+        whole["gap"] = reason(whole, target, cores)
         found.append(whole)
     return found
 
@@ -210,8 +213,8 @@ def _weights(layers: Sequence[Json]) -> tuple[list[Json], Json]:
 
 def _roofline(layers: Sequence[Json], target: Target) -> Json:
     """Peaks and ways to memory as lines, layers with MACs as points."""
-    peaks = {"core": round(1 / core_product(target), 4)}
-    widths = {"core": round(4 / core_word(target), 4)}
+    peaks = {"core": round(1 / core_product(target.cores), 4)}
+    widths = {"core": round(4 / core_word(target.cores), 4)}
     for engine in target.engines:
         if any(layer["engine"] == engine.name for layer in layers):
             peaks[engine.name] = engine.ideal_macs_per_cycle
