@@ -83,7 +83,7 @@ def _more(sheet: Sheet, number: int) -> str:
     items.append(("result", sheet.type("layers", number, "result")))
     for kind in KINDS if layer["spent"] else ():
         if layer["spent"][kind]:
-            items.append((f"cycles of {SPENT[kind]}", sheet.count("layers", number, "spent", kind)))
+            items.append((f"cycles, {SPENT[kind]}", sheet.count("layers", number, "spent", kind)))
     for place, core in enumerate(sheet.at("cores")):
         if layer["name"] in core["layers"]:
             worked = sheet.count("cores", place, "layers", layer["name"])
