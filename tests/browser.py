@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -23,7 +25,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--remote-debugging-pipe", "--window-size=1200,900",
 )  # fmt: skip
-_SECONDS = 30
+_SECONDS = 60
 
 
 class Browser:
@@ -101,8 +103,8 @@ def chromium() -> Iterator[Browser]:
     to_test, from_browser = os.pipe()
 
     def wire() -> None:
-        """In the child: the pipes become descriptors 3 and 4."""
-        reading, writing = os.dup(to_browser), os.dup(from_browser)
+        """In the child: the pipes become descriptors 3 and 4, whichever they were."""
+        reading, writing = (fcntl.fcntl(pipe, fcntl.F_DUPFD, 16) for pipe in (to_browser, from_browser))
         os.dup2(reading, 3)
         os.dup2(writing, 4)
 
@@ -110,14 +112,14 @@ def chromium() -> Iterator[Browser]:
         process = subprocess.Popen(
             [program, *FLAGS, f"--user-data-dir={profile}"],
             preexec_fn=wire, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(to_browser)
         os.close(from_browser)
         try:
             yield Browser(from_test, to_test)
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its helpers too
             process.wait()
             os.close(from_test)
             os.close(to_test)
