@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.adapt import adapt
 from dovetail.emit import Project, Unit, emit_project, make_unit
-from dovetail.errors import ModelError, TargetError
+from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
@@ -21,8 +21,9 @@ from dovetail.graph.types import Array
 from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
-from dovetail.partition import Region, partition
+from dovetail.partition import Region
 from dovetail.pipeline import Pipeline, check_pipeline, pipelined
+from dovetail.place import Placing, first, one_by_one, place
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
@@ -66,6 +67,8 @@ class Options:
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Compiled:
     """What is computed in stripes to fit the memory budget; None where none was needed."""
     pipeline: Pipeline | None = None
     """The stages, of which `graph` is one step; None without."""
+    placing: Placing = field(default_factory=lambda: Placing(()))
+    """What there was to choose from, and how good the placement is."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -112,7 +117,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         of = identity(
             graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value
         )
-        choices = choices_for(options.tuning, of, partition(graph, target), target)
+        choices = choices_for(options.tuning, of, first(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices)
 
 
@@ -143,25 +148,47 @@ def compile_graph(
     """
     graph, pipeline = _step(graph, target, options, interpret)
 
-    def attempt(chosen: Graph) -> tuple[Placed, Plan]:
+    def attempt(chosen: Graph) -> _Attempt:
         """The stages from the graph to the program."""
         progress("partitioning")
-        regions = choose(partition(chosen, target), choices or {}, target)
-        progress("choosing layouts")
-        placed = choose_layouts(chosen, regions, target, near)
-        progress("planning tiles, order and addresses")
-        return placed, plan(placed, target, reserved(chosen, target), near, pipeline.cores if pipeline else None)
+        regions = choose(first(chosen, target), choices or {}, target)
+        progress("placing")
+        placing = place(chosen, regions, target, options.pins, (choices or {}).keys())
+        try:
+            return planned_as(chosen, placing)
+        except PlanError:
+            if all(region.slot is None for region in placing.regions):
+                raise
+        return planned_as(chosen, one_by_one(placing))
 
-    placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    def planned_as(chosen: Graph, placing: Placing) -> _Attempt:
+        """The stages behind placement."""
+        own = pipeline.cores if pipeline else None
+        progress("choosing layouts")
+        placed = choose_layouts(chosen, placing.regions, target, near)
+        progress("planning tiles, order and addresses")
+        return _Attempt(placing, placed, plan(placed, target, reserved(chosen, target), near, own))
+
+    made, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    placed, planned = made.placed, made.plan
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped, pipeline))
+    project = emit_project(unit, _manifest(model, target, options, made, striped, pipeline))
     project = project.with_file(PLAN, plan_text(placed.graph, placed.regions, planned, target))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline)
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline, made.placing)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What the stages from a graph to its program give."""
+
+    placing: Placing
+    placed: Placed
+    plan: Plan
 
 
 def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
@@ -182,9 +209,9 @@ def _within(
     graph: Graph,
     target: Target,
     budget: int | None,
-    attempt: Callable[[Graph], tuple[Placed, Plan]],
+    attempt: Callable[[Graph], _Attempt],
     progress: Progress,
-) -> tuple[Placed, Plan, Striped | None]:
+) -> tuple[_Attempt, Striped | None]:
     """A plan whose activations take no more than a budget, if there is one, in stripes where they must.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
@@ -193,27 +220,27 @@ def _within(
         PlanError: there is none; says how far away it is.
     """
     if budget is None:
-        return (*attempt(graph), None)
+        return attempt(graph), None
     striping = Striping(graph, target)
-    placed, planned = attempt(graph)
-    best, found = (_peak(planned, target), striping.whole()), striping.within(budget)
+    made = attempt(graph)
+    best, found = (_peak(made.plan, target), striping.whole()), striping.within(budget)
     if best[0] <= budget:
-        return placed, planned, None
+        return made, None
     tries = 0
     while found is not None:
         progress(f"computing in stripes: {found.describe()}")
-        placed, planned = attempt(found.graph)
-        over = _peak(planned, target) - budget
+        made = attempt(found.graph)
+        over = _peak(made.plan, target) - budget
         if over <= 0:
-            return placed, planned, found
+            return made, found
         best = min(best, (budget + over, found), key=lambda known: known[0])
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    placed, planned = attempt(smallest.graph)
-    peak = _peak(planned, target)
+    made = attempt(smallest.graph)
+    peak = _peak(made.plan, target)
     if peak <= budget:
-        return placed, planned, smallest
+        return made, smallest
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -291,11 +318,11 @@ def _manifest(
     model: Path | None,
     target: Target,
     options: Options,
-    placed: Placed,
-    planned: Plan,
+    made: _Attempt,
     striped: Striped | None = None,
     pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
+    placed, placing = made.placed, made.placing
     layers = [
         {
             "name": region.name,
@@ -312,9 +339,10 @@ def _manifest(
             "peak": placement.peak,
             "lower_bound": placement.lower_bound,
         }
-        for placement in planned.placements
+        for placement in made.plan.placements
     }
-    conversions = placed.conversions()
+    conversions, schedule = placed.conversions(), placing.schedule
+    placement = {"cycles": schedule.finish, "bound": placing.bound, "pins": dict(options.pins)} if schedule else {}
     return {
         "schema": 1,
         "model": placed.graph.name,
@@ -328,6 +356,7 @@ def _manifest(
         "stripes": striped.to_json() if striped else [],
         **_several_cores(target, pipeline),
         **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
+        **({"placement": placement} if placement else {}),
     }
 
 

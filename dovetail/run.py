@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BuildError, DovetailError
 from dovetail.graph.layout import from_notation, from_physical, to_physical
@@ -85,21 +86,27 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     return Build(folder, manifest, found, optimize)
 
 
+def default_simulator(target: Target) -> str:
+    """The simulated chip, or where there is none, because the core is this computer, "host"."""
+    return "host" if instruction_set(target.core.isa).is_host else "iss"
+
+
 def run_build(
-    build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
+    build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
 
     Args:
         build: the project.
-        simulator: one of `SIMULATORS`.
+        simulator: one of `SIMULATORS`; None for `default_simulator`.
         inputs: arrays by input name, of exactly the model's shapes and types.
         cache: folder of compiled objects; None for the user's.
 
     Raises:
         DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
     """
+    simulator = simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
@@ -126,6 +133,9 @@ def _run_iss(
     from dovetail.simulate.protocol import SimulationSetup
 
     target = build.target
+    if instruction_set(target.core.isa).is_host:
+        what = f"the core of {target.name} is this computer, there is no chip to simulate"
+        raise DovetailError(what, hint="use --sim host")
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
     elf = compile_firmware(
@@ -171,6 +181,7 @@ def _run_host(
 
     engines = [engine for engine in build.target.engines if engine.device is None]
     software = {name: value for engine in engines for name, value in engine.defines.items()}
+    environment = {name: value for e in engines if e.environment for name, value in e.environment().items()}
     library = compile_host(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["host"]],
@@ -178,8 +189,9 @@ def _run_host(
         include=[Path("src"), Path("runtime"), Path("driver")],
         flags=("-O2", *_FLAGS),
         cache=cache,
+        libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )
-    with HostSession(library, build.manifest["entry"]) as session:
+    with HostSession(library, build.manifest["entry"], environment=environment) as session:
         return session.run(list(inputs), dict(wanted))
 
 

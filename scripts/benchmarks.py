@@ -21,6 +21,7 @@ SHARED = REPOSITORY.parent / "shared"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+from parallel_tables import diana_table, several_cores  # noqa: E402
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
@@ -296,6 +297,8 @@ def device_table() -> list[str]:
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "cores": cores_table, "size": size_table, "budget": budget_table,
     "engine": engine_tables, "exact": exact_table, "vta": vta_table, "device": device_table,
+    "several": lambda: several_cores({name: model_file(network) for network, (name, _) in NETWORKS.items()}),
+    "diana": diana_table,
 }  # fmt: skip
 
 

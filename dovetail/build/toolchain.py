@@ -166,12 +166,13 @@ def compile_firmware(
 def compile_host(
     project_dir: Path, sources: Sequence[Path], *, out: Path | None = None, defines: Defines | None = None,
     include: Sequence[Path] = (), flags: Sequence[str] = ("-O2",), compiler: Compiler | None = None,
-    cache: Path | None = None,
+    cache: Path | None = None, libraries: Sequence[str] = (),
 ) -> Path:
-    """Compile C for this computer into a shared library; arguments, result and errors as `compile_firmware`."""
+    """Compile C for this computer into a shared library, linked with `libraries` ("-ldl"); other arguments, result and
+    errors as `compile_firmware`."""
     compiler = compiler or find_compiler("host")
     job = _job(compiler, project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
-    return _link(job, _compile_all(job, sources), ("-shared",), (), "", out, ".so")
+    return _link(job, _compile_all(job, sources), ("-shared",), libraries, "", out, ".so")
 
 
 def _machine_flags(compiler: Compiler, isa: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dovetail.errors import BuildError, ModelError
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.place import Placing
     from dovetail.program.ir import Program
     from dovetail.stripe import Striped
     from dovetail.target import Target
@@ -52,6 +53,7 @@ def compile_to(
     memory_budget: str | None = None,
     cores: int | None = None,
     pipeline: bool = False,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -70,7 +72,8 @@ def compile_to(
 
         budget = _bytes(memory_budget)
         options = Options(
-            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pipeline
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pipeline,
+            pins or {},
         )
         compiled = compile_model(model, with_cores(load_target(target_name), cores), options, report)
         dumped = 0
@@ -104,6 +107,8 @@ def _summary(compiled: Compiled) -> str:
         if use.peak
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
+    placing = compiled.placing
+    stripes += f"; {placing.describe()}" if placing.describe() else ""
     count = len(compiled.unit.target.cores)
     shared = f"; {compiled.pipeline.describe()}" if compiled.pipeline else f"; on {count} cores" if count > 1 else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
@@ -134,7 +139,7 @@ def parse_bytes(text: str) -> int:
 
 def run_folder(
     folder: Path,
-    simulator: str,
+    simulator: str | None,
     source: Path | None,
     result_file: Path | None,
     json_file: Path | None,
@@ -144,7 +149,7 @@ def run_folder(
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
         from dovetail.report import make_report, print_report
-        from dovetail.run import open_build, run_build
+        from dovetail.run import default_simulator, open_build, run_build
         from dovetail.targets import load_target
 
         build = open_build(folder, load_target(target_name) if target_name else None)
@@ -157,6 +162,7 @@ def run_folder(
             inputs = [seeded_inputs(ports)]
         else:
             inputs, batched = read_inputs(source, ports)
+        simulator = simulator or default_simulator(build.target)
         show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
         result = run_build(build, simulator, inputs)
         report = make_report(result)
@@ -169,6 +175,13 @@ def run_folder(
     print_report(report, output())
 
 
+def all_pins(texts: Sequence[str], path: Path | None) -> dict[str, str]:
+    """The pins of a file, and over them those of the command line; raises DovetailError."""
+    from dovetail.place.pins import parse_pins, read_pins
+
+    return {**(read_pins(path) if path else {}), **parse_pins(texts)}
+
+
 def explain(
     model: Path,
     target_name: str,
@@ -177,27 +190,37 @@ def explain(
     memory_budget: str | None = None,
     cores: int | None = None,
     pipeline: bool = False,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
         from dovetail.compile import Options, compile_graph, prepare
-        from dovetail.partition import partition, rivals
+        from dovetail.partition import rivals
+        from dovetail.place import first, place
         from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
         target = with_cores(load_target(target_name), cores)
-        options = Options(policy, memory_budget=_bytes(memory_budget), pipeline=pipeline)
+        options = Options(policy, memory_budget=_bytes(memory_budget), pipeline=pipeline, pins=pins or {})
         graph = prepare(model, target, options, report)
-        regions, striped, program, staged = partition(graph, target), None, None, None
-        if options.memory_budget is not None or target.workers or pipeline:
+        striped = program = staged = None
+        if options.memory_budget is None and not target.workers and not pipeline:
+            report("placing")
+            placing = place(graph, first(graph, target), target, options.pins)
+            regions = placing.regions
+        else:
             compiled = compile_graph(graph, target, options, report, interpret=False)
             regions, striped, staged = compiled.regions, compiled.striped, compiled.pipeline
+            placing = compiled.placing
             program = compiled.plan.program if target.workers else None
         rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
+        _add_candidates(rows, placing)
         rows = [row | {"cores": own} for row, own in zip(rows, _core_shares(program), strict=True)] if program else rows
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
+        if placing.schedule is not None:
+            described["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound}
         if options.memory_budget is not None:
             described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
         if staged is not None:
@@ -205,6 +228,8 @@ def explain(
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
+    if placing.schedule is not None:
+        say(placing.describe())
     if staged is not None:
         say(staged.describe())
     if striped is not None:
@@ -247,18 +272,41 @@ def _placements(
     ]
 
 
+def _add_candidates(rows: Sequence[dict[str, Any]], placing: Placing) -> None:
+    """To every layer that could be in several places what it costs in each, and why it is where it is."""
+    from dovetail.place import told
+
+    known = told(placing.layers, placing.schedule) if placing.schedule else {}
+    for row in rows:
+        if row["name"] in known:
+            found = known[row["name"]]
+            row["candidates"] = [{"place": place, "cycles": cycles} for place, cycles in found.candidates]
+            row["refused"], row["why"] = dict(found.refused), found.why
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    """The candidates of a layer in words."""
+    if "why" not in row:
+        return []
+    costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in row["candidates"])
+    refused = [f"{engine}: {sentence}" for engine, sentence in row["refused"].items()]
+    return [row["why"] if row["why"] != row["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
+
+
 def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("layer", "operators", "where", "why not an engine"):
+    heads = ("layer", "operators", "where", "why" if any("why" in row for row in rows) else "why not an engine")
+    for heading in heads:
         table.add_column(heading, overflow="fold")
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
         place = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in row.get("cores", {}).items()) or place
-        reasons = "\n".join([row["reason_not_offloaded"], *row["offloads_not_used"], *row["instructions_not_used"]])
+        said = [row["reason_not_offloaded"], *_compared(row), *row["offloads_not_used"], *row["instructions_not_used"]]
+        reasons = "\n".join(sentence for sentence in said if sentence)
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
 

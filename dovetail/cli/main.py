@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import placing_options as placed
 from dovetail.cli import quantising_options as given
 from dovetail.cli import report_options as shown
 from dovetail.errors import DovetailError
@@ -48,6 +49,7 @@ class Measure(enum.StrEnum):
     """What tuning goes by."""
 
     ISS = "iss"
+    HOST = "host"
     MODEL = "model"
 
 
@@ -55,28 +57,20 @@ Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 fil
 TargetName = Annotated[
     str,
     typer.Option(
-        "--target",
-        "-t",
-        help="A target's name (see dovetail targets), or the path of a target file.",
+        "--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.",
         show_default=False,
     ),
 ]
-Sim = Annotated[Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")]
+Sim = Annotated[
+    Simulator | None,
+    typer.Option(
+        help="The simulated chip with its cycles, or the C code on this machine; iss where there is such a chip.",
+        show_default=False,
+    ),
+]
+Rounding = Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")]
 Requant = Annotated[
     str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
-]
-
-
-Cores = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Cores like the target's own that share every layer; the target's number if not given.",
-        show_default=False,
-    ),
-]
-InPipeline = Annotated[
-    bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
 ]
 
 
@@ -86,18 +80,14 @@ def compile_command(
     target: TargetName,
     build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
     save_stages: Annotated[
         Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
     ] = False,
-    allow_float: Annotated[
-        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
-    ] = False,
+    allow_float: shown.AllowFloat = False,
     optimize: Annotated[
         OptimizeChoice,
         typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
@@ -121,12 +111,14 @@ def compile_command(
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
-    cores: Cores = None,
-    pipeline: InPipeline = False,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
-    Example: dovetail compile net.tflite --target ne16 -o build/net
+    Example: dovetail compile net.tflite --target ne16 -o build/net --pin conv_4=core
 
     Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
 
@@ -135,13 +127,14 @@ def compile_command(
     from dovetail.cli import commands
 
     stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline)
+    where = commands.all_pins(pin or (), pins)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline, where)
 
 
 @app.command()
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    sim: Sim = Simulator.ISS,
+    sim: Sim = None,
     input_file: shown.Inputs = None,
     output_file: Annotated[
         Path | None,
@@ -158,7 +151,7 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value, input_file, output_file, json_file, target)
+    commands.run_folder(build, sim.value if sim else None, input_file, output_file, json_file, target)
 
 
 @app.command()
@@ -167,7 +160,7 @@ def report(
     page: shown.Page = Path("report.html"),
     json_file: shown.JsonFile = None,
     trace: shown.Trace = None,
-    sim: Sim = Simulator.ISS,
+    sim: Sim = None,
     input_file: shown.Inputs = None,
     target: shown.TargetFile = None,
 ) -> None:
@@ -177,7 +170,7 @@ def report(
     """
     from dovetail.cli import reporting
 
-    reporting.report_of(build, page, json_file, trace, sim.value, input_file, target)
+    reporting.report_of(build, page, json_file, trace, sim.value if sim else None, input_file, target)
 
 
 @app.command()
@@ -186,7 +179,7 @@ def compare(
     second: shown.Second,
     page: shown.MaybePage = None,
     json_file: shown.JsonFile = None,
-    sim: Sim = Simulator.ISS,
+    sim: Sim = None,
     input_file: shown.Inputs = None,
     target: shown.TargetFiles = None,
 ) -> None:
@@ -196,7 +189,8 @@ def compare(
     """
     from dovetail.cli import reporting
 
-    reporting.compare_to((first, second), page, json_file, sim.value, input_file, tuple(target or ()))
+    simulator = sim.value if sim else None
+    reporting.compare_to((first, second), page, json_file, simulator, input_file, tuple(target or ()))
 
 
 @app.command()
@@ -233,16 +227,19 @@ def explain(
         str | None,
         typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
     ] = None,
-    cores: Cores = None,
-    pipeline: InPipeline = False,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
-    """Show where every operator goes and, if not to an engine, why.
+    """Show where every operator goes and why: what each engine would cost, or what keeps it from taking it.
 
     Example: dovetail explain net.tflite --target ne16
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline)
+    where = commands.all_pins(pin or (), pins)
+    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline, where)
 
 
 @app.command()
@@ -265,17 +262,20 @@ def tune(
         str | None, typer.Option(help="Only these layers, by name, with commas.", show_default=False)
     ] = None,
     measure: Annotated[
-        Measure, typer.Option(help="Cycles of the simulated chip, or what the cost model thinks.")
-    ] = Measure.ISS,
+        Measure | None,
+        typer.Option(
+            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
+            "cost model thinks.",
+            show_default=False,
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
 ) -> None:
     """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
 
@@ -284,8 +284,9 @@ def tune(
     from dovetail.cli import tuning
 
     names = tuple(name.strip() for name in layers.split(",") if name.strip()) if layers else ()
+    by = measure.value if measure else None
     order = tuning.Order(
-        model, target, requant, rounding.value, trials, measure.value, names, seed, jobs, scheduler, output, log
+        model, target, requant, rounding.value, trials, by, names, seed, jobs, scheduler, output, log
     )
     tuning.tune_to(order)
 
@@ -370,8 +371,12 @@ def accuracy(
     target: given.Firmware = None,
     float_model: given.Reference = None,
     sim: Annotated[
-        Simulator, typer.Option(help="What firmware runs on: the simulated chip, or this machine.")
-    ] = Simulator.ISS,
+        Simulator | None,
+        typer.Option(
+            help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: given.JsonFile = None,
     samples: given.Samples = 512,
     scale: given.DataScale = 1.0,
@@ -384,9 +389,9 @@ def accuracy(
     """
     from dovetail.cli import quantising
 
-    order = quantising.AccuracyOrder(
-        model, quantising.DataOrder(data, scale, offset, resize, samples), target, float_model, sim.value, json_file
-    )
+    given_data = quantising.DataOrder(data, scale, offset, resize, samples)
+    simulator = sim.value if sim else None
+    order = quantising.AccuracyOrder(model, given_data, target, float_model, simulator, json_file)
     quantising.accuracy_of(order)
 
 

@@ -169,7 +169,7 @@ class AccuracyOrder:
     data: DataOrder
     target: str | None
     float_model: Path | None
-    simulator: str
+    simulator: str | None
     json_file: Path | None
 
 
@@ -200,6 +200,7 @@ def _accuracy(order: AccuracyOrder, report: Report) -> Accuracy:
     from dovetail.frontend import load_model
     from dovetail.graph.simplify import simplify
     from dovetail.quantize import quantize
+    from dovetail.run import default_simulator
     from dovetail.targets import load_target
 
     report("reading the model")
@@ -221,7 +222,8 @@ def _accuracy(order: AccuracyOrder, report: Report) -> Accuracy:
         check_labels(samples.labels, reference.types[reference.outputs[0]].elements)
     firmware = None
     if target is not None:
-        firmware = partial(firmware_outputs, order.model, target, order.simulator, report=report)
+        simulator = order.simulator or default_simulator(target)
+        firmware = partial(firmware_outputs, order.model, target, simulator, report=report)
     factors = read_factors(order.model)
     return compare(qdq, integer, reference, samples.inputs, samples.labels, factors, report, firmware)
 

@@ -18,17 +18,17 @@ def report_of(
     page_file: Path,
     json_file: Path | None,
     trace_file: Path | None,
-    simulator: str,
+    simulator: str | None,
     source: Path | None,
     target_name: str | None,
 ) -> None:
     """Run a build and write its report; raises DovetailError."""
     from dovetail.cli.arrays import write_file
 
-    if trace_file is not None and simulator == "host":
-        raise DovetailError("a trace has times, and on the host there are none", hint="leave --trace or --sim host out")
     with progress("starting") as show:
         data = detailed(folder, simulator, source, target_name, show)
+        if trace_file is not None and not data["timeline"]:
+            raise DovetailError("a trace has times, and on the host there are none", hint="leave --trace out")
         show("drawing")
         from dovetail.report.page import page
         from dovetail.report.trace import trace_text
@@ -45,18 +45,19 @@ def report_of(
 
 
 def detailed(
-    folder: Path, simulator: str, source: Path | None, target_name: str | None, show: Callable[[str], None]
+    folder: Path, simulator: str | None, source: Path | None, target_name: str | None, show: Callable[[str], None]
 ) -> dict[str, Any]:
     """Everything known of a build and one run of it; raises DovetailError."""
     from dovetail.cli.arrays import read_inputs, seeded_inputs
     from dovetail.report.detail import detail, read_plan
-    from dovetail.run import open_build, run_build
+    from dovetail.run import default_simulator, open_build, run_build
     from dovetail.targets import load_target
 
     build = open_build(folder, load_target(target_name) if target_name else None)
     read_plan(build)
     ports = build.manifest["inputs"]
     inputs = [seeded_inputs(ports)] if source is None else read_inputs(source, ports)[0]
+    simulator = simulator or default_simulator(build.target)
     show(f"compiling and running {folder} on the {simulator}")
     return detail(run_build(build, simulator, inputs))
 
@@ -75,7 +76,7 @@ def compare_to(
     paths: tuple[Path, Path],
     page_file: Path | None,
     json_file: Path | None,
-    simulator: str,
+    simulator: str | None,
     source: Path | None,
     targets: tuple[str, ...],
 ) -> None:

@@ -36,6 +36,8 @@ def _text(value: CValue, place: Place) -> str:
         members = (f".{name} = {_text(content, place)}" for name, content in value.members.items())
         return f"{{{', '.join(members)}}}"
     if isinstance(value, Pointer):
+        if value.c_type.removeprefix("const ") == "uint8_t":  # what places are
+            return place(value.operand)
         void = "const void" if value.c_type.startswith("const ") else "void"
         return f"({value.c_type} *)({void} *)({place(value.operand)})"
     return integer(value)

@@ -90,11 +90,12 @@ def _commands(
     program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
-    assert region.offload is not None
+    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    assert offload is not None
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
-    if not region.offload.strided and not all(view.is_dense for view in views):
-        raise ProgramError(f"{region.offload.name} is given operands of {region.name} that do not lie densely")
-    made = region.offload.commands(launch.match, addressed_operands(program, launch))
+    if not offload.strided and not all(view.is_dense for view in views):
+        raise ProgramError(f"{offload.name} is given operands of {region.name} that do not lie densely")
+    made = offload.commands(launch.match, addressed_operands(program, launch))
     number = _launch_number(program, launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if number is not None else "")
     if len(made) == 1:
@@ -244,6 +245,7 @@ def model_source(unit: Unit) -> str:
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
     lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
     lines += [f"    {name}();" for name, _ in layers]
+    lines += [f"    {move}" for move in _moves(unit, len(unit.program.statements))]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]
     return "\n".join(lines)
 
@@ -268,30 +270,47 @@ def driver_headers(unit: Unit) -> list[str]:
     return [*(name for name in names if name.endswith(".h")), *headers]
 
 
+Stretch = tuple[int, list[int]]
+"""A layer, and the indices of statements of it that follow one another."""
+
+
 def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
-    """The static functions of the layers that do something, in order."""
-    groups: list[tuple[int, list[int]]] = []
+    """The static functions of the layers that do something, in order: one for each, or for all that take turns."""
+    stretches: list[Stretch] = []
     for index, statement in enumerate(unit.program.statements):
         if isinstance(statement, Begin):
-            groups.append((statement.layer, []))
+            stretches.append((statement.layer, []))
         else:
-            groups[-1][1].append(index)
-    for layer, members in groups:
-        if not members:
-            continue
-        region = unit.regions[layer]
-        where = _where(unit, region, members)
-        origin = one_line(", ".join(region.origins))[:160]
-        text = [
-            *(line for index in members for line in _job(unit, index)),
-            f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
-            f"static void {region.name}(void)",
-            "{",
-        ]
-        text.append(f"    DOVETAIL_MARK({layer});")
-        for index in members:
-            text += [f"    {line}" for line in _statement(unit, index, unit.program.statements[index])]
-        yield region.name, [*text, "}", ""]
+            stretches[-1][1].append(index)
+    for group in _in_turns([stretch for stretch in stretches if stretch[1]]):
+        layers = list(dict.fromkeys(layer for layer, _ in group))
+        text = [line for _, members in group for index in members for line in _job(unit, index)]
+        for layer in layers:
+            region = unit.regions[layer]
+            where = _where(unit, region, [index for own, members in group if own == layer for index in members])
+            origin = one_line(", ".join(region.origins))[:160]
+            text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
+        name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
+        text += [f"static void {name}(void)", "{"]
+        for layer, members in group:
+            text.append(f"    DOVETAIL_MARK({layer});")
+            for index in members:
+                lines = [*_moves(unit, index), *_statement(unit, index, unit.program.statements[index])]
+                text += [f"    {line}" for line in lines]
+        yield name, [*text, "}", ""]
+
+
+def _in_turns(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+    """The stretches in groups: those between the first and the last of one layer belong together."""
+    last = {layer: position for position, (layer, _) in enumerate(stretches)}
+    group: list[Stretch] = []
+    end = 0
+    for position, stretch in enumerate(stretches):
+        group.append(stretch)
+        end = max(end, last[stretch[0]])
+        if position == end:
+            yield group
+            group, end = [], position + 1
 
 
 def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
@@ -337,6 +356,17 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
         moves = [f"dma_{_transfer(unit, statement, transfer)}" for transfer in split]
         return [*(f"(void){move}" for move in moves[:-1]), ticket + moves[-1]]
     raise TypeError(f"unknown statement {statement}")
+
+
+def _moves(unit: Unit, index: int) -> list[str]:
+    """What brings bytes to engines with a copy of the memory, and back, before a statement."""
+    found = []
+    for move in unit.program.moves.get(index, ()):
+        mirror = unit.target.engine(move.engine).mirror
+        assert mirror is not None
+        function = mirror.to_engine if move.to_engine else mirror.from_engine
+        found.append(f"{function}({place(unit, move.view)}, {move.view.type.elements});")
+    return found
 
 
 def _wait(unit: Unit, wait: Wait) -> str:

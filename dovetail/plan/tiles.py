@@ -60,13 +60,21 @@ class Tiling:
     """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
     channels_outer: bool = True
     """Whether all positions are computed for some channels before the next channels are."""
+    fetching: int = 0
+    """Cycles the DMA copies constants for all tiles."""
+    moving: int = 0
+    """Cycles it loads operands and stores results."""
+    ready_cycles: int = 0
+    """Estimated cycles from when the constants are there, as they are where they are fetched early."""
+    starting: int = 0
+    """Cycles in which the core goes along with tiles it starts."""
 
 
 def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
     """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
 
     Args:
-        region: one with an engine.
+        region: one with an engine, or one of its parts.
         target: the machine.
         homes: memory each value lies in.
         budget: bytes of the engine's memory free for tiles.
@@ -76,7 +84,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
             region's knobs is; names the knobs.
     """
     assert region.engine is not None
-    shape = region.graph.types[region.output].shape
+    shape = box_shape(region.extent)
     values = (*region.graph.inputs, region.output)
     in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
     if target.reads_constants(region.engine):
@@ -146,11 +154,11 @@ def chosen_too_large(region: Region, smallest: tuple[int, Shape] | None, budget:
     )
 
 
-def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
-    """The tiles of a result, channels outermost or innermost."""
+def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
+    """The tiles of a box of a result, channels outermost or innermost."""
     spans = [
-        [(start, min(start + step, total)) for start in range(0, total, step)]
-        for total, step in zip(shape, size, strict=True)
+        [(start, min(start + step, end)) for start in range(begin, end, step)]
+        for (begin, end), step in zip(extent, size, strict=True)
     ]
     if channels_outer:
         for last, *rest in product(spans[-1], *spans[:-1]):
@@ -194,11 +202,12 @@ def cuts(total: int, step: int) -> list[int]:
 def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
     assert region.offload is not None and region.engine is not None
-    shape = region.graph.types[region.output].shape
-    if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
+    shape = box_shape(region.extent)
+    whole = region.graph.types[region.output].shape
+    if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
     try:
-        tile, match = tile_match(region, tuple((0, step) for step in size))
+        tile, match = tile_match(region, next(tile_boxes(region.extent, size, True)))
     except ValueError:
         return None
     first = EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
@@ -217,15 +226,17 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
-    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
-    moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
-    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + (channel_cuts if "" not in in_place else 0)
+    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
+    fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
+    setups, fetches = tiles * (bool(loads) + bool(result)), channel_cuts if "" not in in_place else 0
     engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
-    exposed = sum(loads.values()) + packed + result
-    copying = _dma_cycles(target.dma, moved, setups)
-    together = max(engine, copying) if buffers > 1 else engine + copying
-    cycles = together + _dma_cycles(target.dma, exposed, 1)
-    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer)
+    ends, most = sum(loads.values()) + result, max if buffers > 1 else int.__add__
+    copying, moving = dma_cycles(target.dma, moved + fetched, setups + fetches), dma_cycles(target.dma, moved, setups)
+    cycles = most(engine, copying) + dma_cycles(target.dma, ends + packed, 1)
+    ready = most(engine, moving) + dma_cycles(target.dma, ends, 1 if ends else 0)
+    starting = region.offload.starting(first.match) * tiles
+    times = (copying - moving, moving, ready, starting)
+    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer, *times)
 
 
 def _tile_bytes(region: Region, tile: EngineTile, value: str) -> int:
@@ -246,7 +257,7 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     Raises:
         PlanError: the engine takes the first tile and not another one, e.g. at an edge.
     """
-    boxes = tile_boxes(region.graph.types[region.output].shape, tiling.shape, tiling.channels_outer)
+    boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
     try:
         tiles = tuple(_engine_tile(region, box) for box in boxes)
     except ValueError as error:
@@ -327,7 +338,8 @@ def _engine_tile(region: Region, box: Box) -> EngineTile:
     return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
 
 
-def _dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+def dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+    """Cycles of so many transfers of so many bytes in all; 0 without a DMA."""
     if dma is None:
         return 0
     return transfers * dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)

@@ -86,6 +86,28 @@ class View:
         axes = zip(self.physical, self.strides, dense, strict=True)
         return all(size == 1 or stride == expected for size, stride, expected in axes)
 
+    def is_apart(self, other: View) -> bool:
+        """True when two views of one buffer surely touch no byte both, e.g. different channels of the same pixels."""
+        (start, stop), (first, last) = self.span, other.span
+        if stop <= first or last <= start:
+            return True
+        one, two = self._comb(), other._comb()
+        if one is None or two is None or one[0] != two[0]:
+            return False
+        period, begin, width = one
+        ahead = (two[1] - begin) % period
+        return width <= ahead and ahead + two[2] <= period
+
+    def _comb(self) -> tuple[int, int, int] | None:
+        """Period, first byte and width of the teeth where the view is the same stretch of bytes in every period."""
+        width = self.type.dtype.numpy.itemsize
+        axes = [(size, stride) for size, stride in zip(self.physical, self.strides, strict=True) if size > 1]
+        while axes and axes[-1][1] == width:
+            width *= axes.pop()[0]
+        if not axes or any(stride % axes[-1][1] for _, stride in axes) or width > axes[-1][1]:
+            return None
+        return axes[-1][1], self.offset, width
+
     def part(self, box: Box) -> View:
         """The view of a box of this view.
 
@@ -243,6 +265,18 @@ class Program:
     dma: str = "dma"
     """Name of the queue that copies run on: `CORE` where there is no DMA."""
     states: tuple[Kept, ...] = ()
+    moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
+    """What is brought where before a statement, by its index; the number of statements stands for the end."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Bytes brought to an engine's own copy of a memory, or back from it."""
+
+    engine: str
+    view: View
+    """Of bytes, at the same place on both sides."""
+    to_engine: bool
 
 
 def queue_of(statement: Statement, dma: str) -> str:

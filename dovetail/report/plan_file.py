@@ -215,6 +215,13 @@ def _moves(program: Program) -> list[dict[str, Any]]:
             source, destination = (program.buffers[v.buffer] for v in (statement.source, statement.destination))
             key = (statement.layer, source.memory, destination.memory, source.role is Role.CONSTANT)
             found[key] = found.get(key, 0) + sum(transfer.nbytes for transfer in transfers(statement))
+    last = len(program.statements) - 1
+    for index, moves in program.moves.items():
+        for move in moves:
+            memory = program.buffers[move.view.buffer].memory
+            ways = (memory, move.engine) if move.to_engine else (move.engine, memory)
+            key = (program.statements[min(index, last)].layer, *ways, False)
+            found[key] = found.get(key, 0) + move.view.type.nbytes
     return [
         {"layer": layer, "from": source, "to": destination, "constants": constants, "bytes": count}
         for (layer, source, destination, constants), count in sorted(found.items())

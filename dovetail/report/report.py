@@ -10,7 +10,8 @@ How costs are attributed:
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
   Jobs without MACs are shared evenly by the layers without any that follow each other there.
   Where not even that is possible there must be one job per launch; else they are None (`null`).
-* Bytes moved are those the DMA writes for a layer, padding included, as the program says.
+* Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
+  memory, or back from it, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
 On the host there is no time: every figure that needs it is None (`null`), and there is no timeline.
@@ -44,16 +45,16 @@ class Layer:
     operators: tuple[str, ...]
     """Operators of the user's model computed here."""
     engine: str
-    """Name of the engine, of the DMA, or "core"."""
+    """Name of the engine (of several, joined by "+"), of the DMA, or "core"."""
     cycles: int | None
     """From its beginning on the core to the next layer's; 0 where nothing is done."""
     engine_cycles: int | None
-    """Busy cycles of the engine's jobs for it; 0 where no engine works, None where unknown."""
+    """Cycles in which the engines' jobs for it run; 0 where no engine works, None where unknown."""
     macs: int
     ideal_macs_per_cycle: float | None
-    """The peak of its engine; None on the core."""
+    """The peak of its engines; None on the core."""
     bytes_moved: int
-    """Bytes the DMA writes for it."""
+    """Bytes the DMA writes for it, and those brought to an engine's copy of the memory and back."""
     reason_not_offloaded: str
 
     @property
@@ -138,8 +139,9 @@ def make_report(result: RunResult) -> Report:
     devices = _devices(result)
     layers = _layers(result, first)
     macs = {"total": sum(layer.macs for layer in layers)}
-    for name in ("core", *(engine.name for engine in result.build.target.engines)):
-        macs[name] = sum(layer.macs for layer in layers if layer.engine == name)
+    macs["core"] = sum(layer.macs for layer in layers if layer.engine == "core")
+    for name in (engine.name for engine in result.build.target.engines):
+        macs[name] = sum(_macs_on(name, layer, work) for layer, work in zip(layers, manifest["work"], strict=True))
     each = tuple(_totals(inference, devices) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
@@ -164,6 +166,13 @@ def make_report(result: RunResult) -> Report:
             Conversion(**{**found, "readers": tuple(found["readers"])}) for found in manifest.get("conversions", [])
         ),
     )
+
+
+def _macs_on(engine: str, layer: Layer, work: Mapping[str, Any]) -> int:
+    """MACs of a layer on an engine: all, or those of its launches where it has a share."""
+    if layer.engine == engine:
+        return layer.macs
+    return int(work["engines"].get(engine, 0)) if "+" in layer.engine else 0
 
 
 def _devices(result: RunResult) -> tuple[str, ...]:
@@ -192,14 +201,10 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     manifest = result.build.manifest
     described, work = manifest["layers"], manifest["work"]
     cycles = _layer_cycles(first, len(described))
-    ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
-    busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    engines = [engine.name for engine in result.build.target.engines if engine.device]
-    for name in engines if cycles is not None else ():
-        own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
-        started = {i: int(work[i]["launches"]) for i in own}
-        jobs = assign_jobs(own, first.activities.get(name, ()), started)
-        busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})
+    peak = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
+    ideal = {layer["engine"]: sum(map(peak.__getitem__, layer["engine"].split("+")))
+             for layer in described if peak.keys() >= set(layer["engine"].split("+"))}  # fmt: skip
+    busy = _engine_cycles(work, _devices(result), first) if cycles is not None else [None] * len(described)
     return tuple(
         Layer(
             name=layer["name"],
@@ -214,6 +219,22 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
         )
         for index, (layer, moved) in enumerate(zip(described, manifest["work"], strict=True))
     )
+
+
+def _engine_cycles(
+    work: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult
+) -> list[int | None]:
+    """Cycles of each layer in which at least one engine works for it."""
+    jobs: list[list[DeviceActivity] | None] = [[] for _ in work]
+    for name in devices:
+        own = {i: int(done["engines"][name]) for i, done in enumerate(work) if name in done["engines"]}
+        alone = all(len(work[i]["engines"]) == 1 for i in own)
+        started = {i: int(work[i]["launches"]) for i in own} if alone else None
+        found = assign_jobs(own, first.activities.get(name, ()), started)
+        for index in own:
+            known = jobs[index]
+            jobs[index] = None if found is None or known is None else [*known, *found[index]]
+    return [None if some is None else _busy(some) for some in jobs]
 
 
 def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 
 from dovetail.errors import SimulationError
@@ -31,10 +32,12 @@ def load(setup: Json) -> Runner:
     def infer(inputs: Buffers, request: RunRequest) -> InferenceResult:
         for symbol, content in inputs.items():
             ctypes.memmove(_buffer(library, symbol, len(content)), content, len(content))
+        begin = time.perf_counter_ns()
         entry()
+        taken = time.perf_counter_ns() - begin
         _look_for_failure(library)
         return InferenceResult({symbol: bytes(_buffer(library, symbol, size))
-                                for symbol, size in request.outputs.items()})
+                                for symbol, size in request.outputs.items()}, nanoseconds=taken)
 
     return run
 

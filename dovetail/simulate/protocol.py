@@ -108,6 +108,7 @@ class InferenceResult:
         idle_cycles: cycles the core slept in wfi.
         markers: layers, in order.
         activities: by device name: jobs that ended during this inference, cycles since its start.
+        nanoseconds: what it took on this computer; None on a simulated chip.
     """
 
     outputs: Mapping[str, bytes]
@@ -117,6 +118,7 @@ class InferenceResult:
     idle_cycles: int | None = None
     markers: tuple[Marker, ...] = ()
     activities: Mapping[str, tuple[Activity, ...]] = field(default_factory=dict)
+    nanoseconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

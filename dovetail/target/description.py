@@ -203,6 +203,12 @@ class Offload:
     """The settings that stand for knobs that are absent; needed with `knobs`."""
     floor: Callable[[Match], int] | None = None
     """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
+    lossy: str = ""
+    """What it costs in accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
+    what computes every bit."""
+    starting: Callable[[Match], int] = lambda match: 0
+    """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
+    one piece after the other."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,41 @@ class Raw:
     """What the driver points each of the engine's registers at: a part, "constants", or a memory (its first byte)."""
     contents: Mapping[str, bytes] = field(default_factory=dict)
     """Memory -> what the driver has put at its start before the first launch."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """How an engine that works on a copy of a memory is told what others wrote there, and they what it wrote.
+
+    C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
+    """
+
+    to_engine: str
+    from_engine: str
+    """It waits for all launches before."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of an engine in a network."""
+
+    offload: str
+    """Name of the offload."""
+    match: Match
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A network as an engine sees it, for the files that are made for both."""
+
+    prefix: str
+    """What the network's C names begin with; `<prefix>.h` declares what is public."""
+    arena: str
+    """C name of the array of values in the engine's memory."""
+    nbytes: int
+    """Its size."""
+    launches: tuple[Launched, ...]
+    """In order."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +309,14 @@ class Engine:
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     constants: str = ""
     """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
+    mirror: Mirror | None = None
+    """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
+    made: Callable[[Deployed], Mapping[str, str]] | None = None
+    """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    libraries: tuple[str, ...] = ()
+    """What a program for this computer is linked with, e.g. "-ldl"."""
+    environment: Callable[[], Mapping[str, str]] | None = None
+    """Environment variables of the process that runs it on this computer."""
 
 
 @dataclass(frozen=True)

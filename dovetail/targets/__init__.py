@@ -21,6 +21,7 @@ BUILT_IN = {
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
     "diana": "diana:TARGET",
+    "opencl": "opencl:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 
