@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +23,11 @@ from dovetail.kernels import Optimize
 from dovetail.report import make_report
 from dovetail.report.detail import detail
 from dovetail.report.page import page
+from dovetail.report.plan_file import PLAN
 from dovetail.report.trace import trace_text
 from dovetail.run import RunResult, default_simulator, open_build, run_build
 from dovetail.targets import BUILT_IN, load_target
+from test_cli import refused
 
 pytestmark = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 
@@ -256,3 +259,22 @@ def test_trace_has_every_bar(results: dict[str, RunResult]) -> None:
     bars = [(lines[e["tid"]], e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X"]
     assert bars == [(n, b["start"], b["end"], b["label"]) for n, own in data["timeline"].items() for b in own]
     assert {event["name"] for event in events if event["ph"] == "C"} == {f"bytes in use, {n}" for n in data["memories"]}
+
+
+def test_what_is_no_build(results: dict[str, RunResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page_file = ("-o", tmp_path / "r.html")
+    assert "is not a build" in refused(capsys, "report", tmp_path, *page_file)
+    folder = tmp_path / "build"
+    shutil.copytree(results["riscv"].build.folder, folder)
+    assert "leave --trace out" in refused(capsys, "report", folder, "--sim", "host", "--trace", "t", *page_file)
+    plan = json.loads((folder / PLAN).read_text())
+    for text, message in (
+        ("{", "is damaged"), ("[]", "is damaged"), (json.dumps({**plan, "schema": 9}), "schema 9, expected 1"),
+        (json.dumps({**plan, "layers": plan["layers"][1:]}), "does not fit the build"),
+        (json.dumps({key: value for key, value in plan.items() if key != "graph"}), "does not say its graph"),
+    ):  # fmt: skip
+        (folder / PLAN).write_text(text)
+        assert message in refused(capsys, "report", folder, *page_file)
+    (folder / PLAN).unlink()
+    assert "compile the model again" in refused(capsys, "report", folder, *page_file)
+    assert not (tmp_path / "r.html").exists()
