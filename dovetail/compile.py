@@ -29,6 +29,7 @@ from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.report.plan_file import PLAN, plan_text
 from dovetail.stripe import Striped, Striping, refuse
 from dovetail.target.cores import check_cores
 from dovetail.target.description import Target
@@ -161,6 +162,7 @@ def compile_graph(
     progress("writing C")
     unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
     project = emit_project(unit, _manifest(model, target, options, made, striped, pipeline))
+    project = project.with_file(PLAN, plan_text(placed.graph, placed.regions, planned, target))
     return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline, made.placing)
 
 

@@ -254,6 +254,7 @@ def _placements(
 ) -> list[dict[str, Any]]:
     from dovetail import kernels
     from dovetail.emit.calls import core_traits
+    from dovetail.report.plan_file import why_not_offloaded
 
     own = core_traits(target.core)
     return [
@@ -263,7 +264,7 @@ def _placements(
             "engine": region.place,
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
-            "reason_not_offloaded": _reason(region),
+            "reason_not_offloaded": why_not_offloaded(region),
             "offloads_not_used": list(others[region.name]),
             "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
             if own.instructions and region.place == "core" and not region.is_view and not region.still
@@ -292,18 +293,6 @@ def _compared(row: Mapping[str, Any]) -> list[str]:
     costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in row["candidates"])
     refused = [f"{engine}: {sentence}" for engine, sentence in row["refused"].items()]
     return [row["why"] if row["why"] != row["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
-
-
-def _reason(region: Region) -> str:
-    if region.is_view:
-        return "nothing is computed: the same bytes under another shape"
-    if region.still:
-        return "nothing is copied: rows lie where they belong"
-    if region.mover:
-        return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
-    if region.engine is None and not region.reason:
-        return "the target has no engine"
-    return region.reason
 
 
 def _print_placements(rows: Sequence[dict[str, Any]]) -> None:

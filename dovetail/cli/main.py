@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import placing_options as placed
 from dovetail.cli import quantising_options as given
+from dovetail.cli import report_options as shown
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -56,39 +58,21 @@ Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 fil
 TargetName = Annotated[
     str,
     typer.Option(
-        "--target",
-        "-t",
-        help="A target's name (see dovetail targets), or the path of a target file.",
+        "--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.",
         show_default=False,
     ),
 ]
-Pin = Annotated[
-    list[str] | None,
+Sim = Annotated[
+    Simulator | None,
     typer.Option(
-        metavar="NAME=ENGINE",
-        help="Compute a layer, or an operator of the model, on an engine, core, or several (a+b). May be repeated.",
+        help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on this "
+        "machine (host); iss where there is such a chip.",
         show_default=False,
     ),
 ]
-Pins = Annotated[
-    Path | None,
-    typer.Option(help="A file of pins: a table pins of NAME = \"ENGINE\" in TOML, or in .json.", show_default=False),
-]
+Rounding = Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")]
 Requant = Annotated[
     str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
-]
-
-
-Cores = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Cores like the target's own that share every layer; the target's number if not given.",
-        show_default=False,
-    ),
-]
-InPipeline = Annotated[
-    bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
 ]
 
 
@@ -98,18 +82,14 @@ def compile_command(
     target: TargetName,
     build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
     save_stages: Annotated[
         Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
     ] = False,
-    allow_float: Annotated[
-        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
-    ] = False,
+    allow_float: shown.AllowFloat = False,
     optimize: Annotated[
         OptimizeChoice,
         typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
@@ -133,10 +113,10 @@ def compile_command(
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
-    cores: Cores = None,
-    pipeline: InPipeline = False,
-    pin: Pin = None,
-    pins: Pins = None,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
@@ -156,20 +136,8 @@ def compile_command(
 @app.command()
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    sim: Annotated[
-        Simulator | None,
-        typer.Option(
-            help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on "
-            "this machine (host); iss where there is such a chip.",
-            show_default=False,
-        ),
-    ] = None,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
-        ),
-    ] = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
     output_file: Annotated[
         Path | None,
         typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False),
@@ -177,10 +145,7 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
-    ] = None,
+    target: shown.TargetFile = None,
     waves: Annotated[
         Path | None, typer.Option(help="With --sim rtl: write the engine's signals here, as VCD.", show_default=False)
     ] = None,
@@ -197,6 +162,69 @@ def run(
 
 
 @app.command()
+def report(
+    build: shown.BuildFolder,
+    page: shown.Page = Path("report.html"),
+    json_file: shown.JsonFile = None,
+    trace: shown.Trace = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFile = None,
+) -> None:
+    """Run a build and show where its time, memory and bytes go: one HTML file that needs nothing else.
+
+    Example: dovetail report build/net -o net.html --json net.json
+    """
+    from dovetail.cli import reporting
+
+    reporting.report_of(build, page, json_file, trace, sim.value if sim else None, input_file, target)
+
+
+@app.command()
+def compare(
+    first: shown.First,
+    second: shown.Second,
+    page: shown.MaybePage = None,
+    json_file: shown.JsonFile = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFiles = None,
+) -> None:
+    """Show two builds side by side: what changed, the totals, and layer by layer.
+
+    Example: dovetail compare build/engine build/exact -o compare.html
+    """
+    from dovetail.cli import reporting
+
+    simulator = sim.value if sim else None
+    reporting.compare_to((first, second), page, json_file, simulator, input_file, tuple(target or ()))
+
+
+@app.command()
+def sweep(
+    model: Model,
+    target: TargetName,
+    settings: shown.Settings = None,
+    requant: Requant = None,
+    allow_float: shown.AllowFloat = False,
+    optimize: Annotated[OptimizeChoice, typer.Option(help="As for dovetail compile.")] = OptimizeChoice.SPEED,
+    jobs: shown.Jobs = None,
+    page: shown.Page = Path("sweep.html"),
+    json_file: shown.JsonFile = None,
+) -> None:
+    """What if the hardware were different: compile and run a model for every combination of sizes.
+
+    Points that were made before are not made again, so that a sweep that was stopped goes on.
+
+    Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
+    """
+    from dovetail.cli import sweeping
+
+    chosen = (tuple(settings or ()), requant, allow_float, optimize.value, jobs, page, json_file)
+    sweeping.sweep_to(sweeping.SweepOrder(model, target, *chosen))
+
+
+@app.command()
 def explain(
     model: Model,
     target: TargetName,
@@ -206,10 +234,10 @@ def explain(
         str | None,
         typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
     ] = None,
-    cores: Cores = None,
-    pipeline: InPipeline = False,
-    pin: Pin = None,
-    pins: Pins = None,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
     """Show where every operator goes and why: what each engine would cost, or what keeps it from taking it.
 
@@ -254,9 +282,7 @@ def tune(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
 ) -> None:
     """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,10 @@ class Project:
     """What is compiled for the target, relative paths."""
     host_sources: tuple[str, ...]
     """What is compiled for the host."""
+
+    def with_file(self, name: str, text: str) -> Project:
+        """The project with one more file."""
+        return replace(self, files={**self.files, name: text})
 
 
 def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:

@@ -9,7 +9,7 @@ How costs are attributed:
   they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
   Jobs without MACs are shared evenly by the layers without any that follow each other there.
-  Where not even that is possible they are None (`null`).
+  Where not even that is possible there must be one job per launch; else they are None (`null`).
 * Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
   memory, or back from it, as the program says.
 
@@ -228,7 +228,9 @@ def _engine_cycles(
     jobs: list[list[DeviceActivity] | None] = [[] for _ in work]
     for name in devices:
         own = {i: int(done["engines"][name]) for i, done in enumerate(work) if name in done["engines"]}
-        found = assign_jobs(own, first.activities.get(name, ()))
+        alone = all(len(work[i]["engines"]) == 1 for i in own)
+        started = {i: int(work[i]["launches"]) for i in own} if alone else None
+        found = assign_jobs(own, first.activities.get(name, ()), started)
         for index in own:
             known = jobs[index]
             jobs[index] = None if found is None or known is None else [*known, *found[index]]
@@ -249,14 +251,25 @@ def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
 
 
 def assign_jobs(
-    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], launches: Mapping[int, int] | None = None
 ) -> dict[int, tuple[DeviceActivity, ...]] | None:
     """The jobs of one engine by layer, as the head of this file says; None when they cannot be told apart.
 
     Args:
         macs: MACs of each of the engine's layers, by index, in the order in which they are started.
         jobs: in the order in which they ended.
+        launches: how many launches each of them has.
     """
+    found = _by_macs(macs, jobs)
+    if found is not None or launches is None or sum(launches.values()) != len(jobs):
+        return found
+    ends = accumulate(launches.values())
+    return {index: tuple(jobs[end - launches[index] : end]) for index, end in zip(launches, ends, strict=True)}
+
+
+def _by_macs(
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+) -> dict[int, tuple[DeviceActivity, ...]] | None:
     sums = list(accumulate((job.macs for job in jobs), initial=0))
     places = {total: position for position, total in reversed(list(enumerate(sums)))}
     found: dict[int, tuple[DeviceActivity, ...]] = {}

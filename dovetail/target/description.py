@@ -300,6 +300,8 @@ class Engine:
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    bytes_per_cycle: float | None = None
+    """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None
@@ -365,6 +367,32 @@ class Quantisation:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A number that follows from a configuration and can be asked for, such as MACs per cycle."""
+
+    present: Callable[[Any], int]
+    """The number a configuration has."""
+    apply: Callable[[Any, int], Any]
+    """A configuration with another; raises TargetError where there is none."""
+    sets: tuple[str, ...]
+    """The fields it changes."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a target is made from a configuration, so that `dovetail sweep` can make others like it."""
+
+    name: str
+    """What the configuration describes, as a rule the engine: its fields are called `name.field`."""
+    config: Any
+    """A frozen dataclass; what of it is a number may be set. Its constructor refuses what there cannot be."""
+    make: Callable[[Any], Target]
+    """The target with another configuration, its own recipe included."""
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    """What else may be set, by name."""
+
+
+@dataclass(frozen=True)
 class Target:
     """A whole machine."""
 
@@ -384,6 +412,8 @@ class Target:
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
+    recipe: Recipe | None = None
+    """How it is made, if it is made from a configuration; None for hardware that is as it is."""
     workers: tuple[Core, ...] = ()
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
