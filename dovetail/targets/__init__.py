@@ -19,6 +19,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
+    "spinnaker2": "spinnaker2:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

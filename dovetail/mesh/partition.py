@@ -1,0 +1,250 @@
+"""Cuts a network into pieces, one for each element, so that all of it is resident, or in sections where it must."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.errors import PlanError
+from dovetail.graph.graph import Graph
+from dovetail.mesh.cuts import Costs, Cut, Frontier, Ints, Sizes, bounds, costs_of, frontier
+from dovetail.mesh.layers import INPUT, Layer, Reading, layers_of, output_layers
+from dovetail.partition import Region
+from dovetail.target.mesh import Mesh
+
+
+class Objective(enum.StrEnum):
+    """What pieces are chosen for."""
+
+    LATENCY = "latency"
+    """The time one input takes."""
+    THROUGHPUT = "throughput"
+    """The time between inputs of a stream."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A layer cut into pieces, numbered by rows, columns, channels, sums, the last fastest."""
+
+    layer: Layer
+    cut: Cut
+    boxes: NDArray[np.int64]
+    """[pieces, 8]: first and last + 1 of rows, columns, channels, sums."""
+    slots: tuple[int, ...]
+    """Inputs' worth of each operand a piece holds."""
+    costs: Costs
+    """Of every piece."""
+    first: int
+    """Number of its first piece among all of its section."""
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return len(self.boxes)
+
+    @property
+    def memory(self) -> Ints:
+        """Bytes of each piece's element that are used."""
+        return self.costs.fixed + self.slots[0] * self.costs.slot + self.costs.others
+
+    @property
+    def last(self) -> NDArray[np.bool_]:
+        """The pieces that give results: of those that sum for each other, the last."""
+        return np.arange(self.pieces) % self.cut.sums == self.cut.sums - 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """Stages that are on the mesh at the same time; what comes from other sections comes through DRAM."""
+
+    stages: tuple[Stage, ...]
+    bands: tuple[int, ...] = ()
+    """Empty where everything is resident. Else the one stage's bands of rows and slices of weights."""
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return sum(stage.pieces for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A network in pieces."""
+
+    graph: Graph
+    layers: tuple[Layer, ...]
+    outputs: dict[str, int]
+    """Network output -> layer."""
+    mesh: Mesh
+    objective: Objective
+    sections: tuple[Section, ...]
+
+    @property
+    def resident(self) -> bool:
+        """True where the whole network is on the mesh at once."""
+        return len(self.sections) == 1 and not self.sections[0].bands
+
+
+def partition_mesh(
+    graph: Graph, regions: Sequence[Region], mesh: Mesh, elements: int, objective: Objective
+) -> Partitioned:
+    """Cut a network into pieces.
+
+    Args:
+        graph: the integer graph.
+        regions: its regions, as `dovetail.partition` makes them.
+        mesh: what it shall run on.
+        elements: how many elements of it are there to use.
+        objective: what for.
+
+    Raises:
+        PlanError: a layer's smallest piece does not fit an element.
+        ModelError: the network does not run on a mesh.
+    """
+    layers = layers_of(graph, regions)
+    outputs = output_layers(graph, layers, regions)
+    levels = _levels(layers)
+    slots = [_slots(layer, levels, objective) for layer in layers]
+    found = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
+    if any(not one.cuts for one in found) or sum(int(one.pieces[0]) for one in found) > elements:
+        from dovetail.mesh.sections import sections_of
+
+        sections = sections_of(layers, found, slots, mesh, elements, objective)
+    else:
+        sections = (section(layers, choose(found, elements, objective), slots, mesh),)
+    return Partitioned(graph, layers, outputs, mesh, objective, sections)
+
+
+def section(
+    layers: Sequence[Layer], cuts: Sequence[Cut], slots: Sequence[tuple[int, ...]], mesh: Mesh
+) -> Section:
+    """Resident stages of so many layers."""
+    stages: list[Stage] = []
+    first = 0
+    for layer, cut, held in zip(layers, cuts, slots, strict=True):
+        stages.append(make_stage(layer, cut, held, mesh, first))
+        first += stages[-1].pieces
+    return Section(tuple(stages))
+
+
+def make_stage(layer: Layer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first: int) -> Stage:
+    """A layer cut in one way, every piece's box and costs.
+
+    Raises:
+        PlanError: a piece does not fit its element.
+    """
+    boxes = _boxes(layer, cut, mesh)
+    spans = boxes[:, 1::2] - boxes[:, ::2]
+    sizes = Sizes(spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3], np.full(len(boxes), cut.sums))
+    stage = Stage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first)
+    most = int(stage.memory.max())
+    if most > mesh.usable:
+        raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name,
+                        hint="cut the layer into more pieces")  # fmt: skip
+    return stage
+
+
+def axis_bounds(layer: Layer, cut: Cut, mesh: Mesh) -> tuple[Ints, Ints, Ints, Ints]:
+    """Where the parts of rows, columns, channels and sums begin and end."""
+    height, width, channels = layer.image
+    array = mesh.array
+    step = array.dense_outputs if layer.kind == "dense" else array.rows
+    return (
+        bounds(height, cut.rows),
+        bounds(width, cut.columns, array.columns if layer.on_array else 1),
+        bounds(channels, cut.channels, step),
+        bounds(layer.summed, cut.sums, layer.unit),
+    )
+
+
+def _boxes(layer: Layer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
+    limits = axis_bounds(layer, cut, mesh)
+    shape = (cut.rows, cut.columns, cut.channels, cut.sums)
+    index = np.indices(shape).reshape(4, -1)
+    spans = [(limit[place], limit[place + 1]) for limit, place in zip(limits, index, strict=True)]
+    return np.stack([end for span in spans for end in span], axis=1)
+
+
+def read_span(reading: Reading, layer: Layer, axis: int, boxes: NDArray[np.int64]) -> tuple[Ints, Ints]:
+    """First and last + 1 of what pieces read of an operand along its rows (0), columns (1) or channels (2)."""
+    size = reading.image[axis]
+    whole = np.zeros(len(boxes), np.int64), np.full(len(boxes), size)
+    if reading.channels == "all":
+        return whole
+    if layer.kind == "dense" and reading.channels == "summed":
+        height, width, depth = reading.image
+        if height * width == 1:
+            return (boxes[:, 6], boxes[:, 7]) if axis == 2 else whole
+        row = width * depth
+        return (boxes[:, 6] // row, -(-boxes[:, 7] // row)) if axis == 0 else whole
+    if axis == 2:
+        place = 6 if reading.channels == "summed" else 4
+        return boxes[:, place], boxes[:, place + 1]
+    start = boxes[:, 2 * axis] * reading.step[axis] - reading.lead[axis]
+    stop = (boxes[:, 2 * axis + 1] - 1) * reading.step[axis] + reading.span[axis] - reading.lead[axis]
+    return np.maximum(start, 0), np.minimum(stop, size)
+
+
+def choose(found: Sequence[Frontier], elements: int, objective: Objective) -> list[Cut]:
+    """A cut for each layer, so that together they have no more pieces than there are elements.
+
+    The time between inputs is that of the slowest piece: the least time for which enough pieces are there, by
+    bisection. The time of one input is the sum over layers: the least sum of clocks and a price for each piece, by
+    bisection of the price.
+    """
+    if objective is Objective.THROUGHPUT:
+        times = np.unique(np.concatenate([one.clocks for one in found]))
+        low, high = 0, len(times) - 1
+        while low < high:
+            middle = (low + high) // 2
+            picks = _within(found, int(times[middle]))
+            if picks is not None and _total(found, picks) <= elements:
+                high = middle
+            else:
+                low = middle + 1
+        picks = _within(found, int(times[low]))
+        assert picks is not None
+        return [one.cuts[pick] for one, pick in zip(found, picks, strict=True)]
+    low_price, high_price = 0.0, float(max(one.clocks[0] for one in found))
+    for _ in range(60):
+        price = (low_price + high_price) / 2
+        if _total(found, _cheapest(found, price)) <= elements:
+            high_price = price
+        else:
+            low_price = price
+    return [one.cuts[pick] for one, pick in zip(found, _cheapest(found, high_price), strict=True)]
+
+
+def _within(found: Sequence[Frontier], clocks: int) -> list[int] | None:
+    """Per layer the cut of fewest pieces that takes no longer; None where a layer has none."""
+    picks = [int(np.searchsorted(-one.clocks, -clocks, side="left")) for one in found]
+    return picks if all(pick < len(one.cuts) for pick, one in zip(picks, found, strict=True)) else None
+
+
+def _cheapest(found: Sequence[Frontier], price: float) -> list[int]:
+    return [int(np.argmin(one.clocks + price * one.pieces)) for one in found]
+
+
+def _total(found: Sequence[Frontier], picks: Sequence[int]) -> int:
+    return sum(int(one.pieces[pick]) for one, pick in zip(found, picks, strict=True))
+
+
+def _levels(layers: Sequence[Layer]) -> list[int]:
+    """Layers on the longest way from the network's inputs, 1 for the first."""
+    found: list[int] = []
+    for layer in layers:
+        found.append(1 + max((found[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
+    return found
+
+
+def _slots(layer: Layer, levels: Sequence[int], objective: Objective) -> tuple[int, ...]:
+    """Inputs' worth of each operand: one for latency. For throughput one more than there are layers on the way, so that
+    a value that waits for others holds nobody up."""
+    if objective is Objective.LATENCY:
+        return (1,) * len(layer.readings)
+    waits = [levels[layer.index] - (levels[r.producer] if r.producer != INPUT else 0) for r in layer.readings]
+    return tuple(1 + wait for wait in waits)
