@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,19 +10,13 @@ from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
 from dovetail.graph.graph import Graph
-from dovetail.mesh.cuts import Costs, Cut, Frontier, Ints, Sizes, bounds, costs_of, frontier
+from dovetail.mesh.choice import Objective, choose
+from dovetail.mesh.cuts import Costs, Cut, Ints, Sizes, bounds, costs_of, frontier
 from dovetail.mesh.layers import INPUT, Layer, Reading, layers_of, output_layers
+from dovetail.mesh.slabs import Group, choose_slabs
 from dovetail.partition import Region
+from dovetail.mesh.topology import Topology
 from dovetail.target.mesh import Mesh
-
-
-class Objective(enum.StrEnum):
-    """What pieces are chosen for."""
-
-    LATENCY = "latency"
-    """The time one input takes."""
-    THROUGHPUT = "throughput"
-    """The time between inputs of a stream."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,8 @@ class Section:
     """Stages that are on the mesh at the same time; what comes from other sections comes through DRAM."""
 
     stages: tuple[Stage, ...]
+    groups: tuple[Group, ...] = ()
+    """Layers whose slabs share chips; empty where they have no chips of their own."""
     bands: tuple[int, ...] = ()
     """Empty where everything is resident. Else the one stage's bands of rows and slices of weights."""
 
@@ -90,45 +85,49 @@ class Partitioned:
 
 
 def partition_mesh(
-    graph: Graph, regions: Sequence[Region], mesh: Mesh, elements: int, objective: Objective
+    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
 ) -> Partitioned:
     """Cut a network into pieces.
 
     Args:
         graph: the integer graph.
         regions: its regions, as `dovetail.partition` makes them.
-        mesh: what it shall run on.
-        elements: how many elements of it are there to use.
+        topology: the mesh it shall run on.
         objective: what for.
 
     Raises:
         PlanError: a layer's smallest piece does not fit an element.
         ModelError: the network does not run on a mesh.
     """
+    mesh, elements = topology.mesh, len(topology.elements)
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
     levels = _levels(layers)
     slots = [_slots(layer, levels, objective) for layer in layers]
     found = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
-    if any(not one.cuts for one in found) or sum(int(one.pieces[0]) for one in found) > elements:
+    chips, capacity = len(topology.places), topology.capacity
+    slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
+    cuts = slabs.cuts if slabs else choose(found, elements, objective)
+    if cuts is not None:
+        sections = (section(layers, cuts, slots, mesh, slabs.groups if slabs else ()),)
+    else:
         from dovetail.mesh.sections import sections_of
 
-        sections = sections_of(layers, found, slots, mesh, elements, objective)
-    else:
-        sections = (section(layers, choose(found, elements, objective), slots, mesh),)
+        sections = sections_of(layers, topology, objective)
     return Partitioned(graph, layers, outputs, mesh, objective, sections)
 
 
 def section(
-    layers: Sequence[Layer], cuts: Sequence[Cut], slots: Sequence[tuple[int, ...]], mesh: Mesh
-) -> Section:
-    """Resident stages of so many layers."""
+    layers: Sequence[Layer], cuts: Sequence[Cut], slots: Sequence[tuple[int, ...]], mesh: Mesh,
+    groups: tuple[Group, ...] = (),
+) -> Section:  # fmt: skip
+    """Resident stages of some layers."""
     stages: list[Stage] = []
     first = 0
     for layer, cut, held in zip(layers, cuts, slots, strict=True):
         stages.append(make_stage(layer, cut, held, mesh, first))
         first += stages[-1].pieces
-    return Section(tuple(stages))
+    return Section(tuple(stages), groups)
 
 
 def make_stage(layer: Layer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first: int) -> Stage:
@@ -187,50 +186,6 @@ def read_span(reading: Reading, layer: Layer, axis: int, boxes: NDArray[np.int64
     start = boxes[:, 2 * axis] * reading.step[axis] - reading.lead[axis]
     stop = (boxes[:, 2 * axis + 1] - 1) * reading.step[axis] + reading.span[axis] - reading.lead[axis]
     return np.maximum(start, 0), np.minimum(stop, size)
-
-
-def choose(found: Sequence[Frontier], elements: int, objective: Objective) -> list[Cut]:
-    """A cut for each layer, so that together they have no more pieces than there are elements.
-
-    The time between inputs is that of the slowest piece: the least time for which enough pieces are there, by
-    bisection. The time of one input is the sum over layers: the least sum of clocks and a price for each piece, by
-    bisection of the price.
-    """
-    if objective is Objective.THROUGHPUT:
-        times = np.unique(np.concatenate([one.clocks for one in found]))
-        low, high = 0, len(times) - 1
-        while low < high:
-            middle = (low + high) // 2
-            picks = _within(found, int(times[middle]))
-            if picks is not None and _total(found, picks) <= elements:
-                high = middle
-            else:
-                low = middle + 1
-        picks = _within(found, int(times[low]))
-        assert picks is not None
-        return [one.cuts[pick] for one, pick in zip(found, picks, strict=True)]
-    low_price, high_price = 0.0, float(max(one.clocks[0] for one in found))
-    for _ in range(60):
-        price = (low_price + high_price) / 2
-        if _total(found, _cheapest(found, price)) <= elements:
-            high_price = price
-        else:
-            low_price = price
-    return [one.cuts[pick] for one, pick in zip(found, _cheapest(found, high_price), strict=True)]
-
-
-def _within(found: Sequence[Frontier], clocks: int) -> list[int] | None:
-    """Per layer the cut of fewest pieces that takes no longer; None where a layer has none."""
-    picks = [int(np.searchsorted(-one.clocks, -clocks, side="left")) for one in found]
-    return picks if all(pick < len(one.cuts) for pick, one in zip(picks, found, strict=True)) else None
-
-
-def _cheapest(found: Sequence[Frontier], price: float) -> list[int]:
-    return [int(np.argmin(one.clocks + price * one.pieces)) for one in found]
-
-
-def _total(found: Sequence[Frontier], picks: Sequence[int]) -> int:
-    return sum(int(one.pieces[pick]) for one, pick in zip(found, picks, strict=True))
 
 
 def _levels(layers: Sequence[Layer]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Gives every piece an element: layers that follow each other, and parts of images that belong together, side by side."""
+"""Gives every piece an element: what exchanges much, side by side."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.mesh.loads import Loads, loads_of
+from dovetail.mesh.loads import Loads, chip_flows, loads_of, spread
 from dovetail.mesh.partition import Section
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import Traffic, traffic_of
 
 Ints = NDArray[np.int64]
-_GROUPS = (0, 1, 2, 4, 8)
-"""Chips' worth of pieces whose layers are placed slab by slab, tried in turn."""
+_SWAPS = 400
+"""Exchanges of two chips that are tried, for each chip."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,17 @@ class Placed:
         return self.topology.router_of[self.element % self.topology.mesh.per_chip]
 
 
-def place(section: Section, topology: Topology, outputs: frozenset[int], tries: Sequence[int] = _GROUPS) -> Placed:
+def place(section: Section, topology: Topology, outputs: frozenset[int]) -> Placed:
     """Place the pieces of a section.
 
-    Layers are taken in groups of some chips' worth of pieces. A group's images are cut into as many slabs of rows as it
-    has chips; a slab's pieces of all layers lie together, so that layers exchange only borders between chips. Which
-    size of groups gives the least time on the busiest link, then the fewest bytes times hops, is tried.
+    Pieces are dealt to chips' worth of elements: slab by slab of each group of layers, else layer by layer. Which chip
+    each is, is then improved by exchanging two, to save bytes times hops; of the states on the way the one with
+    the least time on the busiest link is taken.
 
     Args:
         section: what is placed, everything resident.
         topology: where.
         outputs: layers whose results are wanted in DRAM.
-        tries: sizes of groups in chips; 0 for one layer after the other.
 
     Raises:
         PlanError: there are more pieces than elements.
@@ -61,32 +60,88 @@ def place(section: Section, topology: Topology, outputs: frozenset[int], tries: 
         raise PlanError(f"{section.pieces} pieces on {len(topology.elements)} elements", where="mesh",
                         hint="use more chips or boards")  # fmt: skip
     traffic = traffic_of(section, outputs)
+    chips = np.array(list(dict.fromkeys((topology.elements // topology.mesh.per_chip).tolist())), np.int64)
+    cluster, rank = _clusters(section, topology)
     best: Placed | None = None
-    for chips in tries if len(topology.places) > 1 else tries[:1]:
-        order = _order(section, chips * topology.mesh.per_chip, topology.mesh.per_chip)
-        element = np.empty(section.pieces, np.int64)
-        element[order] = topology.elements[: section.pieces]
-        found = loads_of(traffic, topology, element)
-        if best is None or (found.busiest_link, found.traffic) < (best.loads.busiest_link, best.loads.traffic):
-            best = Placed(section, topology, traffic, element, found)
+    for order in _orders(section, topology, traffic, cluster, rank, chips):
+        element = _dealt(topology, cluster, rank, order)
+        loads = loads_of(traffic, topology, element)
+        if best is None or (loads.busiest_link, loads.traffic) < (best.loads.busiest_link, best.loads.traffic):
+            best = Placed(section, topology, traffic, element, loads)
     assert best is not None
     return best
 
 
-def _order(section: Section, most: int, per_chip: int) -> Ints:
-    """The pieces in the order of placement."""
-    group, slab, count = [], [], 0
-    number, members = 0, []
-    for stage in section.stages:
-        if members and count + stage.pieces > most:
-            number, count, members = number + 1, 0, []
-        members.append(stage)
-        count += stage.pieces
-        group.append(np.full(stage.pieces, number))
-    groups = np.concatenate(group)
-    sizes = np.bincount(groups)
-    for stage, own in zip(section.stages, group, strict=True):
-        slabs = max(1, round(sizes[own[0]] / per_chip)) if most else 1
-        middle = (stage.boxes[:, 0] + stage.boxes[:, 1]) / 2 / stage.layer.image[0]
-        slab.append((middle * slabs).astype(np.int64))
-    return np.lexsort((np.arange(section.pieces), np.concatenate(slab), groups))
+def _clusters(section: Section, topology: Topology) -> tuple[Ints, Ints]:
+    """Per piece the cluster that shares a chip, -1 for whichever comes next, and its rank in the order of placement."""
+    if not section.groups:
+        return np.full(section.pieces, -1), np.arange(section.pieces)
+    cluster = np.empty(section.pieces, np.int64)
+    base, capacity = 0, topology.capacity
+    for group in section.groups:
+        stages = section.stages[group.first : group.last]
+        first, last = stages[0].first, stages[-1].first + stages[-1].pieces
+        slab = np.concatenate([np.arange(stage.pieces) * group.slabs // stage.pieces for stage in stages])
+        order = np.argsort(slab, kind="stable")
+        begin = np.searchsorted(slab[order], np.arange(group.slabs))
+        within = np.empty(last - first, np.int64)
+        within[order] = np.arange(last - first) - begin[slab[order]]
+        cluster[first:last] = base + slab * group.chips + within // capacity
+        base += group.slabs * group.chips
+    return cluster, np.lexsort((np.arange(section.pieces), cluster)).argsort()
+
+
+def _dealt(topology: Topology, cluster: Ints, rank: Ints, chips: Ints) -> Ints:
+    """[pieces] elements, clusters on chips in the order given."""
+    per = topology.mesh.per_chip
+    turn = np.empty(len(topology.places), np.int64)
+    turn[chips] = np.arange(len(chips))
+    elements = topology.elements[np.argsort(turn[topology.elements // per], kind="stable")]
+    if cluster[0] < 0:
+        return elements[rank]
+    start = np.searchsorted(turn[elements // per], np.arange(len(chips) + 1))
+    order = np.argsort(rank)
+    first = np.searchsorted(cluster[order], cluster)
+    return elements[start[cluster] + rank - first]
+
+
+def _orders(
+    section: Section, topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chips: Ints
+) -> Sequence[Ints]:
+    """Orders of chips worth measuring: the path over the board, and what exchanges made of it."""
+    if len(chips) < 3:
+        return [chips]
+    bytes_ = _between(topology, traffic, _dealt(topology, cluster, rank, chips))[np.ix_(chips, chips)]
+    hops = topology.between.hops.astype(np.float64)
+    found = [chips]
+    generator = np.random.default_rng(0)
+    where = chips.copy()
+    temperature = 0.004 * float((bytes_ * hops[np.ix_(where, where)]).sum())
+    swaps = _SWAPS * len(chips)
+    for step in range(swaps):
+        a, b = generator.integers(0, len(chips), 2)
+        change = _change(bytes_, hops, where, int(a), int(b))
+        if change < 0 or generator.random() < np.exp(-change / max(temperature, 1e-9)):
+            where[a], where[b] = where[b], where[a]
+        temperature *= 1 - 8 / swaps
+        if step >= swaps // 2 and step % (swaps // 8) == 0:
+            found.append(where.copy())
+    return [*found, where]
+
+
+def _between(topology: Topology, traffic: Traffic, element: Ints) -> NDArray[np.float64]:
+    """[chips, chips] bytes, both ways together, each destination of a message counted."""
+    flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
+    flow, aim = spread(np.searchsorted(aim_set, np.arange(traffic.sets + 1)), flows.group)
+    found = np.zeros((len(topology.places),) * 2)
+    np.add.at(found, (flows.chip[flow], aim_chip[aim]), flows.size[flow])
+    found += found.T
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def _change(bytes_: NDArray[np.float64], hops: NDArray[np.float64], where: Ints, a: int, b: int) -> float:
+    """What exchanging the chips of two clusters adds to bytes times hops."""
+    farther = hops[where[b]][where] - hops[where[a]][where]
+    farther[a] = farther[b] = 0.0
+    return float((bytes_[a] - bytes_[b]) @ farther)

@@ -49,6 +49,11 @@ class Topology:
         """Router of the DRAM."""
         return self.mesh.grid.dram[1] * self.mesh.grid.width + self.mesh.grid.dram[0]
 
+    @cached_property
+    def capacity(self) -> int:
+        """Elements that every chip has at least."""
+        return int(np.bincount(self.elements // self.mesh.per_chip, minlength=len(self.places)).min())
+
     @property
     def routers(self) -> int:
         """Routers on a chip."""

@@ -136,7 +136,7 @@ def _members(row: list[int], users: list[tuple[Stage, Reading, int]]) -> tuple[I
         return pieces[0], held[0]
     every, depths = np.concatenate(pieces), np.concatenate(held)
     order = np.lexsort((depths, every))
-    first = np.concatenate(([True], np.diff(every[order]) > 0))
+    first = np.diff(every[order], prepend=-1) > 0
     return every[order][first], depths[order][first]
 
 
