@@ -60,6 +60,8 @@ class MacArray:
     """Bytes of one row of 32-bit results."""
     dense_outputs: int = 1
     """Output channels a dense layer computes side by side."""
+    place: str = ""
+    """"module:variable" this array is found at by the process that runs elements' firmware."""
 
 
 @dataclass(frozen=True, slots=True)

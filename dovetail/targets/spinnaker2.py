@@ -60,7 +60,9 @@ def row_sums(work: Work) -> Count:
     return _up(4 * work.width, 16) * work.outputs
 
 
-ARRAY = MacArray(16, 4, clocks, compute, operand, weights, row_sums, dense_outputs=16)
+ARRAY = MacArray(
+    16, 4, clocks, compute, operand, weights, row_sums, dense_outputs=16, place="dovetail.targets.spinnaker2:ARRAY"
+)
 
 BOARD = tuple((x, y) for y in range(8) for x in range(8) if -3 <= x - y <= 4)
 """The 48 chips of a board, a hexagon with three pairs of sides, as on SpiNN-5 boards."""
