@@ -14,6 +14,7 @@ from dovetail.mesh.choice import Objective, choose
 from dovetail.mesh.cuts import Costs, Cut, Ints, Sizes, bounds, costs_of, frontier
 from dovetail.mesh.layers import INPUT, Layer, Reading, layers_of, output_layers
 from dovetail.mesh.slabs import Group, choose_slabs
+from dovetail.mesh.stream import Streaming
 from dovetail.partition import Region
 from dovetail.mesh.topology import Topology
 from dovetail.target.mesh import Mesh
@@ -57,8 +58,8 @@ class Section:
     stages: tuple[Stage, ...]
     groups: tuple[Group, ...] = ()
     """Layers whose slabs share chips; empty where they have no chips of their own."""
-    bands: tuple[int, ...] = ()
-    """Empty where everything is resident. Else the one stage's bands of rows and slices of weights."""
+    streaming: Streaming | None = None
+    """How the one stage is streamed through DRAM; None where everything is resident."""
 
     @property
     def pieces(self) -> int:
@@ -81,7 +82,7 @@ class Partitioned:
     @property
     def resident(self) -> bool:
         """True where the whole network is on the mesh at once."""
-        return len(self.sections) == 1 and not self.sections[0].bands
+        return len(self.sections) == 1 and self.sections[0].streaming is None
 
 
 def partition_mesh(
@@ -104,17 +105,27 @@ def partition_mesh(
     outputs = output_layers(graph, layers, regions)
     levels = _levels(layers)
     slots = [_slots(layer, levels, objective) for layer in layers]
-    found = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
     chips, capacity = len(topology.places), topology.capacity
     slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
-    cuts = slabs.cuts if slabs else choose(found, elements, objective)
+    cuts = slabs.cuts if slabs else _anywhere(layers, slots, mesh, elements, objective)
     if cuts is not None:
         sections = (section(layers, cuts, slots, mesh, slabs.groups if slabs else ()),)
     else:
         from dovetail.mesh.sections import sections_of
 
-        sections = sections_of(layers, topology, objective)
+        sections = sections_of(layers, topology)
     return Partitioned(graph, layers, outputs, mesh, objective, sections)
+
+
+def _anywhere(
+    layers: Sequence[Layer], slots: Sequence[tuple[int, ...]], mesh: Mesh, elements: int, objective: Objective
+) -> list[Cut] | None:
+    """Cuts of all layers together, wherever their pieces lie; None where they do not fit."""
+    try:
+        found = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
+    except PlanError:
+        return None
+    return choose(found, elements, objective)
 
 
 def section(
