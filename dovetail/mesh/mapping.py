@@ -100,10 +100,22 @@ def measure(mapped: Mapped, inputs: int = 12) -> Performance:
             bounds.append(max(section.streaming.dram_clocks, section.streaming.floor))
         else:
             timing = simulate(placed, 1)
-            load = sum(stage.layer.constant_bytes for stage in section.stages) / mesh.rates.dram
+            load = _loading(placed) / mesh.rates.dram
             clocks.append(timing.latency + load)
             bounds.append(timing.bound + load)
     slowest = int(np.argmax(clocks))
     name = parts.sections[slowest].stages[0].layer.name
     return Performance(sum(clocks), sum(clocks), sum(bounds), f"sections one after the other, most of all {name}",
                        None, tuple(clocks))  # fmt: skip
+
+
+def _loading(placed: Placed) -> int:
+    """Bytes of weights that the chip with most reads from its DRAM when a section begins: what several of its pieces
+    hold is read once."""
+    total = np.zeros(len(placed.topology.places), np.int64)
+    for stage in placed.section.stages:
+        part = np.arange(stage.pieces) % (stage.cut.channels * stage.cut.sums)
+        chip = placed.chip[stage.first : stage.first + stage.pieces]
+        rows = np.unique(np.column_stack((chip, part, stage.costs.constants)), axis=0)
+        np.add.at(total, rows[:, 0], rows[:, 2])
+    return int(total.max())

@@ -100,21 +100,35 @@ def partition_mesh(
         PlanError: a layer's smallest piece does not fit an element.
         ModelError: the network does not run on a mesh.
     """
-    mesh, elements = topology.mesh, len(topology.elements)
+    mesh = topology.mesh
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
     levels = _levels(layers)
-    slots = [_slots(layer, levels, objective) for layer in layers]
-    chips, capacity = len(topology.places), topology.capacity
-    slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
-    cuts = slabs.cuts if slabs else _anywhere(layers, slots, mesh, elements, objective)
-    if cuts is not None:
-        sections = (section(layers, cuts, slots, mesh, slabs.groups if slabs else ()),)
-    else:
+    found = _resident(layers, levels, topology, objective)
+    if found is None:
         from dovetail.mesh.sections import sections_of
 
-        sections = sections_of(layers, topology)
-    return Partitioned(graph, layers, outputs, mesh, objective, sections)
+        return Partitioned(graph, layers, outputs, mesh, objective, sections_of(layers, topology))
+    return Partitioned(graph, layers, outputs, mesh, objective, (found,))
+
+
+def _resident(
+    layers: Sequence[Layer], levels: Sequence[int], topology: Topology, objective: Objective
+) -> Section | None:
+    """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
+    mesh, elements = topology.mesh, len(topology.elements)
+    chips, capacity = len(topology.places), topology.capacity
+    tried: list[list[tuple[int, ...]]] = []
+    for most in (max(levels) + 1, 2, 1):
+        slots = [_slots(layer, levels, objective, most) for layer in layers]
+        if slots in tried:
+            continue
+        tried.append(slots)
+        slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
+        cuts = slabs.cuts if slabs else _anywhere(layers, slots, mesh, elements, objective)
+        if cuts is not None:
+            return section(layers, cuts, slots, mesh, slabs.groups if slabs else ())
+    return None
 
 
 def _anywhere(
@@ -207,10 +221,10 @@ def _levels(layers: Sequence[Layer]) -> list[int]:
     return found
 
 
-def _slots(layer: Layer, levels: Sequence[int], objective: Objective) -> tuple[int, ...]:
+def _slots(layer: Layer, levels: Sequence[int], objective: Objective, most: int) -> tuple[int, ...]:
     """Inputs' worth of each operand: one for latency. For throughput one more than there are layers on the way, so that
-    a value that waits for others holds nobody up."""
+    a value that waits for others holds nobody up, if no more than `most`."""
     if objective is Objective.LATENCY:
         return (1,) * len(layer.readings)
     waits = [levels[layer.index] - (levels[r.producer] if r.producer != INPUT else 0) for r in layer.readings]
-    return tuple(1 + wait for wait in waits)
+    return tuple(min(1 + wait, most) for wait in waits)

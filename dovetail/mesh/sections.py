@@ -27,6 +27,7 @@ def sections_of(layers: Sequence[Layer], topology: Topology) -> tuple[Section, .
         PlanError: a layer fits neither way; says what its smallest piece takes.
     """
     mesh, elements = topology.mesh, len(topology.elements)
+    dram = mesh.rates.dram * len(topology.places)
     streams = [_streamed(layer, topology) for layer in layers]
     fronts = [_frontier(layer, topology) for layer in layers]
     best: list[tuple[float, int, list[Cut] | None]] = [(0.0, 0, None)]
@@ -40,7 +41,7 @@ def sections_of(layers: Sequence[Layer], topology: Topology) -> tuple[Section, .
             cuts = choose(found, elements, Objective.LATENCY) if len(found) == end - begin else None
             if cuts is not None:
                 time = best[begin][0] + worth(found, cuts, Objective.LATENCY)
-                options.append((time + _moved(layers, begin, end) / mesh.rates.dram, begin, cuts))
+                options.append((time + _moved(layers, begin, end) / dram, begin, cuts))
         if not options:
             frontier(layers[end - 1], mesh, (1,) * len(layers[end - 1].readings), elements)  # raises, with the levers
             raise PlanError("neither resident nor streamed does it fit", where=layers[end - 1].name)

@@ -34,7 +34,7 @@ class Timing:
     latency: float
     """From the start to the first input's results in DRAM."""
     interval: float
-    """Between results, once the stream runs."""
+    """Between inputs, once the stream runs: the longest between two of any piece, over the second half."""
     bound: float
     """The least interval: the work of the busiest element, link or DRAM for one input."""
     bottleneck: str
@@ -211,7 +211,9 @@ class _Model:
     def _timing(self) -> Timing:
         busy = np.array(self.busy) / self.inputs
         half = self.inputs // 2
-        interval = (self.done[-1] - self.done[half - 1]) / (self.inputs - half) if half else self.done[-1]
+        # every piece has the stream's pace once it runs; before that, those ahead of the slowest and behind it are faster
+        ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
+        interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
         element = int(np.argmax(self.clocks))
         ports = _port_clocks(self.senders, self.pieces, self.port)
         limits = [

@@ -86,8 +86,10 @@ def choose_slabs(
     for option in best:
         group = option.group
         found = [frontier_of(index, group.slabs) for index in range(group.first, group.last)]
-        for cut in choose([one for one in found if one], capacity * group.chips, objective) or ():
-            cuts.append(replace(cut, rows=cut.rows * group.slabs))
+        chosen = choose([one for one in found if one], capacity * group.chips, objective) or ()
+        for layer, cut in zip(layers[group.first : group.last], chosen, strict=True):
+            height = layer.image[0] if layer.cuttable[0] else 1
+            cuts.append(replace(cut, rows=min(cut.rows * group.slabs, height)))
     total = _joined([option.clocks for option in best], objective)
     return Slabs(tuple(option.group for option in best), tuple(cuts), total)
 

@@ -107,7 +107,8 @@ def _grid(layer: Layer, mesh: Mesh, elements: int) -> _Grid:
     wide = array.columns if layer.on_array else 1
     units = (height, -(-width // wide), -(-depth // step))
     counts = [_few(total) if may else np.array([1]) for total, may in zip(units, layer.cuttable, strict=True)]
-    sums = np.arange(1) + 1 if layer.kind != "dense" else _few(-(-layer.summed // 4))[:40]
+    sums = _few(-(-layer.summed // 4))
+    sums = sums[:40] if layer.kind == "dense" else sums[sums <= (8 if layer.kind == "convolution" else 1)]
     spatial = np.stack(np.meshgrid(*counts, indexing="ij"), -1).reshape(-1, 3)
     spatial = spatial[spatial.prod(axis=1) <= elements]
     left = [-(-total // spatial[:, axis]) for axis, total in enumerate(units)]
