@@ -91,7 +91,8 @@ def measure(mapped: Mapped, inputs: int = 12) -> Performance:
     parts, mesh = mapped.parts, mapped.topology.mesh
     if parts.resident:
         timing = simulate(mapped.whole[0], inputs)
-        return Performance(timing.latency, timing.interval, timing.bound, timing.bottleneck, timing, (timing.latency,))
+        alone = simulate(mapped.whole[0], 1).latency if inputs > 1 else timing.latency
+        return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     clocks, bounds = [], []
     for section, placed in zip(parts.sections, mapped.placed, strict=True):
         if placed is None:

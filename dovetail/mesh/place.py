@@ -17,6 +17,8 @@ from dovetail.mesh.traffic import Traffic, traffic_of
 Ints = NDArray[np.int64]
 _SWAPS = 400
 """Exchanges of two chips that are tried, for each chip."""
+_TRIES = 12
+"""Times this is done for a board; less often for more chips."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,19 @@ def _dealt(topology: Topology, cluster: Ints, rank: Ints, chips: Ints) -> Ints:
 def _orders(
     section: Section, topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chips: Ints
 ) -> Sequence[Ints]:
-    """Orders of chips worth measuring: the path over the board, and what exchanges made of it."""
+    """Orders of chips worth measuring: the path over the board, and what exchanging chips made of it."""
     if len(chips) < 3:
         return [chips]
     bytes_ = _between(topology, traffic, _dealt(topology, cluster, rank, chips))[np.ix_(chips, chips)]
     hops = topology.between.hops.astype(np.float64)
-    found = [chips]
-    generator = np.random.default_rng(0)
+    tries = max(1, min(_TRIES, _TRIES * 48 // len(chips)))
+    return [chips, *(order for seed in range(tries) for order in _exchanged(bytes_, hops, chips, seed))]
+
+
+def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: Ints, seed: int) -> list[Ints]:
+    """Orders found by simulated annealing: the last, and one on the way."""
+    found = []
+    generator = np.random.default_rng(seed)
     where = chips.copy()
     temperature = 0.004 * float((bytes_ * hops[np.ix_(where, where)]).sum())
     swaps = _SWAPS * len(chips)
@@ -124,7 +132,7 @@ def _orders(
         if change < 0 or generator.random() < np.exp(-change / max(temperature, 1e-9)):
             where[a], where[b] = where[b], where[a]
         temperature *= 1 - 8 / swaps
-        if step >= swaps // 2 and step % (swaps // 8) == 0:
+        if step == swaps * 3 // 4:
             found.append(where.copy())
     return [*found, where]
 

@@ -47,6 +47,8 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
     np.fill_diagonal(hops, 0)
     np.fill_diagonal(parent, np.arange(count))
     order = np.argsort(rank)
+    # of equally short ways some sources take one and some another
+    spread = (np.add.outer(np.arange(count) * 7, np.arange(count) * 13) // 4) % 2 == 0
     for down in (True, False):
         known = hops.copy() if not down else hops
         for router in (order[::-1] if down else order):
@@ -54,7 +56,7 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
                 if before < 0 or (rank[before] < rank[router]) == down:
                     continue
                 longer = hops[:, before] + 1
-                better = longer < hops[:, router]
+                better = (longer < hops[:, router]) | ((longer == hops[:, router]) & (longer < FAR) & spread[:, before])
                 if not down:  # what is reached falling keeps its route: one router before it, whatever comes behind
                     better &= known[:, router] >= FAR
                 hops[better, router] = longer[better]
