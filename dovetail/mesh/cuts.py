@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from dovetail.errors import PlanError
 from dovetail.mesh.layers import Layer, core_reads
 from dovetail.target.mesh import Mesh, Work
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def costs_of(layer: Layer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...]) -> 
             slot, rest = reads, rest + slot
     else:
         clocks = floor = np.ceil(box * core_reads(layer) * mesh.core_clocks).astype(np.int64)
-        constants, slot, rest = np.full_like(box, layer.constant_bytes), first, 0
+        constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
     fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
     return Costs(clocks, floor, received, last * box, fixed, slot, others, constants)
 

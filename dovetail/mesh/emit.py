@@ -208,10 +208,10 @@ _ROUTE = struct.Struct("<IIII")
 def _images(placed: Placed, tables: Tables, elements: list[Element]) -> Iterator[tuple[str, bytes]]:
     """A loader image per chip, little-endian words.
 
-    "DVM1", column and row of the chip, counts of elements, of routing entries and of local sets. Per element its number, the bytes of
-    its data, the name of its program (32 bytes) and a zero, then the data, to a multiple of 4. Per routing entry: key,
-    mask, directions (a bit each), and the local set plus one (0 for none). Per local set: its number plus one, how many
-    elements, and their numbers.
+    "DVM1", column and row of the chip, counts of elements, of routing entries and of local sets. Per element its
+    number, the bytes of its data, the name of its program (32 bytes) and a zero, then the data, to a multiple of 4.
+    Per routing entry: key, mask, directions (a bit each), and the local set plus one (0 for none). Per local set: its
+    number plus one, how many elements, and their numbers.
     """
     per = placed.topology.mesh.per_chip
     by_chip: dict[int, list[Element]] = {}

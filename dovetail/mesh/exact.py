@@ -7,11 +7,13 @@ of a Dask cluster.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -192,11 +194,11 @@ class _Cluster:
         from dovetail.errors import MissingExtraError
 
         try:
-            import distributed
+            distributed: Any = importlib.import_module("distributed")
         except ImportError as error:
             raise MissingExtraError("distributed", "tune", "running elements on a cluster") from error
         self._target = target
-        self._client = distributed.Client(scheduler)
+        self._client: Any = distributed.Client(scheduler)
 
     def __call__(self, wave: Sequence[Job]) -> list[SimulationResult]:
         """Run elements; results in their order."""

@@ -177,8 +177,8 @@ def _covered(stage: Stage, reading: Any, receiver: Any, boxes: Any) -> None:
     short = [int(piece) for piece in readers if total[piece] != wanted[piece]]
     if short:
         piece = short[0]
-        raise ProgramError(f"piece {piece} is sent {int(total[piece])} of the {int(wanted[piece])} elements it reads of "
-                           f"'{reading.value}'", where=stage.layer.name)  # fmt: skip
+        raise ProgramError(f"piece {piece} is sent {int(total[piece])} of the {int(wanted[piece])} elements it reads "
+                           f"of '{reading.value}'", where=stage.layer.name)  # fmt: skip
 
 
 __all__ = ["PARTIAL", "box_shape", "check_covered", "execute", "piece_graph", "result_box"]

@@ -155,7 +155,7 @@ def _kind(graph: Graph, anchor: Node | None) -> str:
         return "core"
     x, w = (graph.types[name] for name in anchor.inputs[:2])
     operator = anchor.operator
-    if x.dtype.bits != 8 or w.dtype.bits > 8 or getattr(operator, "weight_zero_point", 0):
+    if x.dtype.bits != 8 or w.dtype.bits > 8 or getattr(operator, "weight_zero_point", 0) != 0:
         return "core"
     if isinstance(operator, FullyConnected):
         return "dense" if int(np.prod(x.shape[:-1])) == 1 else "core"
@@ -216,13 +216,15 @@ def _cuttable(graph: Graph, anchor: Node | None, kind: str, image: Image) -> tup
         return False, False, False
     if any(graph.types[name].shape != shape for name in graph.inputs if anchor is None):
         return False, False, False
-    return tuple(shape[axis] > 1 and _crops(graph, axis) for axis in (1, 2, 3))  # type: ignore[return-value]
+    return (_crops(graph, 1), _crops(graph, 2), _crops(graph, 3))
 
 
 def _crops(graph: Graph, axis: int) -> bool:
     from dovetail.graph.crop import crop
 
     box = list(full_box(graph.types[graph.outputs[0]].shape))
+    if box[axis] == (0, 1):
+        return False
     box[axis] = (0, 1)
     try:
         crop(graph, tuple(box))

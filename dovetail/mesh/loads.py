@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,8 @@ from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import Traffic
 from dovetail.mesh.trees import tree_links
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Ints = NDArray[Any]
+Floats = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _fetched(boxes: Ints, size: Ints, chip: Ints) -> tuple[Ints, Ints]:
 
 def _directions(topology: Topology, chip: Ints, to: Ints) -> Ints:
     """The direction of the link from each chip to its neighbour."""
-    return np.argmax(topology.neighbours[chip] == to[:, None], axis=1)
+    return np.asarray(np.argmax(topology.neighbours[chip] == to[:, None], axis=1))
 
 
 def _noc(

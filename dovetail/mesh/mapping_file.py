@@ -90,8 +90,8 @@ def read_mapping(path: Path, graph: Graph, regions: Sequence[Region], topology: 
     """A mapping of a resident network from a file; boxes, bytes, keys and routes are made anew.
 
     Raises:
-        PlanError: the file is damaged, names what is not there, leaves a piece out, gives an element two pieces or one that
-            is not usable, or a piece does not fit; says where.
+        PlanError: the file is damaged, names what is not there, leaves a piece out, gives an element two pieces, uses
+            one that is faulty, or a piece does not fit; says where.
     """
     content = _load(path)
     where = path.name
@@ -112,7 +112,7 @@ def read_mapping(path: Path, graph: Graph, regions: Sequence[Region], topology: 
         elements += _elements(one, stages[-1], topology, where)
     _check_elements(elements, stages, topology, where)
     try:
-        objective = Objective(content.get("objective"))
+        objective = Objective(str(content.get("objective")))
     except ValueError:
         raise PlanError(f"there is no objective {str(content.get('objective'))[:40]!r}", where=where,
                         hint=_HINT) from None  # fmt: skip
@@ -186,9 +186,11 @@ def _elements(one: dict[str, Any], stage: Stage, topology: Topology, where: str)
     found = []
     for number, piece in enumerate(_listed(one, "pieces", stage.pieces, at)):
         place = piece.get("element")
-        valid = isinstance(place, list) and len(place) == 3 and all(_whole(value, 0, 1 << 20) for value in place)
-        if not valid or (place[0], place[1]) not in index or place[2] >= topology.mesh.per_chip:
-            raise PlanError(f"piece {number} is on an element that does not exist: {str(place)[:40]}", where=at,
+        if not isinstance(place, list) or len(place) != 3 or not all(_whole(value, 0, 1 << 20) for value in place):
+            place = [-1, -1, -1]
+        if (place[0], place[1]) not in index or place[2] >= topology.mesh.per_chip:
+            given = str(piece.get("element"))[:40]
+            raise PlanError(f"piece {number} is on an element that does not exist: {given}", where=at,
                             hint="an element is column and row of its chip, and its number on it")  # fmt: skip
         if piece.get("box", stage.boxes[number].tolist()) != stage.boxes[number].tolist():
             raise PlanError(f"piece {number} has another box than its cut gives", where=at,

@@ -15,8 +15,8 @@ from dovetail.mesh.cuts import Costs, Cut, Ints, Sizes, bounds, costs_of, fronti
 from dovetail.mesh.layers import INPUT, Layer, Reading, layers_of, output_layers
 from dovetail.mesh.slabs import Group, choose_slabs
 from dovetail.mesh.stream import Streaming
-from dovetail.partition import Region
 from dovetail.mesh.topology import Topology
+from dovetail.partition import Region
 from dovetail.target.mesh import Mesh
 
 
@@ -43,12 +43,12 @@ class Stage:
     @property
     def memory(self) -> Ints:
         """Bytes of each piece's element that are used."""
-        return self.costs.fixed + self.slots[0] * self.costs.slot + self.costs.others
+        return np.asarray(self.costs.fixed + self.slots[0] * self.costs.slot + self.costs.others)
 
     @property
     def last(self) -> NDArray[np.bool_]:
         """The pieces that give results: of those that sum for each other, the last."""
-        return np.arange(self.pieces) % self.cut.sums == self.cut.sums - 1
+        return np.asarray(np.arange(self.pieces) % self.cut.sums == self.cut.sums - 1)
 
 
 @dataclass(frozen=True)

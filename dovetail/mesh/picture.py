@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from dovetail.mesh.mapping import Mapped, Performance
 from dovetail.mesh.place import Placed
 from dovetail.mesh.simulate import Timing
 
-Floats = NDArray[np.float64]
+Floats = NDArray[Any]
 _CELL = 5
 _GAP = 8
 _MOST_CHIPS = 64
@@ -25,7 +26,8 @@ def picture(mapped: Mapped, performance: Performance) -> bytes:
     """A self-contained page: no scripts, nothing loaded from elsewhere."""
     name = html.escape(mapped.parts.graph.name)
     parts = [f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{name} on a mesh</title>",
-             f"<style>{_STYLE}</style><h1>{name}</h1>", f"<p>{html.escape(sentence(mapped, performance))}</p>"]  # fmt: skip
+             f"<style>{_STYLE}</style><h1>{name}</h1>",
+             f"<p>{html.escape(sentence(mapped, performance))}</p>"]  # fmt: skip
     timing, placed = performance.timing, mapped.placed[0]
     if timing is not None and placed is not None:
         busy = np.concatenate([stage.costs.clocks for stage in placed.section.stages]) / timing.interval
@@ -121,7 +123,8 @@ def _link_lines(placed: Placed, timing: Timing, corner: object, wide: int, high:
 def _legend() -> str:
     cells = "".join(f"<rect x='{20 * i + 30}' y='2' width='20' height='10' fill='{_colour(i / 10)}'/>"
                     for i in range(11))  # fmt: skip
-    return f"<p><svg width='320' height='14'><text x='0' y='11'>0 %</text>{cells}<text x='255' y='11'>100 %</text></svg></p>"
+    ends = "<text x='0' y='11'>0 %</text><text x='255' y='11'>100 %</text>"
+    return f"<p><svg width='320' height='14'>{ends}{cells}</svg></p>"
 
 
 def _timeline(placed: Placed, timing: Timing) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from dovetail.mesh.partition import Section
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import Traffic, traffic_of
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 _SWAPS = 400
 """Exchanges of two chips that are tried, for each chip."""
 _TRIES = 12
@@ -35,12 +36,12 @@ class Placed:
     @property
     def chip(self) -> Ints:
         """[pieces] the chip of each."""
-        return self.element // self.topology.mesh.per_chip
+        return np.asarray(self.element // self.topology.mesh.per_chip)
 
     @property
     def router(self) -> Ints:
         """[pieces] the router of each on its chip."""
-        return self.topology.router_of[self.element % self.topology.mesh.per_chip]
+        return np.asarray(self.topology.router_of[self.element % self.topology.mesh.per_chip])
 
 
 def place(section: Section, topology: Topology, outputs: frozenset[int]) -> Placed:
@@ -104,7 +105,7 @@ def _dealt(topology: Topology, cluster: Ints, rank: Ints, chips: Ints) -> Ints:
     start = np.searchsorted(turn[elements // per], np.arange(len(chips) + 1))
     order = np.argsort(rank)
     first = np.searchsorted(cluster[order], cluster)
-    return elements[start[cluster] + rank - first]
+    return np.asarray(elements[start[cluster] + rank - first])
 
 
 def _orders(

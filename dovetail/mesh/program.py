@@ -163,11 +163,12 @@ def _array_operands(stage: Stage, piece: int, graph: Graph) -> tuple[list[Operan
     """Where the operands of a piece on the array lie, and the bytes of the first that are skipped."""
     layer, box = stage.layer, stage.boxes[piece]
     first = layer.readings[0]
-    rows, columns, outputs = _result_size(stage, piece)
-    spans = [tuple(int(end[0]) for end in read_span(first, layer, axis, box[None])) for axis in range(3)]
+    rows, columns, _ = _result_size(stage, piece)
+    ends = [read_span(first, layer, axis, box[None]) for axis in range(3)]
+    spans = [(int(low[0]), int(high[0])) for low, high in ends]
     skip = 0
     if layer.kind == "dense":
-        place = _dense((spans[0], spans[1], spans[2]), 1, stage.slots[0])
+        place = _dense(tuple(spans), 1, stage.slots[0])
         if first.image[0] * first.image[1] > 1:
             skip = int(box[6]) - spans[0][0] * first.image[1] * first.image[2]
     else:
@@ -308,7 +309,8 @@ def _source(
 def _begin(places: list[OperandPlace]) -> list[str]:
     """The function that makes ready: padding, and where messages belong."""
     names = ", ".join(f"operand_{number}" for number in range(len(places)))
-    lines = ["void element_begin(void)", "{", "    const element_t *self = (const element_t *)(const void *)element_data;",
+    lines = ["void element_begin(void)", "{",
+             "    const element_t *self = (const element_t *)(const void *)element_data;",
              f"    uint8_t *const operands[{len(places)}] = {{{names}}};"]  # fmt: skip
     for number, place in enumerate(places):
         if place.fill:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from dovetail.mesh.place import Placed
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.trees import Trees
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -160,8 +161,8 @@ def _branches(trees: Trees, source: int, aims: list[int]) -> list[tuple[int, int
 
 
 def dependencies(placed: Placed) -> list[tuple[int, int]]:
-    """(link, the link after it) of every message's tree. Links of a chip count three times: for what stays on it or comes from its
-    DRAM, for what leaves it, and for what comes from another chip, since each has a channel of its own."""
+    """(link, the link after it) of every message's tree. Links on a chip count twice, since what comes from other chips
+    has a channel of its own there."""
     router = Router(placed)
     found: set[tuple[int, int]] = set()
     links = router.links

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,8 @@ from dovetail.mesh.place import Placed
 from dovetail.mesh.routes import Router, Tree
 from dovetail.mesh.traffic import Fetch, expected
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Ints = NDArray[Any]
+Floats = NDArray[Any]
 _START, _FINISH, _SENT = range(3)
 
 
@@ -211,7 +212,7 @@ class _Model:
     def _timing(self) -> Timing:
         busy = np.array(self.busy) / self.inputs
         half = self.inputs // 2
-        # every piece has the stream's pace once it runs; before that, those ahead of the slowest and behind it are faster
+        # once the stream runs every piece has its pace; before, those ahead of the slowest and behind it are faster
         ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
         interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
         element = int(np.argmax(self.clocks))

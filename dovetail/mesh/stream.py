@@ -107,7 +107,8 @@ def _grid(layer: Layer, mesh: Mesh, elements: int) -> _Grid:
     wide = array.columns if layer.on_array else 1
     units = (height, -(-width // wide), -(-depth // step))
     counts = [_few(total) if may else np.array([1]) for total, may in zip(units, layer.cuttable, strict=True)]
-    sums = _few(-(-layer.summed // 4))
+    quads = -(-layer.summed // 4)
+    sums = _few(quads)
     sums = sums[:40] if layer.kind == "dense" else sums[sums <= (8 if layer.kind == "convolution" else 1)]
     spatial = np.stack(np.meshgrid(*counts, indexing="ij"), -1).reshape(-1, 3)
     spatial = spatial[spatial.prod(axis=1) <= elements]
@@ -123,7 +124,7 @@ def _grid(layer: Layer, mesh: Mesh, elements: int) -> _Grid:
         -(-left[0][index] // bands) if layer.cuttable[0] else np.full(len(index), height),
         np.minimum(left[1][index] * wide, width) if layer.cuttable[1] else np.full(len(index), width),
         np.minimum(-(-left[2][index] // slices) * step, depth) if layer.cuttable[2] else np.full(len(index), depth),
-        np.minimum(-(-(-(-layer.summed // 4)) // depths) * 4, layer.summed),
+        np.minimum(-(-quads // depths) * 4, layer.summed),
     )
 
 

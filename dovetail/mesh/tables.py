@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from dovetail.errors import PlanError
 from dovetail.mesh.loads import spread
 from dovetail.mesh.place import Placed
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def tables_of(placed: Placed) -> Tables:
     if found.largest() > topology.mesh.route_entries:
         chip = int(np.bincount(found.chip).argmax())
         raise PlanError(
-            f"chip {topology.places[chip]} needs {found.largest()} routing entries, it has {topology.mesh.route_entries}",
+            f"chip {topology.places[chip]} needs {found.largest()} routing entries of {topology.mesh.route_entries}",
             where="mesh", hint="use fewer elements (--chips), or --objective latency",
         )  # fmt: skip
     return found

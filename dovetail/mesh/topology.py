@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from dovetail.errors import TargetError
 from dovetail.mesh.trees import FAR, Trees, grid_trees, safe_trees
 from dovetail.target.mesh import Faults, Mesh, Place
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,8 @@ def _detour(mesh: Mesh, chip: Place) -> Trees:
                 near = (x + dx, y + dy)
                 if 0 <= near[0] < width and 0 <= near[1] < height and frozenset(((x, y), near)) not in dead:
                     found[y * width + x, way] = near[1] * width + near[0]
-    x, y = np.arange(width * height) % width, np.arange(width * height) // width
-    trees = safe_trees(found, (x + y) * height + y)
+    columns, rows = np.arange(width * height) % width, np.arange(width * height) // width
+    trees = safe_trees(found, (columns + rows) * height + rows)
     if not trees.connected:
         raise TargetError(f"dead links on chip {chip} cut routers off, so that their elements cannot be reached",
                           where="mesh description", hint="mark the chip's elements as faulty")  # fmt: skip

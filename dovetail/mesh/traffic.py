@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from dovetail.mesh.layers import INPUT, Layer, Reading
 from dovetail.mesh.partition import Section, Stage, read_span
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 ROWS, COLUMNS, CHANNELS, SUMS = range(4)
 """The axes pieces are numbered by."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[Any]
 FAR = 1 << 20
 """Hops to what cannot be reached."""
 
@@ -23,7 +24,7 @@ class Trees:
     """Routes between all pairs of routers."""
 
     parent: NDArray[np.int32]
-    """[source, router]: the router before it on the way from the source; itself at the source, -1 where there is none."""
+    """[source, router]: the router before it on the way; itself at the source, -1 where there is no way."""
     hops: NDArray[np.int32]
     """[source, router]: links on the way; `FAR` where there is no way."""
 
@@ -91,7 +92,7 @@ def _plain_hops(neighbours: Ints) -> NDArray[np.int32]:
             near = neighbours[:, direction]
             have = near >= 0
             new = np.zeros_like(reached)
-            np.logical_or.at(new, (slice(None), near[have]), reached[:, have])
+            new[:, near[have]] = reached[:, have]
             hops[new & (hops >= FAR)] = step + 1
     return hops
 

@@ -1,7 +1,7 @@
 """SpiNNaker2: boards of 48 chips of 152 elements, each a Cortex-M4F with 128 KiB and a 16x4 array of 8-bit MACs.
 
-Facts and their sources: hardware/spinnaker2.md. Chosen here, for want of a public number, and marked below: the shape of
-the grid of 38 routers, the rate of links between chips, and the clocks of a hop.
+Facts and their sources: hardware/spinnaker2.md. Chosen here, for want of a public number, and marked below: the shape
+of the grid of 38 routers, the rate of links between chips, and the clocks of a hop.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
 
 
 def _up(value: Count | int, step: int) -> Count:
-    return -(-np.asarray(value) // step) * step
+    return np.asarray(-(-np.asarray(value) // step) * step)
 
 
 def compute(work: Work) -> Count:
     """Clocks of the MAC array alone (fact sheet, section 3): conv ceil(Wo/16) Ho fW fH Ci ceil(Co/4) s^2, dense
     inN ceil(outN/16). A channel of a depthwise layer is a convolution of one channel into one."""
     if work.kind == "dense":
-        return work.inputs * (_up(work.outputs, 16) // 16)
+        return np.asarray(work.inputs * (_up(work.outputs, 16) // 16))
     taps = work.kernel[0] * work.kernel[1] * work.stride[0] * work.stride[1]
     rows = _up(work.width, 16) // 16 * work.height * taps
-    return rows * (work.outputs if work.kind == "depthwise" else work.inputs * (_up(work.outputs, 4) // 4))
+    return np.asarray(rows * (work.outputs if work.kind == "depthwise" else work.inputs * (_up(work.outputs, 4) // 4)))
 
 
 def clocks(work: Work) -> Count:
@@ -33,7 +33,7 @@ def clocks(work: Work) -> Count:
     if work.kind == "dense":
         return compute(work) + _up(work.outputs, 4)
     full, rest = work.width // 16, work.width % 16
-    return compute(work) + (full * 4 + _up(rest, 4) // 4) * work.height * work.outputs
+    return np.asarray(compute(work) + (full * 4 + _up(rest, 4) // 4) * work.height * work.outputs)
 
 
 def operand(work: Work) -> Count:
