@@ -9,10 +9,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import shared_dir
-from test_mesh_mapping import check_limits, mapped, tiny
 from typer.testing import CliRunner
 
+from conftest import shared_dir
 from dovetail.cli.main import app, main
 from dovetail.errors import PlanError
 from dovetail.mesh.mapping import Mapped, measure
@@ -21,6 +20,7 @@ from dovetail.mesh.picture import picture
 from dovetail.mesh.topology import build_topology, random_faults
 from dovetail.partition import partition
 from dovetail.targets.spinnaker2 import MESH, TARGET
+from test_mesh_mapping import check_limits, mapped, tiny
 
 MESH_2 = MESH.resized(chips=2)
 
@@ -89,7 +89,7 @@ BROKEN = [
     (lambda c: c["sections"][0]["stages"].pop(), "'stages' has 11 entries, 12 are needed"),
     (lambda c: stage_of(c)["pieces"][0].update(element=[9, 9, 9]), r"does not exist: \[9, 9, 9\]"),
     (lambda c: stage_of(c)["pieces"][0].update(element=[0, 0, 152]), "does not exist"),
-    (lambda c: stage_of(c)["pieces"][0].update(element="x" * 10000), "does not exist: x{40}$"),
+    (lambda c: stage_of(c)["pieces"][0].update(element="x" * 10000), r"does not exist: x{40}\n"),
     (lambda c: stage_of(c)["pieces"][0].update(box=[0] * 8), "another box than its cut gives"),
     (lambda c: stage_of(c).update(cut=[1, 1, 1]), "a cut is four numbers"),
     (lambda c: stage_of(c).update(cut=[10**9, 1, 1, 1]), r"at most \[32, 2, 4, 4\]"),
@@ -103,7 +103,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("breaks", "sentence"), BROKEN)
+@pytest.mark.parametrize(("breaks", "sentence"), BROKEN, ids=range(len(BROKEN)))
 def test_broken_mappings_are_refused(tmp_path: Path, breaks: Any, sentence: str) -> None:
     content = written()
     breaks(content)
@@ -125,8 +125,8 @@ def test_faulty_elements_are_refused(tmp_path: Path) -> None:
 
 
 def test_pictures_are_whole_and_load_nothing() -> None:
-    for chips in (1, None):
-        found = mapped(tiny("ic_resnet8"), MESH.resized(chips=chips)) if chips else mapped(tiny("ad_autoencoder"), MESH)
+    for chips in (1, 6):
+        found = mapped(tiny("ic_resnet8"), MESH.resized(chips=chips))
         page = picture(found, measure(found, 4)).decode()
         assert "http" not in page and "<script" not in page
         drawings = [part.split("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]

@@ -9,9 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from conftest import shared_dir
-from mesh_networks import Builder, resnet50, single, vgg16
 
+from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import PlanError, TargetError
 from dovetail.graph.graph import Graph, evaluate
@@ -28,6 +27,7 @@ from dovetail.partition import partition
 from dovetail.target.mesh import Faults, Mesh
 from dovetail.targets import load_target
 from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET
+from mesh_networks import Builder, resnet50, single, vgg16
 
 OBJECTIVES = (Objective.LATENCY, Objective.THROUGHPUT)
 
@@ -40,7 +40,8 @@ def mapped(graph: Graph, mesh: Mesh, objective: Objective = Objective.THROUGHPUT
 @lru_cache
 def tiny(name: str) -> Graph:
     """One of the MLPerf Tiny networks."""
-    return prepare(shared_dir() / "models" / "mlperf_tiny" / f"{name}_int8.tflite", load_target("spinnaker2"), Options())
+    file = shared_dir() / "models" / "mlperf_tiny" / f"{name}_int8.tflite"
+    return prepare(file, load_target("spinnaker2"), Options())
 
 
 def check_exact(graph: Graph, found: Mapped) -> None:
@@ -108,7 +109,7 @@ def test_full_shapes_on_a_board() -> None:
     found = mapped(graph, MESH)
     assert time.process_time() - began < 60
     check_limits(found)
-    timing = simulate(found.whole[0], 12)
+    timing = simulate(found.whole[0], 16)
     assert timing.interval <= 1.25 * timing.bound
     print(f"ResNet-50: {found.parts.sections[0].pieces} pieces, {timing.interval:.0f} clocks, bound {timing.bound:.0f}")
 

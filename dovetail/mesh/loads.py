@@ -93,10 +93,7 @@ def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
     """
     mesh = topology.mesh
     flows, aim_set, aim_chip = chip_flows(traffic, topology, element)
-    links = np.zeros(topology.neighbours.shape)
-    before = topology.between.parent[flows.chip[flows.visit_flow], flows.visit_chip]
-    ways = _directions(topology, before, flows.visit_chip)
-    np.add.at(links, (before, ways), flows.size[flows.visit_flow])
+    links = link_loads(topology, flows)
     noc = _noc(traffic, topology, element, flows, aim_set, aim_chip)
     chip = element // mesh.per_chip
     dram = np.bincount(chip[traffic.stores], weights=traffic.size[traffic.stores], minlength=len(topology.places))
@@ -111,6 +108,15 @@ def loads_of(traffic: Traffic, topology: Topology, element: Ints) -> Loads:
         spot = np.unravel_index(int(noc.argmax()), noc.shape)
         name = f"a link of router {spot[1]} on chip {topology.places[spot[0]]}"
     return Loads(flows, links, noc, dram, max(link_time, noc_time), name, float(links.sum() + noc.sum()))
+
+
+def link_loads(topology: Topology, flows: Flows) -> Floats:
+    """[chips, directions] bytes leaving each chip."""
+    ways = topology.neighbours.shape[1]
+    before = topology.between.parent[flows.chip[flows.visit_flow], flows.visit_chip]
+    code = before * ways + _directions(topology, before, flows.visit_chip)
+    found = np.bincount(code, weights=flows.size[flows.visit_flow], minlength=topology.neighbours.size)
+    return found.reshape(topology.neighbours.shape)
 
 
 def _fetched(boxes: Ints, size: Ints, chip: Ints) -> tuple[Ints, Ints]:

@@ -25,7 +25,7 @@ from dovetail.mesh.traffic import Fetch, expected
 
 Ints = NDArray[Any]
 Floats = NDArray[Any]
-_START, _FINISH, _SENT = range(3)
+_START, _FINISH, _SENT, _HOP = range(4)
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,33 @@ class Timing:
     """For one input."""
 
 
+@dataclass(slots=True)
+class _Segment:
+    """Part of a tree on one chip, with the link between chips that leads to it."""
+
+    link: list[int]
+    before: list[int]
+    """Place in this segment of the link before, -1 for where the message enters."""
+    onward: list[tuple[int, int]]
+    """Segments on other chips, and the place here their links begin at."""
+    members: Ints
+    """Readers here."""
+    leaves: Ints
+    """Place here of the link that leads to each reader, -1 where it enters."""
+    stored: int = -1
+    """Place of the DRAM the message is stored in, -1 for none."""
+
+
 @dataclass(frozen=True)
 class _Senders:
     """Pieces, and behind them what is fetched from DRAM: who sends what to whom by which tree."""
 
     size: Floats
-    trees: list[Tree]
+    segments: list[list[_Segment]]
+    """Of the tree of each sender, the one it begins in first."""
     members: list[Ints]
     """Readers of each sender."""
-    leaves: list[Ints]
-    """Place in the tree of the link that leads to each reader."""
     held: list[Ints]
-    stored: list[int]
-    """Place in the tree of the DRAM the message is stored in, -1 for none."""
 
 
 def simulate(placed: Placed, inputs: int = 12) -> Timing:
@@ -115,7 +129,7 @@ class _Model:
         self.running = [False] * self.pieces
         self.start, self.finish = np.zeros((inputs, self.pieces)), np.zeros((inputs, self.pieces))
         self.done = [0.0] * inputs
-        self.events: list[tuple[float, int, int]] = []
+        self.events: list[tuple[float, int, int, int, int, float]] = []
 
     def run(self) -> Timing:
         """All inputs."""
@@ -124,8 +138,10 @@ class _Model:
         for piece in np.nonzero(self.missing[0] == 0)[0].tolist():
             self._begin(piece, 0.0)
         while self.events:
-            now, kind, who = heapq.heappop(self.events)
-            if kind == _START:
+            now, kind, who, which, segment, tail = heapq.heappop(self.events)
+            if kind == _HOP:
+                self._travel(who, which, segment, now, tail)
+            elif kind == _START:
                 self._begin(who, now)
             elif kind == _FINISH:
                 self._finish(who, now)
@@ -147,11 +163,11 @@ class _Model:
             return
         ready = self.arrived[which, piece]
         if ready > now:
-            heapq.heappush(self.events, (ready, _START, piece))
+            self._push(ready, _START, piece)
             return
         self.begun[piece], self.running[piece] = which + 1, True
         self.start[which, piece] = now
-        heapq.heappush(self.events, (now + self.clocks[piece], _FINISH, piece))
+        self._push(now + self.clocks[piece], _FINISH, piece)
 
     def _finish(self, piece: int, now: float) -> None:
         which = self.finished[piece]
@@ -173,41 +189,43 @@ class _Model:
         if sender < self.pieces and which >= self.finished[sender]:
             return
         self.sending[sender] = True
-        size = self.senders.size[sender]
-        heapq.heappush(self.events, (now + size / self.port, _SENT, sender))
-        tails = self._travel(self.senders.trees[sender], size, now)
-        stored = self.senders.stored[sender]
-        if stored >= 0:
-            self.done[which] = max(self.done[which], tails[stored])
-        members = self.senders.members[sender]
-        if len(members):
-            here = now + size / self.port
-            tail = np.array([*tails, here])[self.senders.leaves[sender]]
-            arrival = np.maximum(self.port_free[members] + size / self.port, tail)
-            self.port_free[members] = arrival
-            self.arrived[which, members] = np.maximum(self.arrived[which, members], arrival)
-            self.missing[which, members] -= 1
-            complete = members[self.missing[which, members] == 0]
-            for piece, ready in zip(complete.tolist(), self.arrived[which, complete].tolist(), strict=True):
-                heapq.heappush(self.events, (ready, _START, piece))
+        done = now + self.senders.size[sender] / self.port
+        self._push(done, _SENT, sender)
+        self._travel(sender, which, 0, now, done)
 
-    def _travel(self, tree: Tree, size: float, now: float) -> list[float]:
-        """When the last byte has passed each link of a tree."""
+    def _push(self, time: float, kind: int, who: int) -> None:
+        heapq.heappush(self.events, (time, kind, who, 0, 0, 0.0))
+
+    def _travel(self, sender: int, which: int, number: int, now: float, tail: float) -> None:
+        """A message enters a segment: its head now, its last byte at `tail`."""
+        segment, size = self.senders.segments[sender][number], self.senders.size[sender]
         heads: list[float] = []
         tails: list[float] = []
         free, busy, rates, hops = self.free, self.busy, self.rates, self.hops
-        for link, before in zip(tree.link, tree.before, strict=True):
-            head = (heads[before] if before >= 0 else now) + hops[link]
-            if free[link] > head:
-                head = free[link]
-            tail = head + size / rates[link]
-            if before >= 0 and tails[before] > tail:
-                tail = tails[before]
-            free[link] = head + size / rates[link]
-            busy[link] += size / rates[link]
+        for link, before in zip(segment.link, segment.before, strict=True):
+            time = size / rates[link]
+            head = max((heads[before] if before >= 0 else now) + hops[link], free[link])
+            free[link] = head + time
+            busy[link] += time
             heads.append(head)
-            tails.append(tail)
-        return tails
+            tails.append(max(head + time, tails[before] if before >= 0 else tail))
+        for onward, place in segment.onward:
+            leaves = (heads[place], tails[place]) if place >= 0 else (now, tail)
+            heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
+        if segment.stored >= 0:
+            self.done[which] = max(self.done[which], tails[segment.stored])
+        if len(segment.members):
+            self._arrive(segment.members, which, size / self.port, np.array([*tails, tail])[segment.leaves])
+
+    def _arrive(self, members: Ints, which: int, time: float, tail: Floats) -> None:
+        """A message reaches readers, through each one's port."""
+        arrival = np.maximum(self.port_free[members] + time, tail)
+        self.port_free[members] = arrival
+        self.arrived[which, members] = np.maximum(self.arrived[which, members], arrival)
+        self.missing[which, members] -= 1
+        complete = members[self.missing[which, members] == 0]
+        for piece, ready in zip(complete.tolist(), self.arrived[which, complete].tolist(), strict=True):
+            self._push(ready, _START, piece)
 
     def _timing(self) -> Timing:
         busy = np.array(self.busy) / self.inputs
@@ -233,40 +251,56 @@ class _Model:
 
 def _senders(placed: Placed, router: Router) -> _Senders:
     traffic, count = placed.traffic, placed.topology.routers
-    code = (placed.chip * count + placed.router).tolist()
-    trees, members, leaves, held, stored = [], [], [], [], []
+    code = placed.chip * count + placed.router
+    segments, members, held = [], [], []
     chips, routers = placed.chip.tolist(), placed.router.tolist()
-    known: dict[tuple[int, int, int, bool], Ints] = {}
+    known: dict[tuple[int, int, int, bool], list[_Segment]] = {}
     for piece, group in enumerate(traffic.group.tolist()):
-        a, b = traffic.start[group], traffic.start[group + 1]
-        store = bool(traffic.stores[piece])
-        tree = router.to_set(chips[piece], routers[piece], group, store)
-        key = (chips[piece], routers[piece], group, store)
+        span = slice(traffic.start[group], traffic.start[group + 1])
+        key = (chips[piece], routers[piece], group, bool(traffic.stores[piece]))
         if key not in known:
-            aims = [divmod(code[member], count) for member in traffic.members[a:b].tolist()]
-            known[key] = np.array([tree.leaf[aim] for aim in aims], np.int64)
-        trees.append(tree)
-        members.append(traffic.members[a:b])
-        held.append(traffic.held[a:b])
-        leaves.append(known[key])
-        stored.append(_dram_at(tree, router))
+            known[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
+        segments.append(known[key])
+        members.append(traffic.members[span])
+        held.append(traffic.held[span])
     sizes = traffic.size.tolist()
     slots = _first_slots(placed)
     for fetch in traffic.fetches:
         for chip, pieces, size in _shared(placed, fetch):
-            aims = sorted({code[piece] for piece in pieces})
-            tree = router.from_dram(chip, aims)
-            trees.append(tree)
-            members.append(np.array(pieces))
-            held.append(slots[pieces])
-            leaves.append(np.array([tree.leaf[divmod(code[piece], count)] for piece in pieces]))
-            stored.append(-1)
+            own = np.array(pieces)
+            tree = router.from_dram(chip, np.unique(code[own]).tolist())
+            segments.append(_split(tree, router, own, code, count, fetched=True))
+            members.append(own)
+            held.append(slots[own])
             sizes.append(size)
-    return _Senders(np.array(sizes, float), trees, members, leaves, held, stored)
+    return _Senders(np.array(sizes, float), segments, members, held)
 
 
-def _dram_at(tree: Tree, router: Router) -> int:
-    return next((place for place, link in enumerate(tree.link) if link >= router.links.dram), -1)
+def _split(
+    tree: Tree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
+) -> list[_Segment]:
+    """A tree in segments."""
+    none = np.zeros(0, np.int64)
+    found = [_Segment([], [], [], none, none)]
+    home: list[tuple[int, int]] = []
+    for link, before in zip(tree.link, tree.before, strict=True):
+        owner, place = home[before] if before >= 0 else (0, -1)
+        if link < router.links.noc:
+            found.append(_Segment([], [], [], none, none))
+            found[owner].onward.append((len(found) - 1, place))
+            owner, place = len(found) - 1, -1
+        segment = found[owner]
+        segment.link.append(link)
+        segment.before.append(place)
+        home.append((owner, len(segment.link) - 1))
+        if link >= router.links.dram and not fetched:
+            segment.stored = len(segment.link) - 1
+    ends = [tree.leaf[divmod(int(at), count)] for at in code[members]]
+    places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
+    for number in np.unique(places[:, 0]).tolist():
+        mine = places[:, 0] == number
+        found[number].members, found[number].leaves = members[mine], places[mine, 1]
+    return found
 
 
 def _first_slots(placed: Placed) -> Ints:
