@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from dovetail.kernels.region import Region as Parts
 from dovetail.kernels.region import split
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Pad
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.partition import Region
 
 INPUT = -1
 """The producer of what the network is given."""
 POOLS = (MaxPool2d, AveragePool2d, SumPool2d)
+LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Image = tuple[int, int, int]
 """Rows, columns and channels of a value; whatever is no image is one row of one column."""
@@ -127,7 +129,7 @@ def output_layers(graph: Graph, layers: Sequence[Layer], regions: Sequence[Regio
 
 
 def _layer(index: int, region: Region, whole: Graph, behind: dict[str, str], made: dict[str, int]) -> Layer:
-    graph = region.graph
+    graph, again = _read_apart(region.graph)
     try:
         parts: Parts | None = split(graph)
     except ValueError:
@@ -142,7 +144,9 @@ def _layer(index: int, region: Region, whole: Graph, behind: dict[str, str], mad
     names = list(graph.inputs)
     if parts and anchor is not None:
         names.sort(key=lambda name: name != parts.source())
-    readings = tuple(_reading(name, graph, parts, kind, image, whole, behind, made) for name in names)
+    readings = tuple(
+        _reading(name, again.get(name, name), graph, parts, kind, image, whole, behind, made) for name in names
+    )
     return Layer(
         index, region.name, graph, kind, parts, image, result.dtype.numpy.itemsize, summed, unit, kernel, stride,
         readings, _cuttable(graph, anchor, kind, image), ", ".join(region.origins),
@@ -179,11 +183,29 @@ def _sums(
     return (x[3] if kind == "convolution" else 1), 4, (w[1], w[2]), stride
 
 
+def _read_apart(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """The region with a name of its own for what is both convolved and read behind the convolution, since pieces read
+    different parts of it; and new name -> value."""
+    users = graph.users()
+    types, nodes, again = dict(graph.types), list(graph.nodes), {}
+    for name in graph.inputs:
+        readers = users[name]
+        if len(readers) > 1 and any(isinstance(user.operator, (*LINEAR, Pad)) for user in readers):
+            other = f"{name}_again"
+            again[other], types[other] = name, types[name]
+            for place, node in enumerate(nodes):
+                if name in node.inputs and not isinstance(node.operator, (*LINEAR, Pad)):
+                    nodes[place] = replace(node, inputs=tuple(other if i == name else i for i in node.inputs))
+    if not again:
+        return graph, again
+    return replace(graph, inputs=(*graph.inputs, *again), nodes=tuple(nodes), types=types), again
+
+
 def _reading(
-    name: str, graph: Graph, parts: Parts | None, kind: str, image: Image, whole: Graph, behind: dict[str, str],
-    made: dict[str, int],
+    name: str, given: str, graph: Graph, parts: Parts | None, kind: str, image: Image, whole: Graph,
+    behind: dict[str, str], made: dict[str, int],
 ) -> Reading:  # fmt: skip
-    value = behind.get(name, name)
+    value = behind.get(given, given)
     type_ = whole.types[value]
     source = image_of(type_.shape)
     first = parts is not None and parts.anchor is not None and name == parts.source()

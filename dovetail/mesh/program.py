@@ -268,7 +268,7 @@ def _call(kernel: CoreKernel, pointers: Mapping[str, str], result: str, blob: _B
         if parameter.is_constant:
             place = f"element_data + {blob.add(np.ascontiguousarray(kernel.constants[parameter.value]).tobytes())}u"
         else:
-            place = pointers.get(parameter.value, result)
+            place = result if parameter.name == "output" else pointers[parameter.value]
         const = "" if parameter.name == "output" else "const "
         arguments.append(place if place == "sums" else f"({const}{parameter.c_type} *)(const void *)({place})"
                          if const else f"({parameter.c_type} *)(void *)({place})")  # fmt: skip
