@@ -78,6 +78,20 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
           f"{max(done.memory)} bytes at most")  # fmt: skip
 
 
+def test_a_cluster_gives_the_same() -> None:
+    distributed = pytest.importorskip("distributed")
+    found = mapped(small(), FEW)
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    given = sample_inputs(small())
+    setting = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**setting) as cluster:
+        address = cluster.scheduler_address
+        done = run_exact(found.parts, placed, tables, project, TARGET, [given], scheduler=address)
+    expected = evaluate(small(), given)
+    assert all(np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
+
+
 def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
     found = mapped(small(), FEW, Objective.LATENCY)
     placed, tables = found.whole

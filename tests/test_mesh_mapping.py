@@ -103,6 +103,17 @@ def test_sums_are_cut() -> None:
     check_exact(graph, found)
 
 
+def test_a_value_convolved_and_added_again() -> None:
+    """Pieces read one part of it through the window, another for the addition."""
+    net = Builder("again", 12, 16)
+    value = net.convolution(net.value, 16)
+    graph = net.finish(net.residual(value, net.convolution(value, 16, relu=False)))
+    found = mapped(graph, MESH.resized(chips=3), Objective.LATENCY)
+    assert max(stage.cut.rows for stage in found.parts.sections[0].stages) > 1
+    check_limits(found)
+    check_exact(graph, found)
+
+
 def test_full_shapes_on_a_board() -> None:
     graph = resnet50()
     began = time.process_time()

@@ -25,7 +25,7 @@ def load(setup: Json) -> Runner:
         device = machine.devices[0]
         assert isinstance(device, ElementDevice)
         data, brought = request.inputs[0]["element_data"], request.inputs[1:]
-        machine._write_symbol("element_data", data)
+        machine.write_symbol("element_data", data)
         device.inputs = len(brought)
         device.messages = [{int(k): v for k, v in one.items() if not k.startswith("dram")} for one in brought]
         device.tensors = [{int(k[5:]): v for k, v in one.items() if k.startswith("dram")} for one in brought]
@@ -37,8 +37,7 @@ def load(setup: Json) -> Runner:
             if number < len(device.stored):
                 named["stored"] = device.stored[number]
             outputs.append(InferenceResult(named))
-        outputs[0] = replace(outputs[0], instructions=result.executed_instructions,
-                             total_cycles=machine._state.cycles, idle_cycles=machine._idle)  # fmt: skip
+        outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
         return replace(result, inferences=tuple(outputs))
 
     return run

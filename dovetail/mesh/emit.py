@@ -64,7 +64,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     elements = []
-    senders = _senders(placed)
+    senders = senders_of(placed)
     for stage in placed.section.stages:
         for piece in range(stage.pieces):
             made = element_program(stage, piece, parts.mesh, target)
@@ -79,7 +79,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
     return MeshProject(programs, sizes, tuple(elements), files)
 
 
-def _senders(placed: Placed) -> list[list[int]]:
+def senders_of(placed: Placed) -> list[list[int]]:
     """Per piece the pieces whose messages it is sent."""
     traffic = placed.traffic
     order = np.argsort(traffic.group, kind="stable")

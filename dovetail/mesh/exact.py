@@ -22,7 +22,7 @@ from dovetail.build.toolchain import compile_firmware, symbols
 from dovetail.errors import PlanError, SimulationError
 from dovetail.graph.types import Array, box_slices
 from dovetail.mesh.element_device import BASE
-from dovetail.mesh.emit import Element, MeshProject, _senders
+from dovetail.mesh.emit import Element, MeshProject, senders_of
 from dovetail.mesh.execute import result_box
 from dovetail.mesh.partition import Partitioned, Stage
 from dovetail.mesh.place import Placed
@@ -41,7 +41,6 @@ from dovetail.simulate.protocol import (
 from dovetail.simulate.worker_process import WorkerProcess
 from dovetail.target.description import Target
 
-SRAM = MemoryRegion("sram", 0, 0x20000)
 _LIMIT = 2_000_000_000
 _FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 
@@ -90,8 +89,6 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
         """One of them."""
         sources = [Path(f"programs/{name}/program.c"), Path(f"runtime/{start}"), Path("runtime/dovetail_rt.c"),
                    Path("runtime/mesh_sim.c")]  # fmt: skip
-        own = {path.name for path in sources}
-        assert len(own) == len(sources)
         return name, compile_firmware(
             folder / "programs" / name, [folder / source for source in sources], linker_script=folder / "link.ld",
             isa=target.core.isa, defines={"DOVETAIL_SIM": None}, include=(folder / "runtime",), flags=_FLAGS,
@@ -188,7 +185,7 @@ class _Worker:
 
 
 class _Cluster:
-    """The workers of a Dask cluster: each runs its elements in a process of its own."""
+    """The workers of a Dask cluster: each runs its share of a wave in a process of its own."""
 
     def __init__(self, target: Target, scheduler: str) -> None:
         from dovetail.errors import MissingExtraError
@@ -203,24 +200,29 @@ class _Cluster:
     def __call__(self, wave: Sequence[Job]) -> list[SimulationResult]:
         """Run elements; results in their order."""
         named = [(Path(job[0]).read_bytes(), job) for job in wave]
-        return list(self._client.gather(self._client.map(run_remote, named, target=self._target, pure=False)))
+        count = min(len(wave), max(1, sum(self._client.ncores().values())))
+        shares = [named[number::count] for number in range(count)]
+        done = self._client.gather(self._client.map(run_remote, shares, target=self._target, pure=False))
+        return [done[place % count][place // count] for place in range(len(wave))]
 
     def close(self) -> None:
         """Leave the cluster."""
         self._client.close()
 
 
-def run_remote(named: tuple[bytes, Job], target: Target) -> SimulationResult:
-    """Run an element on another computer, its firmware given as bytes."""
-    content, (_, data, brought) = named
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "element.elf"
-        path.write_bytes(content)
-        worker = _Worker(target)
-        try:
-            return worker.run((str(path), data, brought))
-        finally:
-            worker.close()
+def run_remote(share: Sequence[tuple[bytes, Job]], target: Target) -> list[SimulationResult]:
+    """Run elements on another computer, their firmware given as bytes."""
+    worker = _Worker(target)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = []
+            for content, (name, data, brought) in share:
+                path = Path(folder) / Path(name).name
+                path.write_bytes(content)
+                found.append(worker.run((str(path), data, brought)))
+            return found
+    finally:
+        worker.close()
 
 
 def _spread_over(target: Target, jobs: int, scheduler: str | None) -> _Workers | _Cluster:
@@ -230,7 +232,8 @@ def _spread_over(target: Target, jobs: int, scheduler: str | None) -> _Workers |
 def _setup(firmware: Path, target: Target) -> SimulationSetup:
     assert target.mesh is not None
     device = DeviceSpec("dovetail.mesh.element_device:element_device", BASE, 4096, {"array": target.mesh.array.place})
-    return SimulationSetup(firmware, (SRAM,), (device,), target.core.isa, target.core.costs)
+    memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
+    return SimulationSetup(firmware, memories, (device,), target.core.isa, target.core.costs)
 
 
 def _waves(
@@ -239,7 +242,7 @@ def _waves(
     run: Callable[[Sequence[Job]], list[SimulationResult]],
 ) -> ExactRun:  # fmt: skip
     """Stage after stage; of pieces that sum for each other, one after the other."""
-    senders = _senders(placed)
+    senders = senders_of(placed)
     elements = {element.piece: element for element in project.elements}
     tensors = [{f"dram {n}": np.ascontiguousarray(given[fetch.value]).tobytes()
                 for n, fetch in enumerate(placed.traffic.fetches)} for given in inputs]  # fmt: skip

@@ -24,9 +24,13 @@ def sections_of(layers: Sequence[Layer], topology: Topology) -> tuple[Section, .
     """The sections that take the least time one after the other, by dynamic programming over layers.
 
     Raises:
-        PlanError: a layer fits neither way; says what its smallest piece takes.
+        PlanError: a layer fits neither way (says what its smallest piece takes), or DRAM is too small.
     """
     mesh, elements = topology.mesh, len(topology.elements)
+    needed = sum(layer.constant_bytes + int(np.prod(layer.image)) * layer.itemsize for layer in layers)
+    if needed > mesh.dram_bytes * len(topology.places):
+        raise PlanError(f"weights and values take {needed} bytes, the DRAM has "
+                        f"{mesh.dram_bytes * len(topology.places)}", where="mesh", hint="use more chips")  # fmt: skip
     dram = mesh.rates.dram * len(topology.places)
     streams = [_streamed(layer, topology) for layer in layers]
     fronts = [_frontier(layer, topology) for layer in layers]

@@ -35,7 +35,8 @@ class Timing:
     latency: float
     """From the start to the first input's results in DRAM."""
     interval: float
-    """Between inputs, once the stream runs: the longest between two of any piece, over the second half."""
+    """Between inputs, once the stream runs: the longest between two of any piece, over the second half; no less than
+    the bound, which a stream that has not filled the slots ahead may pass for a while."""
     bound: float
     """The least interval: the work of the busiest element, link or DRAM for one input."""
     bottleneck: str
@@ -241,7 +242,7 @@ class _Model:
             (float(busy.max()), self.router.links.name(int(busy.argmax()))),
         ]
         bound, name = max(limits)
-        return Timing(self.done[0], interval, bound, name, tuple(self.done), self.start, self.finish, busy,
+        return Timing(self.done[0], max(interval, bound), bound, name, tuple(self.done), self.start, self.finish, busy,
                       len(self.senders.size))  # fmt: skip
 
     def _stage_of(self, piece: int) -> str:

@@ -55,7 +55,7 @@ class Machine:
         self.bus = MemoryBus(setup.memories)
         self.devices: list[Device] = [make_device(spec, self.bus) for spec in setup.devices]
         self._symbols = symbols(setup.elf)
-        self._harness = Harness(self._clock, self._write_symbol, self._read_symbol, self.devices)
+        self._harness = Harness(self._clock, self.write_symbol, self._read_symbol, self.devices)
         self._idle = 0
         self._asleep_at: int | None = None
         self._failure: BaseException | None = None
@@ -146,6 +146,11 @@ class Machine:
             device.reset()
 
     # -- running
+
+    @property
+    def cycles(self) -> int:
+        """Cycles since the reset, those slept included."""
+        return int(self._state.cycles)
 
     def run(self, request: RunRequest) -> SimulationResult:
         """Run the inferences of `request`, or up to the firmware's exit when there are none.
@@ -308,7 +313,8 @@ class Machine:
                                   hint="keep the buffer alive (not static, used by the model)")
         return symbol
 
-    def _write_symbol(self, name: str, content: bytes) -> None:
+    def write_symbol(self, name: str, content: bytes) -> None:
+        """Write the first bytes of a symbol; raises SimulationError when there is none, or it is smaller."""
         self.bus.view(self._address(name, len(content)), len(content))[:] = memoryview(content)
 
     def _read_symbol(self, name: str, nbytes: int) -> bytes:

@@ -139,15 +139,16 @@ class Mesh:
     boards: int = 1
     """How many boards there are."""
     chips: int | None = None
-    """Only the first so many chips of the first board; None for whole boards."""
+    """Only so many chips of the first board, those nearest its first place; None for whole boards."""
     reserved: int = 0
     """Elements of each chip left for others, the last ones."""
     faults: Faults = field(default_factory=Faults)
 
     def places(self) -> tuple[Place, ...]:
         """Every chip, board by board."""
-        found = tuple((x + dx, y + dy) for dx, dy in self.origins[: self.boards] for x, y in self.board)
-        return found if self.chips is None else found[: self.chips]
+        if self.chips is not None:
+            return tuple(sorted(self.board, key=lambda place: (max(place), place[1], place[0]))[: self.chips])
+        return tuple((x + dx, y + dy) for dx, dy in self.origins[: self.boards] for x, y in self.board)
 
     @property
     def per_chip(self) -> int:
