@@ -19,6 +19,10 @@ from dovetail.mesh.layers import Layer
 from dovetail.target.mesh import Mesh
 
 
+_OWN = 0.65
+"""Share of a link its neighbours' exchange is given when slabs are chosen: routes of others pass it too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Consecutive layers whose images are cut into the same slabs."""
@@ -132,7 +136,7 @@ class _Crossing:
     """
 
     def __init__(self, layers: Sequence[Layer], first: int, last: int, mesh: Mesh) -> None:
-        self._rate = mesh.rates.link
+        self._rate = mesh.rates.link * _OWN
         inside = range(first, last)
         used: dict[int, int] = {}
         self._entering, self._borders = 0, 0
