@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.adapt import adapt
 from dovetail.emit import Project, Unit, emit_project, make_unit
-from dovetail.errors import ModelError, TargetError
+from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph
 from dovetail.graph.simplify import simplify
@@ -21,13 +21,17 @@ from dovetail.graph.types import Array
 from dovetail.kernels import Optimize
 from dovetail.layout import Placed, choose_layouts
 from dovetail.operators.arithmetic import Rounding
-from dovetail.partition import Region, partition
+from dovetail.partition import Region
+from dovetail.pipeline import Pipeline, check_pipeline, pipelined
+from dovetail.place import Placing, first, one_by_one, place
 from dovetail.plan import Plan, plan
 from dovetail.plan.knobs import choose
 from dovetail.program.interpret import check_program
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.report.plan_file import PLAN, plan_text
 from dovetail.stripe import Striped, Striping, refuse
+from dovetail.target.cores import check_cores
 from dovetail.target.description import Target
 from dovetail.target.knobs import Choice
 
@@ -61,6 +65,10 @@ class Options:
     """What the code of the core is made for."""
     memory_budget: int | None = None
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    pipeline: bool = False
+    """Let each core work on an input of its own; without, the cores share every layer."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,10 @@ class Compiled:
     project: Project
     striped: Striped | None = None
     """What is computed in stripes to fit the memory budget; None where none was needed."""
+    pipeline: Pipeline | None = None
+    """The stages, of which `graph` is one step; None without."""
+    placing: Placing = field(default_factory=lambda: Placing(()))
+    """What there was to choose from, and how good the placement is."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -105,7 +117,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         of = identity(
             graph.name, model.read_bytes(), target.name, _policy(target, options).name, options.rounding.value
         )
-        choices = choices_for(options.tuning, of, partition(graph, target), target)
+        choices = choices_for(options.tuning, of, first(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices)
 
 
@@ -126,43 +138,101 @@ def compile_graph(
         graph: what `prepare` gives, or a part of it as a network of its own.
         target: the machine.
         options: its policy and rounding are only noted down; its tuning file is not read.
-        progress: told what is being done.
+        progress: told what is being done. choices: what is chosen for the knobs of regions, by region name.
         model: the file the graph comes from, for the description of the build; None where there is none.
-        choices: what is chosen for the knobs of regions, by region name.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
 
     Raises:
         DovetailError: as `compile_model`.
     """
+    graph, pipeline = _step(graph, target, options, interpret)
 
-    def attempt(chosen: Graph) -> tuple[Placed, Plan]:
+    def attempt(chosen: Graph) -> _Attempt:
         """The stages from the graph to the program."""
-        progress("partitioning")
-        regions = choose(partition(chosen, target), choices or {}, target)
-        progress("choosing layouts")
-        placed = choose_layouts(chosen, regions, target, near)
-        progress("planning tiles, order and addresses")
-        return placed, plan(placed, target, reserved(chosen, target), near)
+        cores = pipeline.cores if pipeline else None
+        return _attempted(chosen, target, options.pins, choices or {}, near, cores, progress)
 
-    placed, planned, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    made, striped = _within(graph, target, options.memory_budget, attempt, progress)
+    placed, planned = made.placed, made.plan
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:
         check_program(planned.program, target, graph if striped else placed.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, placed.regions, target, options.optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned, striped))
-    return Compiled(placed.graph, placed.regions, planned, unit, project, striped)
+    unit = make_unit(planned.program, placed.regions, target, options.optimize, pipeline.delay if pipeline else 0)
+    project = emit_project(unit, _manifest(model, target, options, made, striped, pipeline))
+    project = project.with_file(PLAN, plan_text(placed.graph, placed.regions, planned, target))
+    return Compiled(placed.graph, placed.regions, planned, unit, project, striped, pipeline, made.placing)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What the stages from a graph to its program give."""
+
+    placing: Placing
+    placed: Placed
+    plan: Plan
+
+
+def _attempted(
+    graph: Graph,
+    target: Target,
+    pins: Mapping[str, str],
+    choices: Mapping[str, Choice],
+    near: Collection[str],
+    cores: Mapping[str, int] | None,
+    progress: Progress,
+) -> _Attempt:
+    """Partition to plan; one layer after the other where memory does not hold what is to be computed at once."""
+    progress("partitioning")
+    regions = choose(first(graph, target), choices, target)
+    progress("placing")
+    placing = place(graph, regions, target, pins, choices.keys())
+    try:
+        return _planned(graph, target, placing, near, cores, progress)
+    except PlanError:
+        if all(region.slot is None for region in placing.regions):
+            raise
+    return _planned(graph, target, one_by_one(placing), near, cores, progress)
+
+
+def _planned(
+    graph: Graph,
+    target: Target,
+    placing: Placing,
+    near: Collection[str],
+    cores: Mapping[str, int] | None,
+    progress: Progress,
+) -> _Attempt:
+    """The stages behind placement."""
+    progress("choosing layouts")
+    placed = choose_layouts(graph, placing.regions, target, near)
+    progress("planning tiles, order and addresses")
+    return _Attempt(placing, placed, plan(placed, target, reserved(graph, target), near, cores))
+
+
+def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
+    """One step of a pipeline and its stages, compared with the network if `check`; the network where there is to be
+    none."""
+    check_cores(target)
+    if not options.pipeline:
+        return graph, None
+    if options.memory_budget is not None:
+        raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
+    found = pipelined(graph, target)
+    if check:
+        check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
+    return found.graph, found
 
 
 def _within(
     graph: Graph,
     target: Target,
     budget: int | None,
-    attempt: Callable[[Graph], tuple[Placed, Plan]],
+    attempt: Callable[[Graph], _Attempt],
     progress: Progress,
-) -> tuple[Placed, Plan, Striped | None]:
+) -> tuple[_Attempt, Striped | None]:
     """A plan whose activations take no more than a budget, if there is one, in stripes where they must.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
@@ -171,24 +241,27 @@ def _within(
         PlanError: there is none; says how far away it is.
     """
     if budget is None:
-        return (*attempt(graph), None)
+        return attempt(graph), None
     striping = Striping(graph, target)
-    placed, planned = attempt(graph)
-    best, found = (_peak(planned, target), striping.whole()), striping.within(budget)
+    made = attempt(graph)
+    best, found = (_peak(made.plan, target), striping.whole()), striping.within(budget)
     if best[0] <= budget:
-        return placed, planned, None
+        return made, None
     tries = 0
     while found is not None:
         progress(f"computing in stripes: {found.describe()}")
-        placed, planned = attempt(found.graph)
-        over = _peak(planned, target) - budget
+        made = attempt(found.graph)
+        over = _peak(made.plan, target) - budget
         if over <= 0:
-            return placed, planned, found
+            return made, found
         best = min(best, (budget + over, found), key=lambda known: known[0])
         tries += 1
         found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, over // 2)))
     smallest = striping.smallest()
-    peak = _peak(attempt(smallest.graph)[1], target)
+    made = attempt(smallest.graph)
+    peak = _peak(made.plan, target)
+    if peak <= budget:
+        return made, smallest
     raise refuse(budget, *min(best, (peak, smallest), key=lambda known: known[0]))
 
 
@@ -253,19 +326,24 @@ def _policy(target: Target, options: Options) -> Any:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants and code take, by the name of the memory."""
+    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
-    return {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    if target.workers:
+        stacks = sum(core.stack for core in target.cores)
+        found[target.values] = found.get(target.values, 0) + stacks
+    return found
 
 
 def _manifest(
     model: Path | None,
     target: Target,
     options: Options,
-    placed: Placed,
-    planned: Plan,
+    made: _Attempt,
     striped: Striped | None = None,
+    pipeline: Pipeline | None = None,
 ) -> dict[str, Any]:
+    placed, placing = made.placed, made.placing
     layers = [
         {
             "name": region.name,
@@ -282,8 +360,10 @@ def _manifest(
             "peak": placement.peak,
             "lower_bound": placement.lower_bound,
         }
-        for placement in planned.placements
+        for placement in made.plan.placements
     }
+    conversions, schedule = placed.conversions(), placing.schedule
+    placement = {"cycles": schedule.finish, "bound": placing.bound, "pins": dict(options.pins)} if schedule else {}
     return {
         "schema": 1,
         "model": placed.graph.name,
@@ -295,4 +375,16 @@ def _manifest(
         "memory": memory,
         "memory_budget": options.memory_budget,
         "stripes": striped.to_json() if striped else [],
+        **_several_cores(target, pipeline),
+        **({"conversions": [asdict(found) for found in conversions]} if conversions else {}),
+        **({"placement": placement} if placement else {}),
     }
+
+
+def _several_cores(target: Target, pipeline: Pipeline | None) -> dict[str, Any]:
+    """What the description of a build says of its cores; nothing where there is one."""
+    if not target.workers:
+        return {}
+    speeds = [core.speed for core in target.cores]
+    stages = {"delay": pipeline.delay, "pipeline": pipeline.to_json()} if pipeline else {}
+    return {"cores": len(speeds), "core_speeds": speeds, **stages}

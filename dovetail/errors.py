@@ -40,6 +40,10 @@ class PlanError(DovetailError):
     """A network or region that does not fit the memories of the target."""
 
 
+class PlaceError(DovetailError):
+    """A wish about where a layer is computed that cannot be kept."""
+
+
 class ProgramError(DovetailError):
     """A program that breaks one of its own rules (found by the verifier or the interpreter)."""
 

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BuildError, DovetailError
 from dovetail.graph.layout import from_notation, from_physical, to_physical
 from dovetail.graph.types import Array, DType
 from dovetail.kernels import Optimize
 from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
-from dovetail.target.description import Target
+from dovetail.target.cores import with_cores
+from dovetail.target.description import DeviceModel, Target
 from dovetail.targets import BUILT_IN, load_target
 
-SIMULATORS = ("iss", "host")
+SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
 
 _MOST_MANIFEST = 64 << 20
 _FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Signals of an engine in Verilog, written to a file."""
+
+    file: Path
+    """VCD, 10 ns a cycle."""
+    cycles: int = 10_000
+    """How many of the cycles in which it has work."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     try:
         manifest = json.loads(path.read_text())
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
+        cores = int(manifest["cores"]) if "cores" in manifest else None
+        int(manifest.get("delay", 0))
         if manifest["schema"] != 1:
             raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
@@ -76,42 +90,57 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         raise BuildError(
             f"{folder} was made for '{name}', the target of a file of your own", hint="give the file with --target"
         )
-    found = target or load_target(name)
+    found = with_cores(target or load_target(name), cores)
     if found.name != name:
         raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
     return Build(folder, manifest, found, optimize)
 
 
+def default_simulator(target: Target) -> str:
+    """The simulated chip, or where there is none, because the core is this computer, "host"."""
+    return "host" if instruction_set(target.core.isa).is_host else "iss"
+
+
 def run_build(
-    build: Build, simulator: str, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None
+    build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
+    waves: Waves | None = None,
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
-    keeps goes from one to the next.
+    keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
 
     Args:
         build: the project.
-        simulator: one of `SIMULATORS`.
+        simulator: one of `SIMULATORS`; None for `default_simulator`.
         inputs: arrays by input name, of exactly the model's shapes and types.
         cache: folder of compiled objects; None for the user's.
+        waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
 
     Raises:
         DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
     """
+    simulator = simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
-    if simulator == "iss":
-        simulation, sizes = _run_iss(build, sets, wanted, cache)
+    delay = int(build.manifest.get("delay", 0))
+    sets += sets[-1:] * delay
+    if waves is not None and simulator != "rtl":
+        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --sim rtl")
+    if simulator in ("iss", "rtl"):
+        devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
+        simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
     elif simulator == "host":
         simulation, sizes = _run_host(build, sets, wanted, cache), {}
     else:
         raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
+    simulation = replace(simulation, inferences=simulation.inferences[delay:])
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, simulator, outputs, simulation, sizes)
 
 
 def _run_iss(
-    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+    build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
+    cache: Path | None,
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.build.toolchain import compile_firmware, section_sizes
     from dovetail.simulate.architecture import core_costs
@@ -120,7 +149,11 @@ def _run_iss(
     from dovetail.simulate.protocol import SimulationSetup
 
     target = build.target
-    core_costs(target.core.isa, target.core.costs, target.name)
+    if instruction_set(target.core.isa).is_host:
+        what = f"the core of {target.name} is this computer, there is no chip to simulate"
+        raise DovetailError(what, hint="use --sim host")
+    for each in target.cores:
+        core_costs(each.isa, each.costs, target.name)
     elf = compile_firmware(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["target"]],
@@ -134,15 +167,45 @@ def _run_iss(
     )
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
-    setup = SimulationSetup(elf, memories, _devices(target), core.isa, core.costs, extension=core.extension)
+    setup = SimulationSetup(
+        elf, memories, tuple(devices), core.isa, core.costs, extension=core.extension,
+        workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
+    )  # fmt: skip
     with IssSession(setup) as session:
         result = session.run(list(inputs), dict(wanted))
     return result, section_sizes(elf)
 
 
-def _devices(target: Target) -> tuple[DeviceSpec, ...]:
-    models = [engine.device for engine in target.engines if engine.device]
-    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models]
+def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
+    """Engine -> its Verilog as a device, built."""
+    from dovetail.simulate.rtl_build import build_rtl
+    from dovetail.target.rtl import VERILATED, read_rtl
+
+    known = [(engine.name, model) for engine in target.engines for model in (engine.device, engine.rtl) if model]
+    models = {name: model for name, model in known if model.factory == VERILATED}
+    if not models:
+        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --sim iss")
+    written: dict[str, Any] = {}
+    if waves is not None:
+        if len(models) > 1:
+            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+        try:
+            waves.file.write_bytes(b"")
+        except OSError as error:
+            raise DovetailError(f"the waves cannot be written: {error}", hint="choose another file") from None
+        written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles}
+    found = {}
+    for name, model in models.items():
+        library = build_rtl(read_rtl(model.arguments["rtl"]), traced=waves is not None, cache=cache)
+        found[name] = replace(model, arguments={**model.arguments, "library": str(library), **written})
+    return found
+
+
+def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[DeviceSpec, ...]:
+    """Every engine's device, some by name in place of the target's own, and the DMA."""
+    engines = [engine for engine in target.engines if engine.device]
+    models = [instead.get(engine.name, engine.device) for engine in engines]
+    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
     if target.dma:
         arguments = {
             "name": target.dma.name,
@@ -161,6 +224,7 @@ def _run_host(
 
     engines = [engine for engine in build.target.engines if engine.device is None]
     software = {name: value for engine in engines for name, value in engine.defines.items()}
+    environment = {name: value for e in engines if e.environment for name, value in e.environment().items()}
     library = compile_host(
         build.folder,
         [Path(name) for name in build.manifest["sources"]["host"]],
@@ -168,8 +232,9 @@ def _run_host(
         include=[Path("src"), Path("runtime"), Path("driver")],
         flags=("-O2", *_FLAGS),
         cache=cache,
+        libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )
-    with HostSession(library, build.manifest["entry"]) as session:
+    with HostSession(library, build.manifest["entry"], environment=environment) as session:
         return session.run(list(inputs), dict(wanted))
 
 

@@ -21,6 +21,7 @@ SHARED = REPOSITORY.parent / "shared"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+from parallel_tables import diana_table, several_cores  # noqa: E402
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
@@ -293,9 +294,35 @@ def device_table() -> list[str]:
     return ["### NE16 device model", "", *table(header, rows)]
 
 
+def rtl_table() -> list[str]:
+    """The MAC array's Verilog beside its model: cycles, and how fast the simulation is."""
+    from rtl_networks import built, layer, million_cycles_per_second
+
+    rows = []
+    whole = prepare(model_file("ic_resnet8"), load_target("macarray"), Options())
+    for name, graph in (("ResNet8, second layer", layer(model_file("ic_resnet8"), 1)), ("ResNet8", whole)):
+        with tempfile.TemporaryDirectory() as folder:
+            build, given = built(graph, Path(folder) / "build"), sample_inputs(graph)
+            cycles, speeds = [], []
+            for simulator in ("iss", "rtl"):
+                result, expected = run_build(build, simulator, [given]), evaluate(graph, given)
+                if any(not np.array_equal(result.outputs[0][value], expected[value]) for value in graph.outputs):
+                    raise RuntimeError(f"{name} on {simulator}: the firmware differs from the integer graph")
+                cycles.append(result.simulation.inferences[0].total_cycles or 0)
+                speeds.append(million_cycles_per_second(build, graph, simulator, 100 if graph is not whole else 5))
+        difference = f"{100 * (cycles[1] - cycles[0]) / cycles[1]:+.2f} %"
+        rows.append([name, *cycles, difference, *(f"{speed:.1f}" for speed in speeds)])
+    header = ["network", "cycles, model", "cycles, Verilog", "difference", "M cycles/s, model", "M cycles/s, Verilog"]
+    note = "M cycles/s: simulated cycles, in millions, per second of processor time."
+    return ["### `--target macarray`: the engine's Python model and its Verilog", "", *table(header, rows), "", note]
+
+
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "cores": cores_table, "size": size_table, "budget": budget_table,
     "engine": engine_tables, "exact": exact_table, "vta": vta_table, "device": device_table,
+    "several": lambda: several_cores({name: model_file(network) for network, (name, _) in NETWORKS.items()}),
+    "diana": diana_table,
+    "rtl": rtl_table,
 }  # fmt: skip
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
+settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dovetail")
 
 
 def shared_dir() -> Path:

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from dovetail.compile import Compiled, Options, compile_graph, prepare
+from dovetail.emit.header import header_source
 from dovetail.emit.project import MANIFEST
-from dovetail.emit.source import constants_source, header_source, model_source
+from dovetail.emit.source import constants_source, model_source
 from dovetail.emit.write import write_files
 from dovetail.errors import DovetailError
 from dovetail.graph.types import Array
@@ -187,6 +188,8 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
     units = [made.unit for made in projects]
     functions = [kernel for unit in units for kernel in unit.kernels]
     parts = ['#include "batch.h"', '#include "dovetail_rt.h"', '#include "copy.h"' if _copies(projects) else ""]
+    workers = units[0].target.workers
+    parts += ['#include "cores.h"'] if workers else []
     parts.append(helper_source(dict.fromkeys(name for kernel in functions for name in kernel.helpers)))
     parts += dict.fromkeys(text for kernel in functions for text in kernel.declarations)
     for made in projects:
@@ -195,6 +198,7 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
         parts += dict.fromkeys(kernel.shared for kernel in made.unit.kernels)
         parts += [kernel.source for kernel in made.unit.kernels]
         layers = list(dict.fromkeys(region.name for region in made.regions))
+        layers += [f"{layer}_on_core{core}" for layer in layers for core in range(1, len(workers) + 1)]
         parts += [f"#define {layer} {made.unit.model}_{layer}_function" for layer in layers]
         parts.append(_without_includes(model_source(made.unit)))
         parts += [f"#undef {layer}" for layer in layers]

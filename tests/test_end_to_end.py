@@ -20,23 +20,19 @@ import numpy as np
 import pytest
 
 from dovetail.build.toolchain import find_compiler
-from dovetail.compile import CODE_RESERVE, Compiled, Options, _manifest, compile_model, prepare, sample_inputs
-from dovetail.emit import emit_project, make_unit, write_project
+from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
+from dovetail.emit import write_project
 from dovetail.errors import MissingExtraError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, evaluate
 from dovetail.graph.simplify import simplify
 from dovetail.graph.types import Array
 from dovetail.kernels import Optimize
-from dovetail.layout import choose_layouts
 from dovetail.operators.activation import FixedSoftmax
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Transpose
 from dovetail.operators.quantization import Dequantize
 from dovetail.partition import partition
-from dovetail.plan import plan
-from dovetail.program.interpret import check_program
-from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.targets import load_target
@@ -81,19 +77,11 @@ def compile_with_logits(
     model: Path, target_name: str, policy: str | None, optimize: Optimize = Optimize.SPEED
 ) -> Compiled:
     """What `compile_model` does, for a graph that also gives the logits."""
-    target, options = load_target(target_name), Options(policy)
+    target, options = load_target(target_name), Options(policy, optimize=optimize)
     graph = integer_graph(model)
     for rewrite in target.policy(policy).rewrites:
         graph = rewrite.apply(graph)
-    regions = partition(graph, target)
-    constants = sum(array.nbytes for array in graph.constants.values())
-    placed = choose_layouts(graph, regions, target)
-    planned = plan(placed, target, {target.code: constants + CODE_RESERVE})
-    verify(planned.program, target)
-    check_program(planned.program, target, graph, sample_inputs(graph))
-    unit = make_unit(planned.program, regions, target, optimize)
-    project = emit_project(unit, _manifest(model, target, options, placed, planned))
-    return Compiled(graph, regions, planned, unit, project)
+    return compile_graph(graph, target, options, model=model)
 
 
 def run(compiled: Compiled, folder: Path, inputs: list[dict[str, Array]], simulator: str = "iss") -> RunResult:

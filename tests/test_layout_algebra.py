@@ -31,16 +31,20 @@ CHANNELS = blocked((0, 3, 1, 2), 3, 16)
 
 @st.composite
 def layouts(draw: st.DrawFn, rank: int | None = None) -> Layout:
-    """Any layout of up to four axes, each in up to three steps."""
+    """Any layout of up to four axes, each in up to three steps, some within blocks counting down."""
     rank = rank or draw(st.integers(1, 4))
-    dims = []
+    dims: list[tuple[int, int]] = []
+    within: list[tuple[int, int]] = []
     for axis in range(rank):
         step = 1
         dims.append((axis, step))
         for factor in draw(st.lists(st.integers(2, 4), max_size=2)):
+            within.append((axis, step))
             step *= factor
             dims.append((axis, step))
-    return Layout(tuple(draw(st.permutations(dims))))
+    down = [dimension for dimension in within if draw(st.booleans())]
+    order = draw(st.permutations(dims))
+    return Layout(tuple(order), tuple(dimension for dimension in order if dimension in down))
 
 
 @st.composite
@@ -55,8 +59,8 @@ def place(layout: Layout, shape: Shape, index: Shape) -> int:
     offset = 0
     for size, (axis, step) in zip(physical_shape(layout, shape), layout.dims, strict=True):
         coarser = min((other for a, other in layout.dims if a == axis and other > step), default=None)
-        number = index[axis] // step
-        offset = offset * size + (number if coarser is None else number % (coarser // step))
+        number = index[axis] // step if coarser is None else index[axis] // step % (coarser // step)
+        offset = offset * size + (size - 1 - number if (axis, step) in layout.backwards else number)
     return offset
 
 
@@ -89,7 +93,9 @@ def test_notation_of_people() -> None:
     assert CHANNELS.dims == ((0, 1), (3, 16), (1, 1), (2, 1), (3, 1))
     assert str(row_major(4)) == "N H W C" and row_major(4).is_row_major
     assert from_notation("N C/16 H 4c/4 W 4c").dims == ((0, 1), (3, 16), (1, 1), (3, 4), (2, 1), (3, 1))
-    for text in ("", "N H W", "N C/16 H W 8c", "N C/16 H W", "Q W H C", "N-H"):
+    words = from_notation("N C H W/16 4w/4 -4w")
+    assert words == Layout(((0, 1), (3, 1), (1, 1), (2, 16), (2, 4), (2, 1)), backwards=((2, 1),))
+    for text in ("", "-N C H W", "N H W", "N C/16 H W 8c", "N C/16 H W", "Q W H C", "N-H"):
         with pytest.raises(ValueError):
             from_notation(text)
 
@@ -100,6 +106,22 @@ def test_notation_of_people() -> None:
 def test_no_layout(dims: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match=r"axes|steps"):
         Layout(dims)
+
+
+def test_only_what_lies_within_a_block_counts_down() -> None:
+    for dimension in ((0, 4), (0, 2), (1, 1)):
+        with pytest.raises(ValueError, match="not within a block"):
+            Layout(((0, 4), (0, 1)), (dimension,))
+
+
+def test_bytes_swapped_in_words() -> None:
+    """Rows of 5 pixels, padded to 8: each word of four the other way round."""
+    layout = from_notation("N C H W/4 -4w")
+    array = np.arange(1, 11, dtype=np.int8).reshape(1, 2, 5, 1)
+    assert to_physical(array, layout).reshape(-1).tolist() == [4, 3, 2, 1, 0, 0, 0, 5, 9, 8, 7, 6, 0, 0, 0, 10]
+    copies = transfers(Copy(0, dense_view("a", TensorType((1, 32, 32, 3), DType.INT8)),
+                            dense_view("b", TensorType((1, 32, 32, 3), DType.INT8), 0, layout)))  # fmt: skip
+    assert [(t.planes, t.rows, t.row_bytes) for t in copies] == [(3, 256, 1)] * 4, "one for each place in a word"
 
 
 def test_a_layout_of_another_rank() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dovetail.calibrate.layers import LayerSettings, choose_weights
 from dovetail.calibrate.ranges import BINS, Histogram, Method, Steps, choose, percentile, spanning
 from dovetail.calibrate.rounding import Evidence, adapt_rounding, gather, loss
-from dovetail.calibrate.weights import nearest
+from dovetail.calibrate.weights import WIDTHS, Form, nearest
 from dovetail.graph.types import Array, DType
 from dovetail.operators.linear import FullyConnected
 
@@ -100,12 +100,12 @@ def test_entropy_is_close_to_the_least_divergence_of_all_ranges() -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_nearest_weights_keep_their_type_and_are_the_nearest(bits: int) -> None:
     weights = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
-    found = nearest(FullyConnected(), weights, bits, per_channel=True)
+    found = nearest(FullyConnected(), weights, Form(WIDTHS[bits]), per_channel=True)
     dtype = found.dtype
     assert found.integers.min() >= (-127 if bits == 8 else dtype.low) and found.integers.max() <= dtype.high
     inside = np.abs(weights / found.scale[:, None]) <= dtype.high
     assert np.abs(found.real - weights)[inside].max() <= found.scale.max() * 0.5001
-    assert nearest(FullyConnected(), weights, bits, per_channel=False).scale.shape == (1,)
+    assert nearest(FullyConnected(), weights, Form(WIDTHS[bits]), per_channel=False).scale.shape == (1,)
 
 
 def test_adaptive_rounding_comes_near_what_trying_all_integers_finds() -> None:
@@ -115,7 +115,7 @@ def test_adaptive_rounding_comes_near_what_trying_all_integers_finds() -> None:
         x = generator.standard_normal((1, 200, 4)) @ generator.standard_normal((4, 4))
         weights = generator.standard_normal((1, 3, 4))
         evidence = gather(x, x @ weights.transpose(0, 2, 1), weights)
-        steps, scale = adapt_rounding(evidence, weights, DType.INT2, per_channel=True)
+        steps, scale = adapt_rounding(evidence, weights, Form(DType.INT2), per_channel=True)
         constant = np.einsum("gpk,gpk->gp", weights @ evidence.products, weights)
         every = np.array(list(itertools.product(range(-2, 2), repeat=4)), np.float64)
         rounded = np.clip(np.rint(weights / scale[..., None]), -2, 1)

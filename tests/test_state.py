@@ -26,7 +26,7 @@ from dovetail.program.verify import verify as verify_program
 from dovetail.quantize import quantize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tune.measure import simulated_cycles
+from dovetail.tune.measure import measured
 
 RANDOM = np.random.default_rng(4)
 FRAME = TensorType((1, 1, 4, 3), DType.INT8)
@@ -126,7 +126,7 @@ def test_onnx_runtime_begins_with_their_first_contents(ring: Graph, tmp_path: Pa
 
 
 def test_the_tuner_measures_a_network_with_states(ring: Graph) -> None:
-    assert simulated_cycles(ring, load_target("riscv"), None, {}) > 0  # outputs of the first inference are compared
+    assert measured(ring, load_target("riscv"), None, {}) > 0  # outputs of the first inference are compared
 
 
 def test_they_share_memory_with_nothing(ring: Graph) -> None:

@@ -15,7 +15,7 @@ from dovetail.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 
 _LEAST_SCALE = 16
-"""A smaller scale would be wrong by more than 1 part in 32; such a layer is left to the core."""
+"""A smaller scale would be wrong by more than 1 part in 32, if it is not exact; such a layer is left to the core."""
 
 Linear = (Conv2d, DepthwiseConv2d, FullyConnected)
 
@@ -75,7 +75,8 @@ def scale_and_shift(
             scale = int(np.rint(factor * 2.0**shift))
             if scale >= 1 << limits.scale_bits:
                 continue
-            if scale < _LEAST_SCALE and reach[channel] * factor >= 0.5:
+            inexact = scale < _LEAST_SCALE and scale != factor * 2.0**shift
+            if inexact and reach[channel] * factor >= 0.5:
                 break
             exact = int(np.rint(bias[channel] * factor * 2.0**shift))
             offset = int(correction[channel]) * scale + exact + (zero_point << shift) + ((1 << shift) >> 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,25 +26,12 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
-        scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
-        added = draft.made_by(scaled.inputs[0], Add) if scaled is not None else None
-        if scaled is None or added is None or max(draft.users(scaled.output), draft.users(added.output)) > 1:
+        total = sum_of_two(draft, node, limits.activations)
+        if total is None:
             return None
-        outer = scaled.operator
-        assert isinstance(outer, Requantize)
-        sides = [draft.made_by(value, Requantize) for value in added.inputs]
-        if any(side is None or draft.types[side.inputs[0]].dtype is not limits.activations for side in sides):
-            return None
-        left, right = (side for side in sides if side is not None)
-        kind = draft.types[left.inputs[0]]
-        if kind != draft.types[right.inputs[0]] or len(kind.shape) != 4 or left.inputs[0] == right.inputs[0]:
-            return None
-        factors = [_factor(draft, side) * _factor(draft, scaled) for side in (left, right)]
-        if any(factor <= 0 for factor in factors):
-            return None
+        factors, zeros = total.factors, total.zeros
         weights = _weights(factors[0], factors[1])
-        zeros = [side.operator.input_zero_point for side in (left, right) if isinstance(side.operator, Requantize)]
-        channels = kind.shape[3]
+        channels = draft.types[node.output].shape[3]
         every = np.ones(channels)
         found = scale_and_shift(
             every * (max(factors) / max(weights)),
@@ -51,20 +39,55 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
             every * -(weights[0] * zeros[0] + weights[1] * zeros[1]),
             every * limits.activations.low * sum(weights),
             every * limits.activations.high * sum(weights),
-            outer.output_zero_point,
+            total.zero,
             limits,
         )
         if found is None:
             return None
-        both = draft.add(Concat(3), [left.inputs[0], right.inputs[0]], node)
+        both = draft.add(Concat(3), total.operands, node)
         diagonal = np.concatenate([np.eye(channels) * weights[0], np.eye(channels) * weights[1]], axis=1)
         table = diagonal.astype(np.int8).reshape(channels, 1, 1, 2 * channels)
         accumulator = draft.add(Conv2d(), [both, draft.constant(table, DType.INT8, node.output)], node)
         names = [draft.constant(array, DType.INT32, node.output) for array in found]
-        shifted = draft.add(ScaleShift(), [accumulator, *names], scaled, f"{node.output}_by_engine")
+        shifted = draft.add(ScaleShift(), [accumulator, *names], node, f"{node.output}_by_engine")
         return draft.add(node.operator, [shifted], node)
 
     return lambda graph: run(graph, [rule])
+
+
+@dataclass(frozen=True)
+class Sum:
+    """clip(requantize(add(requantize(a), requantize(b)))) of two different 8-bit images of one type."""
+
+    operands: tuple[str, str]
+    factors: tuple[float, float]
+    """What each operand is multiplied with on its way to the result, greater than 0."""
+    zeros: tuple[int, int]
+    """Zero points of the operands."""
+    zero: int
+    """Of the result."""
+
+
+def sum_of_two(draft: Draft, node: Node, activations: DType) -> Sum | None:
+    """The sum that ends in `node`, of operands of a type; None where there is none or something else reads a part."""
+    scaled = draft.made_by(node.inputs[0], Requantize) if isinstance(node.operator, Clip) else None
+    added = draft.made_by(scaled.inputs[0], Add) if scaled is not None else None
+    if scaled is None or added is None or max(draft.users(scaled.output), draft.users(added.output)) > 1:
+        return None
+    sides = [draft.made_by(value, Requantize) for value in added.inputs]
+    if any(side is None or draft.types[side.inputs[0]].dtype is not activations for side in sides):
+        return None
+    left, right = (side for side in sides if side is not None)
+    kind = draft.types[left.inputs[0]]
+    if kind != draft.types[right.inputs[0]] or len(kind.shape) != 4 or left.inputs[0] == right.inputs[0]:
+        return None
+    factors = tuple(_factor(draft, side) * _factor(draft, scaled) for side in (left, right))
+    if min(factors) <= 0:
+        return None
+    zeros = [part.operator for part in (left, right, scaled)]
+    first, second, last = (operator for operator in zeros if isinstance(operator, Requantize))
+    return Sum((left.inputs[0], right.inputs[0]), (factors[0], factors[1]),
+               (first.input_zero_point, second.input_zero_point), last.output_zero_point)  # fmt: skip
 
 
 def _factor(draft: Draft, node: Node) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,7 @@ def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[Segment]
         return int(file["e_entry"]), loaded
 
 
-def describe_address(address: int, table: dict[str, Symbol]) -> str:
+def describe_address(address: int, table: Mapping[str, Symbol]) -> str:
     """Return "symbol+0x12" for an address inside a symbol of `table` (as `symbols` sorts it), else the number.
 
     A symbol of unknown size reaches up to the next one; functions are preferred to labels at one address.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dovetail.errors import BuildError
 
-Family = Literal["riscv", "arm"]
+Family = Literal["riscv", "arm", "host"]
 """What simulator and start-up code tell apart."""
 
 
@@ -21,7 +21,8 @@ class InstructionSet:
 
     Attributes:
         name: as `Core.isa` says it, e.g. "rv32imc" or "cortex-m4".
-        family: "riscv", or "arm" for the Thumb-2 cores of the M profile.
+        family: "riscv", "arm" for the Thumb-2 cores of the M profile, or "host" for this computer, which is compiled
+            for without flags, start-up code and linker script.
         zig: flags that make zig compile and link for it. gcc: the same for a cross GCC.
         gcc_command: the cross GCC's usual name.
         start: its start-up code in emit/runtime. entry: the symbol the start-up code begins at.
@@ -41,6 +42,11 @@ class InstructionSet:
     discarded: str
     accumulators: int
 
+    @property
+    def is_host(self) -> bool:
+        """True for this computer: programs for it are no firmware."""
+        return self.family == "host"
+
 
 _CORTEX_M = {"cortex-m4": "cortex_m4", "cortex-m7": "cortex_m7", "cortex-m33": "cortex_m33+dsp"}
 """GCC's names and zig's, which leaves DSP instructions out of the Cortex-M33 unless they are asked for."""
@@ -56,6 +62,8 @@ def instruction_set(isa: str) -> InstructionSet:
         return _riscv(isa)
     if isa in _CORTEX_M:
         return _cortex_m(isa)
+    if isa == "host":
+        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
     raise BuildError(f"there is no compiler for the instruction set '{isa}'",
                      hint=f"use 'host', e.g. 'rv32imc', or one of {', '.join(_CORTEX_M)}")
 

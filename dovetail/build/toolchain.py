@@ -160,18 +160,43 @@ def compile_firmware(
     link = (*machine, *(() if compiler_runtime else ("-nostdlib",)), "-static", "-Wl,--gc-sections",
             f"-Wl,--entry={instruction_set(isa).entry}", "-T")  # zig's own entry would win over the script's
     runtime = ("-lgcc",) if compiler.kind == "gcc" else ()
-    return _link(job, objects, (*link, str(script)), runtime, _digest(script.read_bytes()), out, ".elf")
+    return _link(job, objects, (*link, str(script)), runtime, digest(script.read_bytes()), out, ".elf")
 
 
 def compile_host(
     project_dir: Path, sources: Sequence[Path], *, out: Path | None = None, defines: Defines | None = None,
     include: Sequence[Path] = (), flags: Sequence[str] = ("-O2",), compiler: Compiler | None = None,
-    cache: Path | None = None,
+    cache: Path | None = None, libraries: Sequence[str] = (),
 ) -> Path:
-    """Compile C for this computer into a shared library; arguments, result and errors as `compile_firmware`."""
+    """Compile C for this computer into a shared library, linked with `libraries` ("-ldl"); other arguments, result and
+    errors as `compile_firmware`."""
     compiler = compiler or find_compiler("host")
     job = _job(compiler, project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
-    return _link(job, _compile_all(job, sources), ("-shared",), (), "", out, ".so")
+    return _link(job, _compile_all(job, sources), ("-shared",), libraries, "", out, ".so")
+
+
+def cpp_compiler() -> Compiler:
+    """The C++ compiler for this computer, else zig's; raises BuildError when there is neither."""
+    for name in ("c++", "g++", "clang++"):
+        if found := shutil.which(name):
+            return Compiler((found,), "cc", _version(found, "--version"))
+    if zig := _zig():
+        return Compiler((zig, "c++"), "zig", f"zig {_version(zig, 'version')}")
+    raise BuildError("no C++ compiler for this computer was found (looked for c++, g++, clang++ and ziglang)",
+                     hint="pip install ziglang, or install one, e.g. the package 'g++'")
+
+
+def compile_cpp(
+    directory: Path, sources: Sequence[Path], *, include: Sequence[Path] = (), flags: Sequence[str] = (),
+    cache: Path | None = None,
+) -> list[Path]:
+    """Compile C++ for this computer into objects for `link_shared`; arguments and errors as `compile_firmware`."""
+    return _compile_all(_job(cpp_compiler(), directory, ("-fPIC", "-std=c++17", *flags), include, None, cache), sources)
+
+
+def link_shared(directory: Path, objects: Sequence[Path], out: Path) -> Path:
+    """Link what `compile_cpp` gave to a shared library beside its objects; errors as `compile_firmware`."""
+    return _link(_job(cpp_compiler(), directory, (), (), None, out.parent), objects, ("-shared",), (), "", out, ".so")
 
 
 def _machine_flags(compiler: Compiler, isa: str) -> tuple[str, ...]:
@@ -189,7 +214,7 @@ def _job(compiler: Compiler, directory: Path, flags: Sequence[str], include: Seq
     folders = [directory, *(directory / folder for folder in include)]
     inputs = [(path.relative_to(folder).as_posix(), path) for folder in folders
               for path in sorted(folder.rglob("*")) if path.suffix in _INPUTS]
-    headers = _digest(*(part for name, path in inputs for part in (name.encode(), path.read_bytes())))
+    headers = digest(*(part for name, path in inputs for part in (name.encode(), path.read_bytes())))
     search = [f"-I{folder}" for folder in folders]
     cache = (cache or default_cache()).resolve()
     try:
@@ -215,7 +240,7 @@ def _compile(job: _Job, source: Path) -> Path:
     # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
     named = [flag for flag in flags if not flag.startswith("-I")]
     content = (job.directory / source).read_bytes()
-    key = _digest(job.compiler.version.encode(), "\0".join(named).encode(), source.suffix.encode(), content,
+    key = digest(job.compiler.version.encode(), "\0".join(named).encode(), source.suffix.encode(), content,
                   job.headers.encode())
     made = job.cache / f"{key}.o"
     if not made.exists():
@@ -226,7 +251,7 @@ def _compile(job: _Job, source: Path) -> Path:
 def _link(job: _Job, objects: Sequence[Path], flags: Sequence[str], last: Sequence[str], script: str,
           out: Path | None, suffix: str) -> Path:
     named = [flag for flag in flags if not os.path.isabs(flag)]
-    key = _digest(job.compiler.version.encode(), "\0".join((*named, *last)).encode(), script.encode(),
+    key = digest(job.compiler.version.encode(), "\0".join((*named, *last)).encode(), script.encode(),
                   *(path.stem.encode() for path in objects))
     made = job.cache / f"{key}{suffix}"
     if not made.exists():
@@ -279,7 +304,8 @@ def compiler_error(output: str, code: int) -> BuildError:
     return BuildError(rest)
 
 
-def _digest(*parts: bytes) -> str:
+def digest(*parts: bytes) -> str:
+    """A content address."""
     state = hashlib.sha256()
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))

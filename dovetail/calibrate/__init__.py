@@ -3,7 +3,7 @@
 `quantise_network` is the table of contents. The result is in QDQ form, which the quantize stage takes.
 """
 
-from dovetail.calibrate.calibration import Settings
+from dovetail.calibrate.calibration import Settings, named_widths
 from dovetail.calibrate.data import Preprocessing, Samples, read_samples
 from dovetail.calibrate.prepare import prepare
 from dovetail.calibrate.quantiser import Quantised, quantise_network
@@ -15,6 +15,7 @@ __all__ = [
     "Quantised",
     "Samples",
     "Settings",
+    "named_widths",
     "prepare",
     "quantise_network",
     "read_samples",

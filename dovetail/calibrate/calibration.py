@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from dovetail.calibrate.budget import Budget
 from dovetail.calibrate.equalise import equalise
@@ -11,7 +12,8 @@ from dovetail.calibrate.layers import Layers, LayerSettings, fit_layers, weighte
 from dovetail.calibrate.observe import observe
 from dovetail.calibrate.points import fixed_ranges, quantised_values, shared
 from dovetail.calibrate.ranges import Histogram, Method, Steps, choose, spanning
-from dovetail.errors import TargetError
+from dovetail.calibrate.shiftable import operands_of, shiftable
+from dovetail.errors import DovetailError, TargetError
 from dovetail.graph.graph import Graph
 from dovetail.graph.types import Array, DType
 from dovetail.target.description import Quantisation, Target
@@ -80,7 +82,11 @@ def calibrate(
     seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
     report("choosing ranges")
     symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
-    return Calibrated(graph, _steps(graph, points, seen, wanted.activations, settings.method, symmetric), factors)
+    steps = _steps(graph, points, seen, wanted.activations, settings.method, symmetric)
+    if wanted.shifts:
+        narrow = [name for name, bits in settings.widths.items() if bits == 2] if wanted.operand_bits < 8 else []
+        steps = shiftable(graph, steps, {name: 8 - wanted.operand_bits for name in operands_of(graph, narrow)})
+    return Calibrated(graph, steps, factors)
 
 
 def _steps(
@@ -107,13 +113,41 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
     """The width of every layer's weights.
 
     Raises:
-        TargetError: the target does not take a width.
+        TargetError: the target does not take a width, or asks for it before ranges are chosen.
     """
+    wanted = target.quantisation
+    if wanted.operand_bits < 8 and 2 in wanted.weight_bits and (settings.budget is not None or settings.bits == 2):
+        what = f"{target.name} keeps the operands of layers with 2-bit weights within {wanted.operand_bits} bits"
+        raise TargetError(f"{what}: such layers are named, not searched for", hint="for instance --width 'conv2*=int2'")
     found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
     for width in sorted(set(found.values())):
         if width not in target.quantisation.weight_bits:
             known = ", ".join(map(str, target.quantisation.weight_bits))
             raise TargetError(f"{target.name} takes weights of {known} bits, not of {width}")
+    return found
+
+
+def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
+    """The widths of single layers.
+
+    Args:
+        graph: what `prepare` gave.
+        texts: "pattern=int2" each; patterns are those of file names, for a layer's name or operator in the model.
+
+    Raises:
+        DovetailError: one says no width, or fits no layer; names the layers.
+    """
+    layers = weighted_layers(graph)
+    found: dict[str, int] = {}
+    for text in texts:
+        pattern, _, width = text.rpartition("=")
+        if not pattern or width not in ("int8", "int4", "int2"):
+            raise DovetailError(f"'{text}' does not say a width", hint="for instance 'conv2*=int2'; int8, int4 or int2")
+        named = [n.output for n in layers if fnmatchcase(n.output, pattern) or fnmatchcase(n.origin, pattern)]
+        if not named:
+            known = ", ".join(node.output for node in layers)
+            raise DovetailError(f"no layer with weights is named '{pattern}'", hint=f"the layers are {known}")
+        found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
     return found
 
 
@@ -126,6 +160,13 @@ def choose_layers(
     report: Report = lambda text: None,
 ) -> Layers:
     """Weights and biases of these widths."""
-    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
-    how = LayerSettings(allowed, settings.adaptive, settings.correct_bias)
+    how = layer_settings(wanted, settings)
     return fit_layers(calibrated.graph, data, calibrated.activations, widths, how, report)
+
+
+def layer_settings(wanted: Quantisation, settings: Settings) -> LayerSettings:
+    """How weights are chosen: what the user wants, within what the target takes."""
+    allowed = wanted.per_channel if settings.per_channel is None else settings.per_channel and wanted.per_channel
+    return LayerSettings(
+        allowed, settings.adaptive, settings.correct_bias, ternary=wanted.ternary, powers_of_two=wanted.shifts
+    )

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from dovetail.calibrate.execute import Values, columns, compute, sampled
 from dovetail.calibrate.prepare import LINEAR, Linear, output_axis
+from dovetail.calibrate.qdq import steps_of
 from dovetail.calibrate.ranges import Steps
 from dovetail.calibrate.rounding import adapt_rounding, gather
-from dovetail.calibrate.weights import WIDTHS, Weights, nearest
+from dovetail.calibrate.weights import WIDTHS, Form, Weights, nearest
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.types import Array
 from dovetail.operators.linear import DepthwiseConv2d, FullyConnected
@@ -38,6 +40,12 @@ class LayerSettings:
     """Take the mean error of each channel off its bias."""
     seed: int = 0
     """Of the choice of sums."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    powers_of_two: bool = False
+    """Scales of weights are powers of two."""
+    largest: float = inf
+    """Scale of narrow weights that are powers of two."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ class _Walk:
             self.coded[node.inputs[0]],
             wanted_sums(self.graph, node, self.real[node.output], self.settings),
             self.bits[node.output],
-            self.settings,
+            replace(self.settings, largest=self._largest_scale(node)),
         )
         plain = replace(node, inputs=(node.inputs[0], node.inputs[1]))
         graph = replace(self.graph, constants={node.inputs[1]: found.real})
@@ -146,6 +154,15 @@ class _Walk:
         if bias is not None or before.any():
             self.biases[node.output] = before
         return np.asarray(sums + before, np.float32)
+
+
+    def _largest_scale(self, node: Node) -> float:
+        """The scale of weights with which the sums have the steps of the result: with more, they would be raised."""
+        source, result = steps_of(self.graph, self.activations, node.inputs[0]), self.activations.get(node.output)
+        readers = [reader for reader in self.graph.nodes if node.output in reader.inputs]
+        if result is None and len(readers) == 1:  # a limit that is applied to it
+            result = self.activations.get(readers[0].output)
+        return result.scale / source.scale if source is not None and result is not None else inf
 
 
 def rounded32(array: Array, steps: Steps) -> Array:
@@ -173,18 +190,19 @@ def choose_weights(operator: Linear, weights: Array, x: Array, y: Array, bits: i
         bits: 2, 4 or 8.
         settings: how.
     """
+    form = Form(WIDTHS[bits], settings.ternary, settings.powers_of_two, settings.largest)
     if bits == 8 or not settings.adaptive:
-        return nearest(operator, weights, bits, settings.per_channel)
+        return nearest(operator, weights, form, settings.per_channel)
     rows, sums, matrix = _problem(operator, weights, x, y, settings.seed)
-    dtype = WIDTHS[bits]
     evidence = gather(rows, sums, matrix, settings.correct_bias)
-    steps, scale = adapt_rounding(evidence, matrix, dtype, settings.per_channel)
+    steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
     if isinstance(operator, DepthwiseConv2d):
         shaped = steps.reshape(weights.shape[3], *weights.shape[1:3], 1).transpose(3, 1, 2, 0)
     else:
         shaped = steps.reshape(weights.shape)
     flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
-    return Weights(np.ascontiguousarray(shaped).astype(np.int8), flat.astype(np.float32), dtype, output_axis(operator))
+    integers = np.ascontiguousarray(shaped).astype(np.int8)
+    return Weights(integers, flat.astype(np.float32), form.dtype, output_axis(operator))
 
 
 def _problem(operator: Linear, weights: Array, x: Array, y: Array, seed: int) -> tuple[Array, Array, Array]:

@@ -21,10 +21,10 @@ from dovetail.calibrate.budget import (
     top1,
     within,
 )
-from dovetail.calibrate.calibration import Calibrated, Settings, choose_layers
+from dovetail.calibrate.calibration import Calibrated, Settings, choose_layers, layer_settings
 from dovetail.calibrate.costs import simulate
 from dovetail.calibrate.data import Samples
-from dovetail.calibrate.layers import LayerSettings, weighted_layers
+from dovetail.calibrate.layers import weighted_layers
 from dovetail.calibrate.qdq import Scheme, qdq_graph
 from dovetail.errors import DovetailError
 from dovetail.graph.types import Array
@@ -76,7 +76,7 @@ def search(
         DovetailError: no choice keeps the budget.
     """
     widths = target.quantisation.weight_bits
-    how = LayerSettings(target.quantisation.per_channel, settings.adaptive, settings.correct_bias)
+    how = layer_settings(target.quantisation, settings)
     noise = sensitivities(calibrated.graph, data, widths, how, report)
     names = [node.output for node in weighted_layers(calibrated.graph)]
     costs, base, unit = byte_costs(calibrated.graph, widths), 0.0, "bytes"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.calibrate.weights import SHARES, lowest
-from dovetail.graph.types import Array, DType
+from dovetail.calibrate.weights import SHARES, Form
+from dovetail.graph.types import Array
 
 SWEEPS = 12
 """Most passes over all weights of a layer."""
@@ -60,24 +60,24 @@ def loss(evidence: Evidence, steps: Array, scale: Array) -> Array:
     return np.asarray(np.einsum("gpk,gpk->gp", real @ evidence.products - 2 * evidence.wanted, real))
 
 
-def adapt_rounding(evidence: Evidence, weights: Array, dtype: DType, per_channel: bool) -> tuple[Array, Array]:
+def adapt_rounding(evidence: Evidence, weights: Array, form: Form, per_channel: bool) -> tuple[Array, Array]:
     """Integers [G, P, K] and scales [G, P] (all equal unless per channel) of little square error."""
-    scale = _first_scale(evidence, weights, dtype, per_channel)
-    steps = np.clip(np.rint(weights / scale[..., None]), lowest(dtype), dtype.high)
+    scale = _first_scale(evidence, weights, form, per_channel)
+    steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
     groups, rows, depth = weights.shape
     sweeps = int(max(2, min(SWEEPS, MOST_WORK / (groups * rows * depth * depth))))
-    for start in (steps, _feed_errors_on(evidence, weights, scale, dtype)):
-        found = _descend(evidence, start, scale, dtype, sweeps)
+    for start in (steps, _feed_errors_on(evidence, weights, scale, form)):
+        found = _descend(evidence, start, scale, form, sweeps)
         better = loss(evidence, found, scale) < loss(evidence, steps, scale)
         steps = np.where(better[..., None], found, steps)
-    fitted = _fit_scale(evidence, steps, scale, per_channel)
-    again = _descend(evidence, steps, fitted, dtype, sweeps)
+    fitted = form.nearest_scale(_fit_scale(evidence, steps, scale, per_channel))
+    again = _descend(evidence, steps, fitted, form, sweeps)
     if loss(evidence, again, fitted).sum() < loss(evidence, steps, scale).sum():
         return again, fitted
     return steps, scale
 
 
-def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, dtype: DType) -> Array:
+def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, form: Form) -> Array:
     """Round one weight after the other while those still to come make up for its error.
 
     The rule of optimal brain surgeon, as GPTQ (arXiv:2210.17323) applies it to a whole layer: with the inverse
@@ -87,33 +87,33 @@ def _feed_errors_on(evidence: Evidence, weights: Array, scale: Array, dtype: DTy
     inverse = np.linalg.inv(evidence.products)
     steps = np.zeros_like(weights)
     for k in range(weights.shape[2]):
-        steps[..., k] = np.clip(np.rint(optimum[..., k] / scale), lowest(dtype), dtype.high)
+        steps[..., k] = np.clip(np.rint(optimum[..., k] / scale), form.low, form.dtype.high)
         error = (optimum[..., k] - steps[..., k] * scale) / inverse[:, None, k, k]
         optimum[..., k:] -= error[..., None] * inverse[:, None, k, k:]
         inverse = inverse - inverse[:, :, k, None] * inverse[:, None, k] / inverse[:, k, k, None, None]
     return steps
 
 
-def _first_scale(evidence: Evidence, weights: Array, dtype: DType, per_channel: bool) -> Array:
+def _first_scale(evidence: Evidence, weights: Array, form: Form, per_channel: bool) -> Array:
     """The share of the largest weight with which nearest rounding does best."""
     peak = np.maximum(np.abs(weights).max(axis=2), 2.0**-40)
     peak = peak if per_channel else np.full_like(peak, peak.max())
     best = least = np.full(peak.shape, np.inf)
     for share in SHARES:
-        scale = share * peak / (dtype.high + 0.5)
-        steps = np.clip(np.rint(weights / scale[..., None]), lowest(dtype), dtype.high)
+        scale = form.nearest_scale(share * peak / (form.dtype.high + 0.5))
+        steps = np.clip(np.rint(weights / scale[..., None]), form.low, form.dtype.high)
         error = loss(evidence, steps, scale)
         error = error if per_channel else np.full_like(error, error.sum())
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return best
 
 
-def _descend(evidence: Evidence, steps: Array, scale: Array, dtype: DType, sweeps: int) -> Array:
+def _descend(evidence: Evidence, steps: Array, scale: Array, form: Form, sweeps: int) -> Array:
     """Each weight in turn to its best integer while the others stay, until none moves."""
     steps = steps.copy()
     products = evidence.products
     slope = (steps * scale[..., None]) @ products - evidence.wanted
-    low, high = lowest(dtype), dtype.high
+    low, high = form.low, form.dtype.high
     for _ in range(sweeps):
         moved = False
         for k in range(steps.shape[2]):

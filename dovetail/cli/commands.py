@@ -14,6 +14,8 @@ from dovetail.errors import BuildError, ModelError
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.partition import Region
+    from dovetail.place import Placing
+    from dovetail.program.ir import Program
     from dovetail.stripe import Striped
     from dovetail.target import Target
 
@@ -49,6 +51,9 @@ def compile_to(
     allow_float: bool = False,
     optimize: str = "speed",
     memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Compile a model into `folder`; raises DovetailError."""
     if folder.exists() and not force:
@@ -62,13 +67,15 @@ def compile_to(
         from dovetail.emit.project import write_project
         from dovetail.kernels import Optimize
         from dovetail.operators.arithmetic import Rounding
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
         budget = _bytes(memory_budget)
         options = Options(
-            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget
+            policy, Rounding(rounding), save_stages, check, tuning, allow_float, Optimize(optimize), budget, pipeline,
+            pins or {},
         )
-        compiled = compile_model(model, load_target(target_name), options, report)
+        compiled = compile_model(model, with_cores(load_target(target_name), cores), options, report)
         dumped = 0
         if dump_folder is not None:
             from dovetail.compile import sample_inputs
@@ -100,8 +107,12 @@ def _summary(compiled: Compiled) -> str:
         if use.peak
     )
     stripes = f"; {_stripes(compiled.striped, macs)}" if compiled.striped else ""
+    placing = compiled.placing
+    stripes += f"; {placing.describe()}" if placing.describe() else ""
+    count = len(compiled.unit.target.cores)
+    shared = f"; {compiled.pipeline.describe()}" if compiled.pipeline else f"; on {count} cores" if count > 1 else ""
     where = f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine"
-    return f"{where}; {memory}{stripes}"
+    return f"{where}; {memory}{stripes}{shared}"
 
 
 def _stripes(striped: Striped, macs: int) -> str:
@@ -128,17 +139,19 @@ def parse_bytes(text: str) -> int:
 
 def run_folder(
     folder: Path,
-    simulator: str,
+    simulator: str | None,
     source: Path | None,
     result_file: Path | None,
     json_file: Path | None,
     target_name: str | None = None,
+    waves: Path | None = None,
+    wave_cycles: int = 1,
 ) -> None:
     """Run a build, print the report and write what is asked for; raises DovetailError."""
     with progress("starting") as show:
         from dovetail.cli.arrays import read_inputs, seeded_inputs, write_file, write_outputs
         from dovetail.report import make_report, print_report
-        from dovetail.run import open_build, run_build
+        from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.targets import load_target
 
         build = open_build(folder, load_target(target_name) if target_name else None)
@@ -151,8 +164,9 @@ def run_folder(
             inputs = [seeded_inputs(ports)]
         else:
             inputs, batched = read_inputs(source, ports)
+        simulator = simulator or default_simulator(build.target)
         show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
-        result = run_build(build, simulator, inputs)
+        result = run_build(build, simulator, inputs, waves=Waves(waves, wave_cycles) if waves else None)
         report = make_report(result)
     if source is None:
         note("no --input: the inputs are random numbers with seed 0")
@@ -163,33 +177,76 @@ def run_folder(
     print_report(report, output())
 
 
+def all_pins(texts: Sequence[str], path: Path | None) -> dict[str, str]:
+    """The pins of a file, and over them those of the command line; raises DovetailError."""
+    from dovetail.place.pins import parse_pins, read_pins
+
+    return {**(read_pins(path) if path else {}), **parse_pins(texts)}
+
+
 def explain(
-    model: Path, target_name: str, policy: str | None, as_json: bool, memory_budget: str | None = None
+    model: Path,
+    target_name: str,
+    policy: str | None,
+    as_json: bool,
+    memory_budget: str | None = None,
+    cores: int | None = None,
+    pipeline: bool = False,
+    pins: Mapping[str, str] | None = None,
 ) -> None:
     """Print where every operator goes; raises DovetailError."""
     with progress("starting") as report:
         from dovetail.compile import Options, compile_graph, prepare
-        from dovetail.partition import partition, rivals
+        from dovetail.partition import rivals
+        from dovetail.place import first, place
+        from dovetail.target.cores import with_cores
         from dovetail.targets import load_target
 
-        target = load_target(target_name)
-        options = Options(policy, memory_budget=_bytes(memory_budget))
+        target = with_cores(load_target(target_name), cores)
+        options = Options(policy, memory_budget=_bytes(memory_budget), pipeline=pipeline, pins=pins or {})
         graph = prepare(model, target, options, report)
-        regions, striped = partition(graph, target), None
-        if options.memory_budget is not None:
+        striped = program = staged = None
+        if options.memory_budget is None and not target.workers and not pipeline:
+            report("placing")
+            placing = place(graph, first(graph, target), target, options.pins)
+            regions = placing.regions
+        else:
             compiled = compile_graph(graph, target, options, report, interpret=False)
-            regions, striped = compiled.regions, compiled.striped
+            regions, striped, staged = compiled.regions, compiled.striped, compiled.pipeline
+            placing = compiled.placing
+            program = compiled.plan.program if target.workers else None
         rows = _placements(regions, target, {region.name: rivals(graph, target, region) for region in regions})
+        _add_candidates(rows, placing)
+        rows = [row | {"cores": own} for row, own in zip(rows, _core_shares(program), strict=True)] if program else rows
     if as_json:
         chosen = target.policies[0].name if policy is None else policy
         described = {"schema": 1, "model": graph.name, "target": target.name, "policy": chosen, "layers": rows}
+        if placing.schedule is not None:
+            described["placement"] = {"cycles": placing.schedule.finish, "bound": placing.bound}
         if options.memory_budget is not None:
             described |= {"memory_budget": options.memory_budget, "stripes": striped.to_json() if striped else []}
+        if staged is not None:
+            described["pipeline"] = staged.to_json()
         say(json.dumps(described, indent=2))
         return
     _print_placements(rows)
+    if placing.schedule is not None:
+        say(placing.describe())
+    if staged is not None:
+        say(staged.describe())
     if striped is not None:
         say(_stripes(striped, sum(region.macs for region in regions)))
+
+
+def _core_shares(program: Program) -> list[dict[str, float]]:
+    """Per layer: the part of its result, of 1, that each core computes."""
+    from dovetail.program.ir import Call
+
+    found: list[dict[str, int]] = [{} for _ in program.layers]
+    for call in program.statements:
+        if isinstance(call, Call):
+            found[call.layer][str(call.core)] = call.result.type.elements
+    return [{core: own[core] / sum(own.values()) for core in sorted(own, key=int)} for own in found]
 
 
 def _placements(
@@ -197,6 +254,7 @@ def _placements(
 ) -> list[dict[str, Any]]:
     from dovetail import kernels
     from dovetail.emit.calls import core_traits
+    from dovetail.report.plan_file import why_not_offloaded
 
     own = core_traits(target.core)
     return [
@@ -206,7 +264,7 @@ def _placements(
             "engine": region.place,
             "offload": region.offload.name if region.offload else "",
             "macs": region.macs,
-            "reason_not_offloaded": _reason(region),
+            "reason_not_offloaded": why_not_offloaded(region),
             "offloads_not_used": list(others[region.name]),
             "instructions_not_used": list(kernels.unused_instructions(region.graph, own))
             if own.instructions and region.place == "core" and not region.is_view and not region.still
@@ -216,16 +274,25 @@ def _placements(
     ]
 
 
-def _reason(region: Region) -> str:
-    if region.is_view:
-        return "nothing is computed: the same bytes under another shape"
-    if region.still:
-        return "nothing is copied: rows lie where they belong"
-    if region.mover:
-        return f"{'the core copies' if region.mover == 'core' else 'the DMA does it'}: elements only move"
-    if region.engine is None and not region.reason:
-        return "the target has no engine"
-    return region.reason
+def _add_candidates(rows: Sequence[dict[str, Any]], placing: Placing) -> None:
+    """To every layer that could be in several places what it costs in each, and why it is where it is."""
+    from dovetail.place import told
+
+    known = told(placing.layers, placing.schedule) if placing.schedule else {}
+    for row in rows:
+        if row["name"] in known:
+            found = known[row["name"]]
+            row["candidates"] = [{"place": place, "cycles": cycles} for place, cycles in found.candidates]
+            row["refused"], row["why"] = dict(found.refused), found.why
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    """The candidates of a layer in words."""
+    if "why" not in row:
+        return []
+    costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in row["candidates"])
+    refused = [f"{engine}: {sentence}" for engine, sentence in row["refused"].items()]
+    return [row["why"] if row["why"] != row["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
 
 
 def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
@@ -233,12 +300,15 @@ def _print_placements(rows: Sequence[dict[str, Any]]) -> None:
     from rich.text import Text
 
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("layer", "operators", "where", "why not an engine"):
+    heads = ("layer", "operators", "where", "why" if any("why" in row for row in rows) else "why not an engine")
+    for heading in heads:
         table.add_column(heading, overflow="fold")
     for row in rows:
         operators = "\n".join(row["operators"]) or "(added by Dovetail)"
         place = f"{row['engine']} ({row['offload']})" if row["offload"] else row["engine"]
-        reasons = "\n".join([row["reason_not_offloaded"], *row["offloads_not_used"], *row["instructions_not_used"]])
+        place = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in row.get("cores", {}).items()) or place
+        said = [row["reason_not_offloaded"], *_compared(row), *row["offloads_not_used"], *row["instructions_not_used"]]
+        reasons = "\n".join(sentence for sentence in said if sentence)
         table.add_row(*(Text(text) for text in (row["name"], operators, place, reasons)))
     output().print(table, highlight=False)
 
@@ -247,11 +317,12 @@ def list_targets() -> None:
     """Print the targets Dovetail comes with."""
     from dovetail.targets import BUILT_IN, load_target
 
+    width = max(map(len, BUILT_IN))
     for name in BUILT_IN:
         target = load_target(name)
-        say(f"{name:10} {target.sentence}")
+        say(f"{name:{width}} {target.sentence}")
         for index, policy in enumerate(target.policies):
-            say(f"{'':10} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
+            say(f"{'':{width}} --requant {policy.name}{' (default)' if index == 0 else ''}: {policy.sentence}")
 
 
 def write_zoo(

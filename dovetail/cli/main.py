@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import placing_options as placed
 from dovetail.cli import quantising_options as given
+from dovetail.cli import report_options as shown
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -40,6 +42,7 @@ class Simulator(enum.StrEnum):
     """What a build runs on."""
 
     ISS = "iss"
+    RTL = "rtl"
     HOST = "host"
 
 
@@ -54,6 +57,7 @@ class Measure(enum.StrEnum):
     """What tuning goes by."""
 
     ISS = "iss"
+    HOST = "host"
     MODEL = "model"
 
 
@@ -61,12 +65,19 @@ Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 fil
 TargetName = Annotated[
     str,
     typer.Option(
-        "--target",
-        "-t",
-        help="A target's name (see dovetail targets), or the path of a target file.",
+        "--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.",
         show_default=False,
     ),
 ]
+Sim = Annotated[
+    Simulator | None,
+    typer.Option(
+        help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on this "
+        "machine (host); iss where there is such a chip.",
+        show_default=False,
+    ),
+]
+Rounding = Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")]
 Requant = Annotated[
     str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
 ]
@@ -78,18 +89,14 @@ def compile_command(
     target: TargetName,
     build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
     save_stages: Annotated[
         Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
     ] = False,
-    allow_float: Annotated[
-        bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
-    ] = False,
+    allow_float: shown.AllowFloat = False,
     optimize: Annotated[
         OptimizeChoice,
         typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
@@ -113,29 +120,31 @@ def compile_command(
         Path | None,
         typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
     ] = None,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
     """Compile a model to a C project, verified on the way.
 
-    Example: dovetail compile net.tflite --target ne16 -o build/net
+    Example: dovetail compile net.tflite --target ne16 -o build/net --pin conv_4=core
+
+    Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
     """
     from dovetail.cli import commands
 
     stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages)
+    where = commands.all_pins(pin or (), pins)
+    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline, where)
 
 
 @app.command()
 def run(
     build: Annotated[Path, typer.Argument(help="A folder made by dovetail compile.", show_default=False)],
-    sim: Annotated[
-        Simulator, typer.Option(help="The simulated chip with its cycles, or the C code on this machine.")
-    ] = Simulator.ISS,
-    input_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", help="An .npz keyed by input tensor names; seeded inputs if not given.", show_default=False
-        ),
-    ] = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
     output_file: Annotated[
         Path | None,
         typer.Option("--output", help="Write the outputs here, an .npz keyed by tensor names.", show_default=False),
@@ -143,10 +152,11 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report here as JSON.", show_default=False)
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="The target file it was made for, if it was one.", show_default=False),
+    target: shown.TargetFile = None,
+    waves: Annotated[
+        Path | None, typer.Option(help="With --sim rtl: write the engine's signals here, as VCD.", show_default=False)
     ] = None,
+    wave_cycles: Annotated[int, typer.Option(min=1, help="Cycles of them, from the start.")] = 10_000,
 ) -> None:
     """Run a build on a simulated chip and report what it cost, layer by layer.
 
@@ -154,7 +164,71 @@ def run(
     """
     from dovetail.cli import commands
 
-    commands.run_folder(build, sim.value, input_file, output_file, json_file, target)
+    simulator = sim.value if sim else None
+    commands.run_folder(build, simulator, input_file, output_file, json_file, target, waves, wave_cycles)
+
+
+@app.command()
+def report(
+    build: shown.BuildFolder,
+    page: shown.Page = Path("report.html"),
+    json_file: shown.JsonFile = None,
+    trace: shown.Trace = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFile = None,
+) -> None:
+    """Run a build and show where its time, memory and bytes go: one HTML file that needs nothing else.
+
+    Example: dovetail report build/net -o net.html --json net.json
+    """
+    from dovetail.cli import reporting
+
+    reporting.report_of(build, page, json_file, trace, sim.value if sim else None, input_file, target)
+
+
+@app.command()
+def compare(
+    first: shown.First,
+    second: shown.Second,
+    page: shown.MaybePage = None,
+    json_file: shown.JsonFile = None,
+    sim: Sim = None,
+    input_file: shown.Inputs = None,
+    target: shown.TargetFiles = None,
+) -> None:
+    """Show two builds side by side: what changed, the totals, and layer by layer.
+
+    Example: dovetail compare build/engine build/exact -o compare.html
+    """
+    from dovetail.cli import reporting
+
+    simulator = sim.value if sim else None
+    reporting.compare_to((first, second), page, json_file, simulator, input_file, tuple(target or ()))
+
+
+@app.command()
+def sweep(
+    model: Model,
+    target: TargetName,
+    settings: shown.Settings = None,
+    requant: Requant = None,
+    allow_float: shown.AllowFloat = False,
+    optimize: Annotated[OptimizeChoice, typer.Option(help="As for dovetail compile.")] = OptimizeChoice.SPEED,
+    jobs: shown.Jobs = None,
+    page: shown.Page = Path("sweep.html"),
+    json_file: shown.JsonFile = None,
+) -> None:
+    """What if the hardware were different: compile and run a model for every combination of sizes.
+
+    Points that were made before are not made again, so that a sweep that was stopped goes on.
+
+    Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
+    """
+    from dovetail.cli import sweeping
+
+    chosen = (tuple(settings or ()), requant, allow_float, optimize.value, jobs, page, json_file)
+    sweeping.sweep_to(sweeping.SweepOrder(model, target, *chosen))
 
 
 @app.command()
@@ -167,14 +241,19 @@ def explain(
         str | None,
         typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
     ] = None,
+    cores: placed.Cores = None,
+    pipeline: placed.InPipeline = False,
+    pin: placed.Pin = None,
+    pins: placed.Pins = None,
 ) -> None:
-    """Show where every operator goes and, if not to an engine, why.
+    """Show where every operator goes and why: what each engine would cost, or what keeps it from taking it.
 
     Example: dovetail explain net.tflite --target ne16
     """
     from dovetail.cli import commands
 
-    commands.explain(model, target, requant, as_json, memory_budget)
+    where = commands.all_pins(pin or (), pins)
+    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline, where)
 
 
 @app.command()
@@ -197,17 +276,20 @@ def tune(
         str | None, typer.Option(help="Only these layers, by name, with commas.", show_default=False)
     ] = None,
     measure: Annotated[
-        Measure, typer.Option(help="Cycles of the simulated chip, or what the cost model thinks.")
-    ] = Measure.ISS,
+        Measure | None,
+        typer.Option(
+            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
+            "cost model thinks.",
+            show_default=False,
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
     scheduler: Annotated[
         str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     requant: Requant = None,
-    rounding: Annotated[
-        RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")
-    ] = RoundingChoice.DOUBLE,
+    rounding: Rounding = RoundingChoice.DOUBLE,
 ) -> None:
     """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
 
@@ -216,8 +298,9 @@ def tune(
     from dovetail.cli import tuning
 
     names = tuple(name.strip() for name in layers.split(",") if name.strip()) if layers else ()
+    by = measure.value if measure else None
     order = tuning.Order(
-        model, target, requant, rounding.value, trials, measure.value, names, seed, jobs, scheduler, output, log
+        model, target, requant, rounding.value, trials, by, names, seed, jobs, scheduler, output, log
     )
     tuning.tune_to(order)
 
@@ -308,6 +391,7 @@ def quantize(
     target: TargetName,
     result: given.Result,
     weights: given.Weights = given.WeightChoice.INT8,
+    width: given.Width = None,
     budget: given.Budget = None,
     validation: given.Validation = None,
     method: given.Method = given.MethodChoice.MINMAX,
@@ -326,12 +410,15 @@ def quantize(
     """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
 
     Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+
+    Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
     """
     from dovetail.cli import quantising
 
     order = quantising.QuantizeOrder(
         model, target, quantising.DataOrder(data, scale, offset, resize, samples), weights.value, budget, validation,
         method.value, equalise, correct_bias, adaptive, per_channel, symmetric, integer_ends, result, plot,
+        tuple(width or ()),
     )  # fmt: skip
     quantising.quantize_to(order)
 
@@ -343,8 +430,12 @@ def accuracy(
     target: given.Firmware = None,
     float_model: given.Reference = None,
     sim: Annotated[
-        Simulator, typer.Option(help="What firmware runs on: the simulated chip, or this machine.")
-    ] = Simulator.ISS,
+        Simulator | None,
+        typer.Option(
+            help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: given.JsonFile = None,
     samples: given.Samples = 512,
     scale: given.DataScale = 1.0,
@@ -357,9 +448,9 @@ def accuracy(
     """
     from dovetail.cli import quantising
 
-    order = quantising.AccuracyOrder(
-        model, quantising.DataOrder(data, scale, offset, resize, samples), target, float_model, sim.value, json_file
-    )
+    given_data = quantising.DataOrder(data, scale, offset, resize, samples)
+    simulator = sim.value if sim else None
+    order = quantising.AccuracyOrder(model, given_data, target, float_model, simulator, json_file)
     quantising.accuracy_of(order)
 
 

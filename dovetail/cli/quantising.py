@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +64,8 @@ class QuantizeOrder:
     integer_ends: bool
     output: Path
     plot: Path | None
+    widths: tuple[str, ...] = ()
+    """Of single layers: "pattern=int2"."""
 
 
 def quantize_to(order: QuantizeOrder) -> None:
@@ -78,7 +80,7 @@ def quantize_to(order: QuantizeOrder) -> None:
     if order.output.suffix.lower() != ".onnx":
         raise DovetailError(f"the model is written as ONNX, not as '{order.output.name}'", hint="end -o with .onnx")
     with progress("starting") as report:
-        from dovetail.calibrate import prepare, quantise_network, read_samples
+        from dovetail.calibrate import named_widths, prepare, quantise_network, read_samples
         from dovetail.cli.arrays import write_file
         from dovetail.frontend import load_model
         from dovetail.targets import load_target
@@ -86,6 +88,7 @@ def quantize_to(order: QuantizeOrder) -> None:
         settings, target = _settings(order), load_target(order.target)
         report("reading the model")
         graph = prepare(load_model(order.model), order.model.name)
+        settings = replace(settings, widths=named_widths(graph, order.widths))
         report("reading the data")
         samples = read_samples(order.data.path, graph, order.data.preprocessing)
         how = order.data.preprocessing
@@ -101,7 +104,8 @@ def quantize_to(order: QuantizeOrder) -> None:
         _print_search(found.search)
     if min(found.widths.values(), default=8) < 8 and not target.quantisation.packed:
         note(f"{target.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
-    layers = f"{len(found.widths)} layers ({order.weights})"
+    narrower = f" and {', '.join(order.widths)}" if order.widths else ""
+    layers = f"{len(found.widths)} layers ({order.weights}{narrower})"
     say(f"{order.output}: {found.weight_bytes:,} bytes of weights in {layers}, {samples.count} samples")
 
 
@@ -165,7 +169,7 @@ class AccuracyOrder:
     data: DataOrder
     target: str | None
     float_model: Path | None
-    simulator: str
+    simulator: str | None
     json_file: Path | None
 
 
@@ -196,6 +200,7 @@ def _accuracy(order: AccuracyOrder, report: Report) -> Accuracy:
     from dovetail.frontend import load_model
     from dovetail.graph.simplify import simplify
     from dovetail.quantize import quantize
+    from dovetail.run import default_simulator
     from dovetail.targets import load_target
 
     report("reading the model")
@@ -217,7 +222,8 @@ def _accuracy(order: AccuracyOrder, report: Report) -> Accuracy:
         check_labels(samples.labels, reference.types[reference.outputs[0]].elements)
     firmware = None
     if target is not None:
-        firmware = partial(firmware_outputs, order.model, target, order.simulator, report=report)
+        simulator = order.simulator or default_simulator(target)
+        firmware = partial(firmware_outputs, order.model, target, simulator, report=report)
     factors = read_factors(order.model)
     return compare(qdq, integer, reference, samples.inputs, samples.labels, factors, report, firmware)
 

@@ -41,6 +41,15 @@ Samples = Annotated[int, typer.Option(help="Samples read, from the first.", min=
 FloatModel = Annotated[Path, typer.Argument(help="A float .tflite or .onnx file.", show_default=False)]
 Result = Annotated[Path, typer.Option("--output", "-o", help="The .onnx file to write.", show_default=False)]
 Weights = Annotated[WeightChoice, typer.Option(help="Width of the weights.")]
+Width = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--width",
+        help="Width of the weights of layers, by name or pattern: 'conv2*=int2'. May be given several times; the last "
+        "that fits a layer counts.",
+        show_default=False,
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option(

@@ -26,7 +26,7 @@ class Order:
     policy: str | None
     rounding: str
     trials: int
-    measure: str
+    measure: str | None
     layers: tuple[str, ...]
     seed: int
     jobs: int
@@ -69,6 +69,8 @@ def tune_to(order: Order) -> None:
 def _request(order: Order, log: Path) -> Request:
     from dovetail.compile import Options
     from dovetail.operators.arithmetic import Rounding
+    from dovetail.run import default_simulator
+    from dovetail.targets import load_target
     from dovetail.tune.tuner import Request
 
     return Request(
@@ -77,7 +79,7 @@ def _request(order: Order, log: Path) -> Request:
         log=log,
         trials=order.trials,
         options=Options(order.policy, Rounding(order.rounding)),
-        measure=order.measure,
+        measure=order.measure or default_simulator(load_target(order.target)),
         layers=order.layers,
         seed=order.seed,
         jobs=order.jobs,
@@ -101,7 +103,8 @@ def _print(tuned: Tuned) -> None:
     from rich.text import Text
 
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("layers", "trials", "failed", "default cycles", "best cycles", "saved", "choice"):
+    unit = "ns" if tuned.tuning.measure == "host" else "cycles"
+    for heading in ("layers", "trials", "failed", f"default {unit}", f"best {unit}", "saved", "choice"):
         table.add_column(heading, overflow="fold", justify="left" if heading in ("layers", "choice") else "right")
     for result in tuned.layers:
         table.add_row(*(Text(text) for text in _row(result, tuned.dropped)))
@@ -131,7 +134,7 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
-    kind = "cycles" if tuning.measure == "iss" else "cycles as the cost model thinks"
+    kind = {"iss": "cycles", "host": "nanoseconds"}.get(tuning.measure, "cycles as the cost model thinks")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
         f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"

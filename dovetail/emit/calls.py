@@ -93,7 +93,8 @@ def kernel_calls(
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
     for index, stem, kernel in zip(calls, stems, made, strict=True):
-        known = replace(kernel, name=shared.setdefault(_text(kernel), kernel).name)
+        own = f"\ncore {calls[index].core}" if kernel.has_storage else ""
+        known = replace(kernel, name=shared.setdefault(_text(kernel) + own, kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from dovetail import kernels
 from dovetail.emit.c_text import C_TYPES, array_definition, elements
@@ -33,9 +35,11 @@ def host_source(unit: Unit) -> str | None:
         for name, command in steps[:-1]:
             table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return; }}")
         name, command = steps[-1]
-        kernel = _host_kernel(launch.graph, f"compute_{name}", shared, functions)
-        helpers += kernel.helpers
-        functions.append(_host_task(unit, launch, name, kernel))
+        graphs = _computable(launch.graph)
+        found = [_host_kernel(graph, f"compute_{graph.name}_{name}" if len(graphs) > 1 else f"compute_{name}", shared,
+                              functions) for graph in graphs]  # fmt: skip
+        helpers += [helper for kernel in found for helper in kernel.helpers]
+        functions.append(_host_task(unit, launch, name, found, {graph.outputs[0] for graph in graphs[:-1]}))
         table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in driver_headers(unit)]
@@ -61,8 +65,33 @@ def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functio
     return replace(kernel, name=shared[kernel.key].name)
 
 
-def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str:
-    """A function that gathers strided operands, computes, and scatters the result."""
+def _computable(graph: Graph) -> tuple[Graph, ...]:
+    """A launch as graphs core kernels compute, in turn: pointwise operators before all others are one of their own."""
+    if kernels.supports(graph) is None:
+        return (graph,)
+    head = list(takewhile(lambda node: kernels.is_pointwise(node.operator), graph.nodes))
+    tail = graph.nodes[len(head) :]
+    middle = head[-1].output
+    first = replace(graph, name="operand", outputs=(middle,), nodes=tuple(head))
+    return first, replace(graph, name="result", inputs=(middle,), nodes=tail)
+
+
+def _host_task(
+    unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str]
+) -> str:
+    """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
+    give each other."""
+    lines = []
+    for value in between:
+        kind = launch.graph.types[value]
+        lines.append(f"    static {C_TYPES[kind.dtype]} between[{kind.elements}] __attribute__((aligned(16)));")
+    for kernel in found:
+        block = _host_kernel_call(unit, launch, kernel, between)
+        lines += ["    {", *block, "    }"] if between else block
+    return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
+
+
+def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str]) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
@@ -74,6 +103,9 @@ def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str
             lines.append(array_definition(declaration, elements(array)).rstrip())
             arguments.append(stem)
             continue
+        if parameter.value in between:
+            arguments.append("between")
+            continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]
         c_type = C_TYPES[view.type.dtype]
@@ -84,8 +116,7 @@ def _host_task(unit: Unit, launch: Launch, name: str, kernel: CoreKernel) -> str
         lines.append(f"    static {c_type} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
         arguments.append(stem)
         (after if is_result else lines).append(_strided_loop(unit, view, stem, c_type, is_result))
-    call = f"    {kernel.name}({', '.join(arguments)});"
-    return "\n".join([f"static void run_{name}(void)", "{", *lines, call, *after, "}", ""])
+    return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
 
 
 def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
@@ -113,5 +144,7 @@ def _steps(view: View, indices: list[str]) -> list[str]:
     for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
         coarser = view.layout.coarser(axis, step)
         place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
-        found.append(f"({place}{f' % {coarser // step}' if coarser else ''}) * {stride}")
+        place += f" % {coarser // step}" if coarser else ""
+        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
+        found.append(f"({down}{place}) * {stride}")
     return found

@@ -12,7 +12,7 @@ Place = Callable[[str], str]
 
 
 def library_call(call: LibraryCall, name: str, place: Place) -> tuple[list[str], str]:
-    """The declarations of a call's structures, and the call as a statement.
+    """The declarations of a call's structures, and the call as an expression.
 
     Args:
         call: function and arguments.
@@ -27,7 +27,7 @@ def library_call(call: LibraryCall, name: str, place: Place) -> tuple[list[str],
             arguments.append(f"&{own}")
         else:
             arguments.append(_text(value, place))
-    return declared, f"{call.function}({', '.join(arguments)});"
+    return declared, f"{call.function}({', '.join(arguments)})"
 
 
 def _text(value: CValue, place: Place) -> str:
@@ -36,6 +36,8 @@ def _text(value: CValue, place: Place) -> str:
         members = (f".{name} = {_text(content, place)}" for name, content in value.members.items())
         return f"{{{', '.join(members)}}}"
     if isinstance(value, Pointer):
+        if value.c_type.removeprefix("const ") == "uint8_t":  # what places are
+            return place(value.operand)
         void = "const void" if value.c_type.startswith("const ") else "void"
         return f"({value.c_type} *)({void} *)({place(value.operand)})"
     return integer(value)

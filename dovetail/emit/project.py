@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
+from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
+from dovetail.emit.hosted import main_source, makefile
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.emit.source import (
     Unit,
+    arena_name,
     arenas,
     constants_source,
     core_copies,
-    header_source,
     is_fixed,
     kernels_source,
     model_source,
@@ -27,9 +30,9 @@ from dovetail.emit.source import (
 from dovetail.emit.write import write_files
 from dovetail.errors import BuildError
 from dovetail.kernels import Optimize
-from dovetail.program.ir import Copy, Launch
+from dovetail.program.ir import Call, Copy, Launch
 from dovetail.program.transfers import strips, transfers
-from dovetail.target.description import Engine, Target
+from dovetail.target.description import Deployed, Engine, Launched, Target
 
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""
@@ -37,9 +40,12 @@ MANIFEST = "dovetail.json"
 OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
 """The compiler's option for what the code is made for."""
 
-_RUNTIME = ("dovetail_rt.h", "dovetail_rt.c", "sim_main.c")
+_HEADER, _MAIN = "dovetail_rt.h", "src/main.c"
 _DMA = ("dma.h", "dma.c")
 _COPY = ("copy.h", "copy.c")
+_CORES = ("cores.h", "cores.c")
+_SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* DOVETAIL_MAILBOX \*/\n", re.M | re.S)
+"""What start-up code has for several cores."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Project:
     """What is compiled for the target, relative paths."""
     host_sources: tuple[str, ...]
     """What is compiled for the host."""
+
+    def with_file(self, name: str, text: str) -> Project:
+        """The project with one more file."""
+        return replace(self, files={**self.files, name: text})
 
 
 def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
@@ -72,35 +82,58 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     }
     common = [f"src/{model}.c", f"src/{model}_constants.c", f"src/{model}_kernels.c"]
     copying = _DMA if unit.target.dma else _COPY if core_copies(unit) else ()
-    start = instruction_set(unit.target.core.isa).start
-    for name in (start, *_RUNTIME, *copying):
-        files[f"runtime/{name}"] = runtime_path(name).read_text()
-    shared = [*common, *(f"runtime/{name}" for name in copying[1:])]
+    cores = _CORES if unit.target.workers else ()
+    start = _start(unit)
+    names = (path.removeprefix("runtime/") for path in start if path != _MAIN)
+    for name in (*names, _HEADER, *copying, *cores):
+        text = runtime_path(name).read_text()
+        files[f"runtime/{name}"] = text if cores else _SEVERAL.sub("", text)
+    shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
     drivers, software = [], []
     for engine in unit.target.engines:
-        content = _driver_files(engine)
+        content = _driver_files(unit, engine)
         files.update(content)
         sources = [name for name in content if name.endswith(".c")]
-        drivers += sources
+        drivers += [name for name in sources if name not in drivers]
         software += sources if engine.device is None else []
+        software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
     if host is not None:
         files[f"src/{model}_host.c"] = host
-    target_sources = (*shared, *drivers, f"runtime/{start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
-    host_sources = (*shared, *software, *([f"src/{model}_host.c"] if host is not None else []))
-    files["link.ld"] = _linker_script(unit)
+    files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
+    target_sources = (*shared, *drivers, *start)
+    host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
     files["Makefile"] = _makefile(unit, target_sources)
     described = {**manifest, **_description(unit, target_sources, host_sources)}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
 
 
-def _driver_files(engine: Engine) -> dict[str, str]:
+def _start(unit: Unit) -> tuple[str, ...]:
+    """The sources that make a program of the network."""
+    core = instruction_set(unit.target.core.isa)
+    if core.is_host:
+        return (_MAIN, "runtime/dovetail_rt.c")
+    return (f"runtime/{core.start}", "runtime/dovetail_rt.c", "runtime/sim_main.c")
+
+
+def _driver_files(unit: Unit, engine: Engine) -> dict[str, str]:
     """The text of an engine's C files, by their path in the project."""
     found = {}
     for resource in engine.driver:
         package, _, path = resource.partition(":")
         found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
-    return {**found, **{f"driver/{name}": path.read_text() for name, path in engine.files.items()}}
+    made = engine.made(_deployed(unit, engine)) if engine.made else {}
+    files = {**{name: path.read_text() for name, path in engine.files.items()}, **made}
+    return {**found, **{f"driver/{name}": text for name, text in files.items()}}
+
+
+def _deployed(unit: Unit, engine: Engine) -> Deployed:
+    """The network as an engine sees it."""
+    launches = [s for s in unit.program.statements if isinstance(s, Launch) and s.engine == engine.name]
+    offloads = [unit.regions[launch.layer].offload for launch in launches]
+    listed = [Launched(o.name, launch.match) for o, launch in zip(offloads, launches, strict=True) if o is not None]
+    nbytes = arenas(unit).get(engine.memory, 0)
+    return Deployed(unit.model, arena_name(unit, engine.memory), nbytes, tuple(listed))
 
 
 def _linker_script(unit: Unit) -> str:
@@ -113,6 +146,7 @@ def _linker_script(unit: Unit) -> str:
         stack_bytes=target.core.stack,
         extra={f".{memory.lower()}": memory for memory in near},
         isa=target.core.isa,
+        worker_stacks=[core.stack for core in target.workers],
     )
 
 
@@ -125,12 +159,16 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
     }
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    if target.workers:
+        found["DOVETAIL_MAILBOX"] = f"0x{target.mailbox:x}"
     for engine in target.engines:
         found.update({name: f"0x{value:x}u" for name, value in engine.defines.items()})
     return found
 
 
 def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
+    if instruction_set(unit.target.core.isa).is_host:
+        return makefile(unit, sources, OPTIMISATION[unit.optimize])
     given = " ".join(
         f"-D{name}" if value is None else f"-D{name}='{value}'"
         for name, value in defines(unit.model, unit.target).items()
@@ -188,9 +226,17 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     }
 
 
-def _work(unit: Unit) -> list[dict[str, int]]:
-    """Per layer: transfers, bytes they write (padding too), launches and their MACs (overlaps too)."""
-    found = [{"transfers": 0, "bytes": 0, "launches": 0, "macs": 0} for _ in unit.program.layers]
+def _work(unit: Unit) -> list[dict[str, Any]]:
+    """Per layer: transfers, bytes they write (padding too), launches, and their MACs (overlaps too) in all and by
+    engine."""
+    found: list[dict[str, Any]] = [
+        {"transfers": 0, "bytes": 0, "launches": 0, "macs": 0, "engines": {}} for _ in unit.program.layers
+    ]
+    last = len(unit.program.statements) - 1
+    for index, moves in unit.program.moves.items():
+        own = found[unit.program.statements[min(index, last)].layer]
+        own["transfers"] += len(moves)
+        own["bytes"] += sum(move.view.type.nbytes for move in moves)
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             for transfer in transfers(statement):
@@ -198,11 +244,20 @@ def _work(unit: Unit) -> list[dict[str, int]]:
                 found[statement.layer]["transfers"] += len(split)
                 found[statement.layer]["bytes"] += transfer.nbytes
         if isinstance(statement, Launch):
-            types = statement.graph.types
-            found[statement.layer]["launches"] += 1
-            for node in statement.graph.nodes:
-                found[statement.layer]["macs"] += node.operator.macs([types[name] for name in node.inputs])
-    return found
+            types, own = statement.graph.types, found[statement.layer]
+            macs = sum(n.operator.macs([types[name] for name in n.inputs]) for n in statement.graph.nodes)
+            own["launches"] += 1
+            own["macs"] += macs
+            own["engines"][statement.engine] = own["engines"].get(statement.engine, 0) + macs
+    return [{**own, **cores} for own, cores in zip(found, _cores(unit), strict=True)]
+
+
+def _cores(unit: Unit) -> list[dict[str, list[int]]]:
+    """Per layer: the numbers of the cores that compute it, where there are several."""
+    calls = [statement for statement in unit.program.statements if isinstance(statement, Call)]
+    layers = range(len(unit.program.layers))
+    numbers = [sorted({call.core for call in calls if call.layer == layer}) for layer in layers]
+    return [{"cores": some} if unit.target.workers else {} for some in numbers]
 
 
 def write_project(project: Project, folder: Path, replace: bool = False) -> None:

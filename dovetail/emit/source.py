@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail import kernels
-from dovetail.emit.c_text import C_TYPES, array_definition, elements, guard, identifier, one_line, words
+from dovetail.emit.c_text import array_definition, elements, guard, identifier, one_line, words
 from dovetail.emit.calls import Blocks, KernelCalls, kernel_calls, prototype
 from dovetail.emit.library import library_call
 from dovetail.errors import ProgramError
@@ -17,7 +17,7 @@ from dovetail.kernels import CoreKernel, Optimize
 from dovetail.partition.regions import Region
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Program, Role, Statement, View, Wait
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, LibraryCall, Operand, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Engine, LibraryCall, Operand, Target
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Unit:
     """Statement index -> C variable that holds its ticket, where something waits for it."""
     optimize: Optimize = Optimize.SPEED
     """What the code is made for."""
+    delay: int = 0
+    """Calls between an input and its outputs, in a pipeline."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -60,7 +62,11 @@ class Unit:
 
 
 def make_unit(
-    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED
+    program: Program,
+    regions: Sequence[Region],
+    target: Target,
+    optimize: Optimize = Optimize.SPEED,
+    delay: int = 0,
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
@@ -76,19 +82,20 @@ def make_unit(
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch):
             commands[index] = _commands(program, target, regions, model, statement)
-    tickets = _tickets(program)
-    return Unit(program, regions, target, model, calls, functions, constants, blocks, commands, tickets, optimize)
+    known = (calls, functions, constants, blocks, commands, _tickets(program))
+    return Unit(program, regions, target, model, *known, optimize, delay)
 
 
 def _commands(
     program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
-    assert region.offload is not None
+    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    assert offload is not None
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
-    if not region.offload.strided and not all(view.is_dense for view in views):
-        raise ProgramError(f"{region.offload.name} is given operands of {region.name} that do not lie densely")
-    made = region.offload.commands(launch.match, addressed_operands(program, launch))
+    if not offload.strided and not all(view.is_dense for view in views):
+        raise ProgramError(f"{offload.name} is given operands of {region.name} that do not lie densely")
+    made = offload.commands(launch.match, addressed_operands(program, launch))
     number = _launch_number(program, launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if number is not None else "")
     if len(made) == 1:
@@ -125,7 +132,7 @@ def _tickets(program: Program) -> dict[int, str]:
     for statement in program.statements:
         if isinstance(statement, Wait) and statement.statement not in found:
             waited = program.statements[statement.statement]
-            verb = "copied" if isinstance(waited, Copy) else "launched"
+            verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
             layer = program.layers[waited.layer]
             count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
             found[statement.statement] = f"{layer}_{verb}_{count}"
@@ -220,6 +227,7 @@ def model_source(unit: Unit) -> str:
     lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
     lines += ['#include "dma.h"'] if unit.target.dma else []
     lines += ['#include "copy.h"'] if core_copies(unit) else []
+    lines += ['#include "cores.h"'] if unit.target.workers else []
     lines += [f'#include "{header}"' for header in driver_headers(unit)]
     lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
     for memory, size in arenas(unit).items():
@@ -237,6 +245,7 @@ def model_source(unit: Unit) -> str:
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
     lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
     lines += [f"    {name}();" for name, _ in layers]
+    lines += [f"    {move}" for move in _moves(unit, len(unit.program.statements))]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]
     return "\n".join(lines)
 
@@ -261,44 +270,85 @@ def driver_headers(unit: Unit) -> list[str]:
     return [*(name for name in names if name.endswith(".h")), *headers]
 
 
+Stretch = tuple[int, list[int]]
+"""A layer, and the indices of statements of it that follow one another."""
+
+
 def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
-    """The static functions of the layers that do something, in order."""
-    groups: list[tuple[int, list[int]]] = []
+    """The static functions of the layers that do something, in order: one for each, or for all that take turns."""
+    stretches: list[Stretch] = []
     for index, statement in enumerate(unit.program.statements):
         if isinstance(statement, Begin):
-            groups.append((statement.layer, []))
+            stretches.append((statement.layer, []))
         else:
-            groups[-1][1].append(index)
-    for layer, members in groups:
-        if not members:
-            continue
-        region = unit.regions[layer]
-        where = "the core" if region.place == "core" else region.place
-        origin = one_line(", ".join(region.origins))[:160]
-        text = [
-            f"/* {region.name} on {where}: {origin or 'made by the compiler'} */",
-            f"static void {region.name}(void)",
-            "{",
-        ]
-        text.append(f"    DOVETAIL_MARK({layer});")
-        for index in members:
-            text += [f"    {line}" for line in _statement(unit, index, unit.program.statements[index])]
-        yield region.name, [*text, "}", ""]
+            stretches[-1][1].append(index)
+    for group in _in_turns([stretch for stretch in stretches if stretch[1]]):
+        layers = list(dict.fromkeys(layer for layer, _ in group))
+        text = [line for _, members in group for index in members for line in _job(unit, index)]
+        for layer in layers:
+            region = unit.regions[layer]
+            where = _where(unit, region, [index for own, members in group if own == layer for index in members])
+            origin = one_line(", ".join(region.origins))[:160]
+            text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
+        name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
+        text += [f"static void {name}(void)", "{"]
+        for layer, members in group:
+            text.append(f"    DOVETAIL_MARK({layer});")
+            for index in members:
+                lines = [*_moves(unit, index), *_statement(unit, index, unit.program.statements[index])]
+                text += [f"    {line}" for line in lines]
+        yield name, [*text, "}", ""]
+
+
+def _in_turns(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
+    """The stretches in groups: those between the first and the last of one layer belong together."""
+    last = {layer: position for position, (layer, _) in enumerate(stretches)}
+    group: list[Stretch] = []
+    end = 0
+    for position, stretch in enumerate(stretches):
+        group.append(stretch)
+        end = max(end, last[stretch[0]])
+        if position == end:
+            yield group
+            group, end = [], position + 1
+
+
+def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
+    """Who does a layer, in words."""
+    if region.place != "core":
+        return region.place
+    calls = [unit.program.statements[index] for index in members]
+    cores = sorted({call.core for call in calls if isinstance(call, Call)})
+    return "the core" if not unit.target.workers else f"core {' and '.join(map(str, cores))}"
+
+
+def _job(unit: Unit, index: int) -> list[str]:
+    """The function a call on another core is started as."""
+    call = unit.program.statements[index]
+    if not isinstance(call, Call) or not call.core:
+        return []
+    return [f"static void {_job_name(unit, index, call)}(void)", "{", f"    {_kernel_call(unit, index, call)}", "}", ""]
+
+
+def _job_name(unit: Unit, index: int, call: Call) -> str:
+    return f"{unit.program.layers[call.layer]}_on_core{call.core}"
 
 
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     if isinstance(statement, Wait):
-        queue = statement.queue
-        wait = "dma_wait" if queue == unit.program.dma else unit.target.engine(queue).wait
-        return [f"{wait}({unit.tickets[statement.statement]});"]
-    if isinstance(statement, Call):
-        return _kernel_call(unit, index, statement)
+        return [_wait(unit, statement)]
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
+    if isinstance(statement, Call) and statement.core:
+        return [f"{ticket}core_start({statement.core}u, {_job_name(unit, index, statement)});"]
+    if isinstance(statement, Call):
+        return [_kernel_call(unit, index, statement)]
     if isinstance(statement, Launch):
+        engine, layer = unit.target.engine(statement.engine), unit.program.layers[statement.layer]
         made = [_started(unit, statement, name, command) for name, command in unit.commands[index]]
-        calls = [call for _, call in made]
-        declared = [line for lines, _ in made for line in lines]
-        return [*declared, *(f"(void){call}" for call in calls[:-1]), ticket + calls[-1]]
+        begun = [*("(void)" for _ in made[:-1]), ticket]
+        checked = [None if engine.wait else _checked(engine, call, layer) for _, call in made]
+        calls = [check or f"{how}{call};" for how, check, (_, call) in zip(begun, checked, made, strict=True)]
+        return [*(line for lines, _ in made for line in lines), *calls]
     if isinstance(statement, Copy):
         if unit.program.dma == CORE:
             return [_core_transfer(unit, statement, transfer) for transfer in transfers(statement)]
@@ -308,7 +358,29 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     raise TypeError(f"unknown statement {statement}")
 
 
-def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
+def _moves(unit: Unit, index: int) -> list[str]:
+    """What brings bytes to engines with a copy of the memory, and back, before a statement."""
+    found = []
+    for move in unit.program.moves.get(index, ()):
+        mirror = unit.target.engine(move.engine).mirror
+        assert mirror is not None
+        function = mirror.to_engine if move.to_engine else mirror.from_engine
+        found.append(f"{function}({place(unit, move.view)}, {move.view.type.elements});")
+    return found
+
+
+def _wait(unit: Unit, wait: Wait) -> str:
+    ticket, waited = unit.tickets[wait.statement], unit.program.statements[wait.statement]
+    if isinstance(waited, Call):
+        return f"core_wait({waited.core}u, {ticket});"
+    if wait.queue == unit.program.dma:
+        return f"dma_wait({ticket});"
+    engine = unit.target.engine(wait.queue)
+    call = f"{engine.wait}({ticket})"
+    return _checked(engine, call, unit.program.layers[waited.layer]) or f"{call};"
+
+
+def _kernel_call(unit: Unit, index: int, call: Call) -> str:
     kernel, names = unit.calls[index]
     arguments = []
     for parameter in kernel.parameters:
@@ -321,15 +393,23 @@ def _kernel_call(unit: Unit, index: int, call: Call) -> list[str]:
         void = f"({const}void *)" if parameter.c_type != "uint8_t" else ""
         cast = f"({const}{parameter.c_type} *){void}" if void else ""
         arguments.append(f"{cast}({place(unit, view)})" if cast else place(unit, view))
-    return [f"{kernel.name}({', '.join(arguments)});"]
+    return f"{kernel.name}({', '.join(arguments)});"
 
 
 def _started(unit: Unit, launch: Launch, name: str, command: Command | LibraryCall) -> tuple[list[str], str]:
-    """What a command needs declared, and the statement that gives it."""
+    """What a command needs declared, and the call that gives it."""
     if isinstance(command, LibraryCall):
         return library_call(command, name, lambda operand: place(unit, _operand(launch, operand)))
     blob = f", {_blob(unit, launch)}" if command.constants else ""
-    return [], f"{command.function}({name}{blob});"
+    return [], f"{command.function}({name}{blob})"
+
+
+def _checked(engine: Engine, call: str, layer: str) -> str | None:
+    """A statement that looks at what a call returns; None where nobody does."""
+    if engine.success is None:
+        return None
+    function = call.partition("(")[0]
+    return f'dovetail_check({call}, {engine.success}, "{function} of {engine.name} in {layer}");'
 
 
 def _operand(launch: Launch, name: str) -> View:
@@ -373,40 +453,3 @@ def _transfer(unit: Unit, copy: Copy, transfer: Transfer) -> str:
     if transfer.rows > 1:
         return f"copy_2d({target}, {source}, {rows});"
     return f"copy_1d({target}, {source}, {transfer.row_bytes});"
-
-
-def header_source(unit: Unit, version: str) -> str:
-    """The header a user includes: entry points, inputs and outputs with their sizes and types."""
-    program = unit.program
-    lines = [
-        f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
-        f"{unit.optimize.value}. */",
-        "#include <stdint.h>",
-        "",
-        f'#define {unit.model.upper()}_DOVETAIL_VERSION "{version}"',
-        "",
-    ]
-    for memory, size in arenas(unit).items():
-        lines.append(f"extern uint8_t {arena_name(unit, memory)}[{size}]; /* buffers in {one_line(memory)} */")
-    for kind, views in (("input", program.inputs), ("output", program.outputs)):
-        for index, (name, view) in enumerate(views.items()):
-            stem = f"{unit.model.upper()}_{kind.upper()}_{index}"
-            c_type = C_TYPES[view.type.dtype]
-            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
-            lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
-            lines.append(f"#define {stem} (({c_type} *)(void *)({place(unit, view)}))")
-    lines += [
-        "",
-        "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
-        f"void {unit.model}_run(void);",
-        "",
-    ]
-    if program.states:
-        nbytes = sum(kept.first.nbytes for kept in program.states)
-        lines += [
-            f"/* Forgets what is kept between inferences ({nbytes} bytes), for the start of a new sequence.",
-            "   Before the first inference it happens by itself. */",
-            f"void {unit.model}_reset(void);",
-            "",
-        ]
-    return guard(f"{unit.model.upper()}_H", "\n".join(lines))

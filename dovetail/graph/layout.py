@@ -9,6 +9,8 @@ whose logical shape is N, H, W, C:
 
 An axis whose size is no multiple of its coarsest step ends in a block that is only partly used; the rest of it is
 padding, part of the value's bytes but of no meaning. Elements lie row-major in the physical dimensions.
+
+Within a block the index may count down instead: rows whose bytes are swapped in words of four are "N C H W/4 -4w".
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 
@@ -29,7 +31,7 @@ Dimension = tuple[int, int]
 
 _LETTERS = {1: "C", 2: "NC", 3: "NWC", 4: "NHWC", 5: "NDHWC"}
 _OTHERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_PART = re.compile(r"(\d*)([A-Za-z])(?:/(\d+))?")
+_PART = re.compile(r"(-?)(\d*)([A-Za-z])(?:/(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,14 @@ class Layout:
     """An order of physical dimensions.
 
     Raises:
-        ValueError: an axis is missing, its steps do not divide each other, or its finest step is not 1.
+        ValueError: an axis is missing, its steps do not divide each other, its finest step is not 1, or what counts
+            down is no dimension within a block.
     """
 
     dims: tuple[Dimension, ...]
     """Outermost first."""
+    backwards: tuple[Dimension, ...] = ()
+    """Dimensions within a block whose first index lies last."""
 
     def __post_init__(self) -> None:
         """Check the rules."""
@@ -53,6 +58,9 @@ class Layout:
             divide = all(fine > 0 and coarse > fine and coarse % fine == 0 for coarse, fine in pairwise(steps))
             if not divide or steps[-1] != 1:
                 raise ValueError(f"the steps {list(steps)} of axis {axis} do not divide each other down to 1")
+        for axis, step in self.backwards:
+            if (axis, step) not in self.dims or self.coarser(axis, step) is None:
+                raise ValueError(f"step {step} of axis {axis} cannot count down: it is not within a block")
 
     @cached_property
     def rank(self) -> int:
@@ -63,6 +71,14 @@ class Layout:
     def is_row_major(self) -> bool:
         """True when nothing is blocked and the axes are in their logical order."""
         return self.dims == tuple((axis, 1) for axis in range(self.rank))
+
+    def index(self, axis: int, step: int, place: Array) -> Array:
+        """The index along (axis, step) of the elements at some places of the axis."""
+        coarser, index = self.coarser(axis, step), place // step
+        if coarser is None:
+            return index
+        count = coarser // step
+        return count - 1 - index % count if (axis, step) in self.backwards else index % count
 
     def steps(self, axis: int) -> tuple[int, ...]:
         """The steps of an axis, coarsest first."""
@@ -78,13 +94,14 @@ class Layout:
 
     def __str__(self) -> str:
         """As people write it, e.g. "N C/16 H W 16c": upper case and step for the coarsest dimension of an axis, its
-        number of indices and lower case for those within a block ("4c/4" where they do not go down to 1)."""
+        number of indices and lower case for those within a block ("4c/4" where they do not go down to 1, "-4c" where
+        they count down)."""
         letters = _letters(self.rank)
         parts = []
         for axis, step in self.dims:
             coarser = self.coarser(axis, step)
             letter = letters[axis] if coarser is None else f"{coarser // step}{letters[axis].lower()}"
-            parts.append(letter + (f"/{step}" if step > 1 else ""))
+            parts.append(("-" if (axis, step) in self.backwards else "") + letter + (f"/{step}" if step > 1 else ""))
         return " ".join(parts)
 
 
@@ -101,11 +118,12 @@ def from_notation(text: str) -> Layout:
     found = [_PART.fullmatch(part) for part in text.split()]
     if None in found or not found:
         raise ValueError(f"{text!r} is not a layout")
-    parts = [(match[2].upper(), int(match[3] or 1)) for match in found if match]
-    letters = _letters(len({letter for letter, _ in parts}))
-    if any(letter not in letters for letter, _ in parts):
+    parts = [(match[3].upper(), int(match[4] or 1), bool(match[1])) for match in found if match]
+    letters = _letters(len({letter for letter, _, _ in parts}))
+    if any(letter not in letters for letter, _, _ in parts):
         raise ValueError(f"{text!r} names other axes than {' '.join(letters)}")
-    layout = Layout(tuple((letters.index(letter), step) for letter, step in parts))
+    dims = [((letters.index(letter), step), down) for letter, step, down in parts]
+    layout = Layout(tuple(dimension for dimension, _ in dims), tuple(dimension for dimension, down in dims if down))
     if str(layout) != " ".join(text.split()):
         raise ValueError(f"{text!r} is not how the layout {str(layout)!r} is written")
     return layout
@@ -126,6 +144,7 @@ def blocked(order: Sequence[int], axis: int, size: int) -> Layout:
     return Layout((*((other, size if other == axis else 1) for other in order), (axis, 1)))
 
 
+@lru_cache(maxsize=4096)
 def physical_shape(layout: Layout, shape: Shape) -> Shape:
     """Sizes of the physical dimensions of a value of a logical shape, the last block of an axis padded up.
 
@@ -146,14 +165,15 @@ def to_physical(array: Array, layout: Layout) -> Array:
     blocks = [layout.block(axis) for axis in range(layout.rank)]
     padded = np.pad(array, [(0, -size % block) for size, block in zip(array.shape, blocks, strict=True)])
     split, order = _split_axes(layout, padded.shape)
-    return np.ascontiguousarray(padded.reshape(split).transpose(order))
+    return np.ascontiguousarray(np.flip(padded.reshape(split).transpose(order), _down(layout)))
 
 
 def from_physical(array: Array, layout: Layout, shape: Shape) -> Array:
     """The logical array of `shape` whose elements lie as `array`, of the physical shape, says."""
     whole = tuple(-(-size // layout.block(axis)) * layout.block(axis) for axis, size in enumerate(shape))
     _, order = _split_axes(layout, whole)
-    joined = array.reshape(physical_shape(layout, shape)).transpose(np.argsort(order)).reshape(whole)
+    counted = np.flip(array.reshape(physical_shape(layout, shape)), _down(layout))
+    joined = counted.transpose(np.argsort(order)).reshape(whole)
     return np.ascontiguousarray(joined[tuple(slice(0, size) for size in shape)])
 
 
@@ -164,6 +184,11 @@ def _split_axes(layout: Layout, shape: Shape) -> tuple[Shape, tuple[int, ...]]:
     return tuple(sizes[place] for place in places), tuple(places.index(dimension) for dimension in layout.dims)
 
 
+def _down(layout: Layout) -> tuple[int, ...]:
+    """The places of the physical dimensions that count down."""
+    return tuple(place for place, dimension in enumerate(layout.dims) if dimension in layout.backwards)
+
+
 def nbytes(layout: Layout | None, kind: TensorType) -> int:
     """Bytes of a value that lies in a layout (None: row-major), padding included."""
     if layout is None:
@@ -172,7 +197,8 @@ def nbytes(layout: Layout | None, kind: TensorType) -> int:
 
 
 def axis_offsets(layout: Layout, strides: Sequence[int], shape: Shape) -> tuple[Array, ...]:
-    """Per logical axis, how far each of its indices is from the first: an element's offset is the sum over the axes.
+    """Per logical axis, how far each of its indices is from the first physical one: an element's offset is the sum over
+    the axes.
 
     Args:
         layout: how the value lies.
@@ -184,9 +210,7 @@ def axis_offsets(layout: Layout, strides: Sequence[int], shape: Shape) -> tuple[
     """
     found = [np.zeros(size, dtype=np.int64) for size in shape]
     for (axis, step), stride in zip(layout.dims, strides, strict=True):
-        index = np.arange(shape[axis]) // step
-        coarser = layout.coarser(axis, step)
-        found[axis] += (index if coarser is None else index % (coarser // step)) * stride
+        found[axis] += layout.index(axis, step, np.arange(shape[axis])) * stride
     return tuple(found)
 
 

@@ -35,13 +35,28 @@ def trim(graph: Graph) -> Graph:
     return made if work(made) < work(graph) else graph
 
 
-def part(graph: Graph, wanted: Mapping[str, Box]) -> Graph:
-    """The graph that computes a box of each output from slices of the inputs; values keep their names.
+def part(graph: Graph, wanted: Mapping[str, Box], suffix: str = "") -> Graph:
+    """The graph that computes a box of each output from slices of the inputs.
+
+    Args:
+        graph: the whole.
+        wanted: the box of each output.
+        suffix: what the names of values get behind them; inputs and whole constants keep theirs.
 
     Raises:
         ValueError: an operator cannot be computed in such a part.
     """
-    return _cut(graph, wanted, exact=True)
+    cut = _cut(graph, wanted, exact=True)
+    kept = {name for name in graph.constants if name in cut.types and cut.types[name] == graph.types[name]}
+    names = {name: name if name in kept or name in cut.inputs else name + suffix for name in cut.types}
+    nodes = (replace(n, inputs=tuple(names[v] for v in n.inputs), output=names[n.output]) for n in cut.nodes)
+    return replace(
+        cut,
+        outputs=tuple(names[name] for name in cut.outputs),
+        nodes=tuple(nodes),
+        types={names[name]: kind for name, kind in cut.types.items()},
+        constants={names[name]: array for name, array in cut.constants.items()},
+    )
 
 
 def work(graph: Graph) -> int:

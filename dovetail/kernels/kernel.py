@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.graph.types import Array, DType
 
+_STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
+"""A static variable inside a function."""
 BLOCK = "layer"
 """Name of the parameter that points to a layer's block, and key for the block's C name."""
 
@@ -116,6 +119,11 @@ class CoreKernel:
     def told(self) -> tuple[Parameter, ...]:
         """The parameters and the members of the block."""
         return (*self.parameters, *(self.block.members if self.block else ()))
+
+    @property
+    def has_storage(self) -> bool:
+        """True when it keeps anything in static memory while it runs: then two cores may not be in it at once."""
+        return bool(_STORAGE.search(self.source + self.shared))
 
 
 @dataclass

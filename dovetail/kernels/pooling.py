@@ -31,7 +31,7 @@ _NARROW = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 
 
 @dataclass(frozen=True)
-class _Pooling:
+class Pooling:
     """One pool kernel being written."""
 
     region: Region
@@ -133,4 +133,4 @@ def checked_pool(region: Region) -> tuple[Pool, DType, Window]:
 def write_pooling(region: Region, scope: Scope) -> Callable[[str], list[str]]:
     """The writer of a pool kernel."""
     operator, _, window = checked_pool(region)
-    return _Pooling(region, scope, window, operator).write
+    return Pooling(region, scope, window, operator).write

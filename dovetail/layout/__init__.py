@@ -16,8 +16,23 @@ from dovetail.graph.layout import Layout, nbytes
 from dovetail.layout.choose import choose
 from dovetail.layout.insert import insert
 from dovetail.layout.inside import Inside, inside
+from dovetail.operators.movement import Relayout
 from dovetail.partition.regions import Region
 from dovetail.target.description import Target
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A change of a value's layout."""
+
+    layer: str
+    """The region that does it."""
+    maker: str
+    """Who computes the value: an engine, the DMA, "core", or "input"."""
+    readers: tuple[str, ...]
+    """Who reads the result; "output" where the network gives it."""
+    nbytes: int
+    """Bytes read and written."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,20 @@ class Placed:
     def nbytes(self, value: str) -> int:
         """Bytes of a value as it lies, unused parts of last blocks included."""
         return nbytes(self.layouts.get(value), self.graph.types[value])
+
+    def conversions(self) -> tuple[Conversion, ...]:
+        """The relayouts, in execution order."""
+        made = {region.output: region.place for region in self.regions}
+        found = []
+        for region in self.regions:
+            if not isinstance(region.graph.nodes[0].operator, Relayout):
+                continue
+            source, result = region.graph.inputs[0], region.output
+            readers = [reader.place for reader in self.regions if result in reader.graph.inputs]
+            readers += ["output"] if result in self.graph.outputs else []
+            moved = self.nbytes(source) + self.nbytes(result)
+            found.append(Conversion(region.name, made.get(source, "input"), tuple(dict.fromkeys(readers)), moved))
+        return tuple(found)
 
 
 def choose_layouts(
@@ -56,4 +85,4 @@ def choose_layouts(
     return Placed(placed, known, layouts, inside(placed, known))
 
 
-__all__ = ["Inside", "Placed", "choose_layouts"]
+__all__ = ["Conversion", "Inside", "Placed", "choose_layouts"]

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
 from dovetail.errors import ModelError
 from dovetail.graph.graph import Graph, Node
 from dovetail.graph.layout import Layout
 from dovetail.graph.stretch import moves_nothing
-from dovetail.graph.types import DType
+from dovetail.graph.types import Box, DType, full_box
 from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.knobs import Choice
-from dovetail.target.pattern import Match, Mismatch, match_pattern
+from dovetail.target.pattern import Match, Mismatch, Scope, match_pattern
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part of a region's result, computed by one of several engines."""
+
+    engine: Engine
+    offload: Offload
+    box: Box
+
+
+@dataclass(frozen=True)
+class Slot:
+    """When a region is thought to be computed, in cycles since the start of the network."""
+
+    issue: int
+    """When the core starts it."""
+    begin: int
+    """When it begins: engines have queues."""
+    end: int
+    fetch: int = 0
+    """When its constants are fetched, if that is done early."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +66,36 @@ class Region:
 
     still: bool = False
     """True where the core has nothing to do: the result lies in the operand, or the operands lie in the result."""
+    shares: tuple[Share, ...] = ()
+    """Who computes which part where several engines compute it together, the first of them being `engine`; empty where
+    one does it all. (Set by the place stage, as `slot` is.)"""
+    slot: Slot | None = None
+    """When it is scheduled; None where regions are computed one after the other."""
+    box: Box | None = None
+    """The part of the result that is computed, in one of `parts`; None for all of it."""
 
     @property
     def place(self) -> str:
-        """Who does the region: an engine, the DMA or "core"."""
+        """Who does the region: an engine, several joined by "+", the DMA or "core"."""
+        if self.shares:
+            return "+".join(share.engine.name for share in self.shares)
         return self.engine.name if self.engine else self.mover or "core"
+
+    @property
+    def parts(self) -> tuple[Region, ...]:
+        """The region as each engine sees it: itself, or one for each share, numbered."""
+        return tuple(self._part(number, share) for number, share in enumerate(self.shares)) or (self,)
+
+    def _part(self, number: int, share: Share) -> Region:
+        match = match_pattern(share.offload.pattern, self.graph, self.output)
+        assert isinstance(match, Match), "shares are only given to engines that take the region"
+        name, engine, offload = f"{self.name}_part_{number}", share.engine, share.offload
+        return replace(self, name=name, match=match, engine=engine, offload=offload, shares=(), box=share.box)
+
+    @property
+    def extent(self) -> Box:
+        """The box of the result that is computed."""
+        return self.box or full_box(self.graph.types[self.output].shape)
 
     @property
     def output(self) -> str:
@@ -64,7 +111,9 @@ class Region:
     @property
     def takes_strides(self) -> bool:
         """True when its operands and its result may be parts of other values: an engine's, as a rule."""
-        return self.offload is not None and self.offload.strided
+        return self.offload is not None and all(
+            offload.strided for offload in (self.offload, *(share.offload for share in self.shares))
+        )
 
     @property
     def is_view(self) -> bool:
@@ -112,7 +161,7 @@ def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
 
 
 def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
-    """Why the other offloads that could compute what a region's offload begins with did not: one sentence each.
+    """Why the engine's other offloads that could compute what a region's offload begins with did not, a sentence each.
 
     Args:
         graph: the whole network.
@@ -125,7 +174,8 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
     found = [
         (engine, offload)
         for engine, offload, match in _attempts(graph, target, node)
-        if isinstance(match, Match) and (engine.name, offload.name) != (region.engine.name, region.offload.name)
+        if isinstance(match, Match) and not offload.lossy
+        and engine.name == region.engine.name and offload.name != region.offload.name
     ]
     return tuple(
         f"{engine.name} {offload.name} takes it too; {region.engine.name} {region.offload.name} is declared first"
@@ -140,7 +190,8 @@ def _attempts(graph: Graph, target: Target, node: Node) -> Iterator[tuple[Engine
             found = match_pattern(offload.pattern, graph, node.output)
             if isinstance(found, Match):
                 found = _alone(graph, offload, found)
-                failures = (constraint.failure(found) for constraint in offload.constraints)
+                asked = (constraint for constraint in offload.constraints if constraint.scope is not Scope.TILES)
+                failures = (constraint.failure(found) for constraint in asked)
                 sentence = next((failure for failure in failures if failure), None)
                 if sentence is not None:
                     found = Mismatch(sentence, len(graph.nodes) + len(found.nodes))

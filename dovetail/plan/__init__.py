@@ -13,6 +13,7 @@ from dovetail.plan.in_place import overwrites
 from dovetail.plan.lower import Lowered, lower
 from dovetail.plan.tiles import EARLY, Tiling, choose_tiling, complete
 from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
+from dovetail.program.mirror import mirror
 from dovetail.program.synchronise import synchronise
 from dovetail.target.description import Target
 
@@ -27,9 +28,16 @@ class Plan:
     program: Program
     placements: tuple[Placement, ...]
     tilings: Mapping[str, Tiling]
+    """By region name; of a region with shares, by the names of its parts."""
 
 
-def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Collection[str] = ()) -> Plan:
+def plan(
+    placed: Placed,
+    target: Target,
+    reserved: Mapping[str, int],
+    near: Collection[str] = (),
+    cores: Mapping[str, int] | None = None,
+) -> Plan:
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
@@ -40,23 +48,26 @@ def plan(placed: Placed, target: Target, reserved: Mapping[str, int], near: Coll
         target: the machine.
         reserved: bytes of each memory taken by code, constants and stack.
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
+        cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
     choice = _Choice(_first_homes(placed, target, near), _first_early(placed.regions))
     dma = target.dma.name if target.dma else CORE
+    cut: _Choice | None = None
     while True:
-        tilings, stuck = _tilings(placed, target, choice, reserved)
+        if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
+            cut, (tilings, stuck) = choice, _tilings(placed, target, choice, reserved)
         if stuck is not None:
             choice = _spill_for(stuck, placed, target, choice)
             continue
-        lowered = lower(placed, tilings, target, choice.homes, choice.early)
+        lowered = lower(placed, tilings, target, choice.homes, choice.early, cores or {})
         statements = synchronise(lowered.statements, dma, choice.settle)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
-            return Plan(_program(placed, lowered, statements, placements, dma), placements, tilings)
+            return Plan(_program(placed, lowered, statements, placements, dma, target), placements, tilings)
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         if crowded.memory == target.values and not any(_can_give_way(buffer) for buffer in alive):
@@ -98,15 +109,28 @@ def _first_early(regions: Sequence[Region]) -> frozenset[str]:
 def _first_homes(placed: Placed, target: Target, near_ends: Collection[str]) -> dict[str, str]:
     """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     graph, regions = placed.graph, placed.regions
-    near = target.engines[0].memory if target.engines else target.values
-    homes = {name: near if name in near_ends else target.values for name in graph.inputs}
+    homes = {name: _near(name, regions, target) if name in near_ends else target.values for name in graph.inputs}
     for region in regions:
         if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
         else:
             is_end = region.output in graph.outputs and region.output not in near_ends
-            homes[region.output] = target.values if is_end else near
+            homes[region.output] = target.values if is_end else _near(region.output, regions, target)
+    for name, inside in placed.inside.items():  # a part lies where the whole does
+        homes |= dict.fromkeys(_sharing(name, regions), homes[inside.outer])
     return homes
+
+
+def _near(value: str, regions: Sequence[Region], target: Target) -> str:
+    """The engines' memory a value lies in: that of most engines that make or read it, the maker's if it is a draw;
+    of the next engine where none does; that of values without engines."""
+    own = [part.engine.memory for r in regions if value == r.output for part in r.parts if part.engine]
+    own += [part.engine.memory for r in regions if value in r.graph.inputs for part in r.parts if part.engine]
+    if own:
+        return max(dict.fromkeys(own), key=own.count)
+    after = next((i for i, r in enumerate(regions) if value in (r.output, *r.graph.inputs)), 0)
+    following = (r.engine.memory for r in (*regions[after:], *reversed(regions[:after])) if r.engine)
+    return next(following, target.engines[0].memory if target.engines else target.values)
 
 
 def _tilings(
@@ -115,24 +139,33 @@ def _tilings(
     """Tilings by region name, and the first region there is no room for."""
     found: dict[str, Tiling] = {}
     for region in placed.regions:
-        if region.engine is not None:
-            resident = _resident(region, placed, choice.homes)
-            budget = _room(target, region.engine.memory, reserved) - resident - choice.withheld
+        taken: dict[str, int] = {}
+        for part in region.parts if region.engine is not None else ():
+            assert part.engine is not None
+            memory = part.engine.memory
+            position = placed.regions.index(region)
+            free = _room(target, memory, reserved) - _resident(position, memory, placed, choice.homes)
+            budget = free - choice.withheld - taken.get(memory, 0)
             try:
-                found[region.name] = complete(region, choose_tiling(region, target, choice.homes, budget))
+                found[part.name] = complete(part, choose_tiling(part, target, choice.homes, budget))
             except PlanError as error:
-                return found, (region, error)
+                return found, (part, error)
+            taken[memory] = taken.get(memory, 0) + found[part.name].nbytes
     return found, None
 
 
 def _spill_for(
     stuck: tuple[Region, PlanError], placed: Placed, target: Target, choice: _Choice
 ) -> _Choice:
-    """Move the largest value that is in a region's way out of the engine's memory; raises its error when none is."""
+    """Move the largest value that is in the way of a region (or part) out of its engine's memory; raises its error
+    when none is."""
     region, error = stuck
+    assert region.engine is not None
     regions, inside = placed.regions, placed.inside
-    values = [(placed.nbytes(r.output), r.output) for r in _resident_regions(region, regions, choice.homes)]
-    if not values or (region.engine is not None and region.engine.memory == target.values):
+    position = next(index for index, r in enumerate(regions) if r.output == region.output)
+    resident = _resident_regions(position, region.engine.memory, regions, choice.homes)
+    values = [(placed.nbytes(r.output), r.output) for r in resident]
+    if not values or region.engine.memory == target.values:
         raise error
     largest = max(values)[1]
     outer = inside[largest].outer if largest in inside else largest
@@ -149,28 +182,27 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
     return names
 
 
-def _resident(region: Region, placed: Placed, homes: Mapping[str, str]) -> int:
-    """Bytes of the engine's memory that values hold while a region runs."""
-    assert region.engine is not None
+def _resident(position: int, memory: str, placed: Placed, homes: Mapping[str, str]) -> int:
+    """Bytes of an engine's memory that values hold while the region at a position runs."""
     regions = placed.regions
     computed = {r.output for r in regions}
     ends = {
         name: placed.nbytes(name)
-        for r in regions[regions.index(region) :]
+        for r in regions[position:]
         for name in r.graph.inputs
-        if name not in computed and homes[name] == region.engine.memory
+        if name not in computed and homes[name] == memory
     }
-    values = sum(placed.nbytes(r.output) for r in _resident_regions(region, regions, homes))
+    values = sum(placed.nbytes(r.output) for r in _resident_regions(position, memory, regions, homes))
     return values + sum(ends.values())
 
 
-def _resident_regions(region: Region, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:
-    """The regions whose results lie in the engine's memory while a region runs, its own included."""
-    assert region.engine is not None
-    position = regions.index(region)
+def _resident_regions(
+    position: int, memory: str, regions: Sequence[Region], homes: Mapping[str, str]
+) -> list[Region]:
+    """The regions whose results lie in a memory while the region at a position runs, its own included."""
     found = []
     for index, producer in enumerate(regions[: position + 1]):
-        if homes[producer.output] != region.engine.memory or producer.is_view:
+        if homes[producer.output] != memory or producer.is_view:
             continue
         names = _sharing(producer.output, regions)
         last = max((i for i, user in enumerate(regions) if names & set(user.graph.inputs)), default=index)
@@ -227,20 +259,27 @@ def _program(
     statements: Sequence[Statement],
     placements: Sequence[Placement],
     dma: str,
+    target: Target,
 ) -> Program:
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
     buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
+    inputs = {name: lowered.values[name] for name in placed.graph.given}
+    outputs = {name: lowered.values[name] for name in placed.graph.results}
+    states = tuple(Kept(lowered.values[read], first) for read, _, first in placed.graph.kept)
+    kept = [state.view for state in states]
+    copying = [engine.name for engine in target.engines if engine.mirror]
     return Program(
         name=placed.graph.name,
         buffers=buffers,
         constants=lowered.constants,
         statements=tuple(statements),
         layers=tuple(region.name for region in placed.regions),
-        inputs={name: lowered.values[name] for name in placed.graph.given},
-        outputs={name: lowered.values[name] for name in placed.graph.results},
+        inputs=inputs,
+        outputs=outputs,
         values=lowered.values,
         dma=dma,
-        states=tuple(Kept(lowered.values[read], first) for read, _, first in placed.graph.kept),
+        states=states,
+        moves=mirror(statements, buffers, copying, [*inputs.values(), *kept], [*outputs.values(), *kept]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -11,13 +12,13 @@ from dovetail.graph.layout import nbytes
 from dovetail.graph.types import Array, Box, DType, TensorType
 from dovetail.layout import Placed
 from dovetail.partition.regions import Region
+from dovetail.plan.cores import split, workers_first
 from dovetail.plan.movement import copies
+from dovetail.plan.order import Parts, in_turn
 from dovetail.plan.tiles import PACK_ALIGNMENT, EngineTile, Tiling
 from dovetail.program.ir import (
     CORE,
-    Begin,
     Buffer,
-    Call,
     Copy,
     Launch,
     Role,
@@ -47,10 +48,13 @@ class _Context:
     placed: Placed
     target: Target
     homes: Mapping[str, str]
+    cores: Mapping[str, int]
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
     blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    fetched: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    """Layer, constant and memory -> the buffer that holds the constant for all parts of the layer."""
     fetches: dict[str, str] = field(default_factory=dict)
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
@@ -63,21 +67,13 @@ class _Context:
         return self.values[value].seen_as(region.layouts.get(value))
 
 
-@dataclass
-class _Parts:
-    """One region's statements: what may be done early, what must come before its first launch, and the rest."""
-
-    early: list[Statement] = field(default_factory=list)
-    head: list[Statement] = field(default_factory=list)
-    rest: list[Statement] = field(default_factory=list)
-
-
 def lower(
     placed: Placed,
     tilings: Mapping[str, Tiling],
     target: Target,
     homes: Mapping[str, str],
     early: frozenset[str],
+    cores: Mapping[str, int],
 ) -> Lowered:
     """Statements in issue order, without waits.
 
@@ -87,28 +83,33 @@ def lower(
         target: the machine.
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
+        cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
     """
     graph, regions = placed.graph, placed.regions
-    context = _Context(placed, target, homes)
+    context = _Context(placed, target, homes, cores)
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
         buffer = context.buffer(stem, homes[name], placed.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=placed.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
-    ordered: list[Statement] = []
     waiting = _early_of_next(regions, parts, early)
-    for index, part in enumerate(parts):
-        ordered.append(Begin(index))
-        ordered += [*part.early, *part.head, *waiting.get(index, []), *part.rest]
+    for index, fetches in waiting.items():
+        if regions[index].slot and regions[index].place == CORE:  # a kernel would hold them up
+            parts[index].head[:0] = fetches
+        else:
+            parts[index].head += fetches
+    ordered = in_turn([region.slot for region in regions], parts)
+    ordered = workers_first(ordered, regions, cores) if cores else ordered
     for read, written, _ in graph.kept:
-        _replace_state(ordered, context.values[read], context.values[written])
+        _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     return Lowered(tuple(ordered), context.buffers, context.constants, context.values, context.fetches)
 
 
-def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
-    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more."""
-    last = max(
+def _replace_state(ordered: list[Statement], state: View, value: View, at_end: bool) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more; or at the
+    end, where other cores may read them until then."""
+    last = len(ordered) - 1 if at_end else max(
         index
         for index, statement in enumerate(ordered)
         if any(view.buffer == state.buffer for view in reads(statement))
@@ -117,39 +118,51 @@ def _replace_state(ordered: list[Statement], state: View, value: View) -> None:
     ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
 
 
-def _early_of_next(regions: Sequence[Region], parts: list[_Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
-    """Move each early region's constants behind the first loads of the engine region before it (or the very start)."""
+def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
+    """Move each early region's constants behind the first loads of the engine region before it (or the very start), or
+    to where they are scheduled."""
     placed: dict[int, list[Statement]] = {}
     previous = 0
     for index, region in enumerate(regions):
         if region.engine is None:
             continue
         if region.name in early and index > 0:
-            placed.setdefault(previous, []).extend(parts[index].early)
+            placed.setdefault(_fetched_with(regions, index, previous), []).extend(parts[index].early)
             parts[index].early = []
         previous = index
     return placed
 
 
-def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> _Parts:
+def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
+    """The region with which the constants of another one are fetched: the last that is issued when that is scheduled;
+    the engine region before where nothing is."""
+    own = regions[index].slot
+    if own is None:
+        return previous
+    issued = [i for i, r in enumerate(regions[:index]) if r.slot and r.slot.issue <= own.fetch and not r.is_view]
+    return issued[-1] if issued else 0
+
+
+def _region(context: _Context, index: int, region: Region, tilings: Mapping[str, Tiling]) -> Parts:
     graph = context.placed.graph
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
         source = context.operand(region, region.graph.inputs[0])
         context.values[region.output] = dense_view(source.buffer, kind, source.offset)
-        return _Parts()
+        return Parts()
     result = _result(context, region)
     context.values[region.output] = result
     if region.still:
-        return _Parts()
+        return Parts()
     if region.engine is not None:
-        return _engine(context, index, region, tilings[region.name], result)
+        return _together([_engine(context, index, part, tilings[part.name], result) for part in region.parts])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
-        return _Parts(head=[copy for copy in moved if not _in_place(copy)])
-    return _Parts(head=[Call(index, region.graph, operands, result)])
+        return Parts(head=[copy for copy in moved if not _in_place(copy)])
+    core = context.cores.get(region.output)
+    return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 
 def _in_place(copy: Copy) -> bool:
@@ -184,9 +197,9 @@ def _outer(context: _Context, value: str) -> View:
     return dense_view(name, placed.graph.types[value], 0, placed.layouts.get(value))
 
 
-def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> _Parts:
+def _engine(context: _Context, index: int, region: Region, tiling: Tiling, result: View) -> Parts:
     """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
-    parts = _Parts()
+    parts = Parts()
     loads = [_tile_loads(context, index, region, tiling, number) for number in range(len(tiling.tiles))]
     first_constants, first_inputs = loads[0][0], loads[0][1]
     parts.early += first_constants
@@ -198,13 +211,26 @@ def _engine(context: _Context, index: int, region: Region, tiling: Tiling, resul
         stores = [[Copy(index, launch.result, result.part(tile.tile.box))] for launch, tile in pairs]
     late = tiling.buffers - 1
     for number, launch in enumerate(launches):
-        parts.rest.append(launch)
+        step: list[Statement] = [launch]
         if number >= late:
-            parts.rest += stores[number - late]
+            step += stores[number - late]
         if number + 1 < len(launches):
-            parts.rest += [*loads[number + 1][0], *loads[number + 1][1]]
-    parts.rest += [copy for store in stores[len(stores) - late :] for copy in store]
+            step += [*loads[number + 1][0], *loads[number + 1][1]]
+        parts.rest.append(step)
+    parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
     return parts
+
+
+def _together(shares: Sequence[Parts]) -> Parts:
+    """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
+    early = [statement for share in shares for statement in share.early]
+    head = [statement for share in shares for statement in share.head]
+    tail = [statement for share in shares for statement in share.tail]
+    rest = []
+    for turn in zip_longest(*(share.rest for share in shares), fillvalue=()):
+        launches = [step[0] for step in turn if step]
+        rest.append([*launches, *(statement for step in turn for statement in step[1:])])
+    return Parts(early, head, rest, tail)
 
 
 def _slots(keys: Sequence[object], buffers: int) -> list[tuple[int, bool]]:
@@ -229,11 +255,14 @@ def _tile_loads(
     inputs: list[Statement] = []
     if tile.packed and "" not in tiling.in_place:
         slot, load = _constant_slot(tiling, number)
-        if load:
-            source = _constant_blob(context, region, tile)
-            target = _tile_buffer(context, f"{region.name}_constants_{slot}", memory, source.type.elements)
-            context.fetches[target] = region.name
+        source, place = _constant_blob(context, region, tile), region.engine.constants or memory
+        shared = (index, source.buffer, place)
+        if load and shared not in context.fetched:
+            target = _tile_buffer(context, f"{region.name}_constants_{slot}", place, source.type.elements)
+            context.fetches[target] = context.placed.regions[index].name
             constants.append(Copy(index, source, dense_view(target, source.type)))
+            if len({_channels(other.tile.box) for other in tiling.tiles}) == 1:  # they stay where they are
+                context.fetched[shared] = target
     for value in region.graph.inputs:
         if value in tiling.in_place:
             continue
@@ -312,7 +341,7 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
             operands[value] = dense_view(
                 f"{region.name}_in{position}_{slot}", graph.types[value], 0, layouts.get(value)
             )
-    operands |= _packed(context, region, tiling, number)
+    operands |= _packed(context, index, region, tiling, number)
     if tile.scratch:
         buffer = _tile_buffer(context, f"{region.name}_scratch", memory, tile.scratch)
         operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
@@ -327,15 +356,20 @@ def _launch(context: _Context, index: int, region: Region, tiling: Tiling, numbe
     return Launch(index, region.engine.name, tile.match, operands, written, tile.packed, layouts, queue)
 
 
-def _packed(context: _Context, region: Region, tiling: Tiling, number: int) -> dict[str, View]:
+def _packed(
+    context: _Context, index: int, region: Region, tiling: Tiling, number: int
+) -> dict[str, View]:
     """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
+    assert region.engine is not None
     tile = tiling.tiles[number]
     if not tile.packed:
         return {}
     if "" in tiling.in_place:
         buffer = _constant_blob(context, region, tile).buffer
     else:
-        buffer = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
+        own = f"{region.name}_constants_{_constant_slot(tiling, number)[0]}"
+        blob = _constant_blob(context, region, tile).buffer
+        buffer = context.fetched.get((index, blob, region.engine.constants or region.engine.memory), own)
     offsets = pack_offsets(tile.packed, _alignment(context, region))
     kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
     return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}

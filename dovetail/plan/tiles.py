@@ -9,11 +9,11 @@ from itertools import product
 from dovetail.errors import PlanError
 from dovetail.graph.crop import Tile, crop
 from dovetail.graph.layout import check_part, nbytes
-from dovetail.graph.types import Array, Box, Shape, full_box
+from dovetail.graph.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.partition.regions import Region
 from dovetail.target.description import Dma, Target
 from dovetail.target.knobs import Choice
-from dovetail.target.pattern import Match, match_pattern
+from dovetail.target.pattern import Match, Scope, match_pattern
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
 """Names of the planner's knobs; the sizes of a tile are `TILE`."""
@@ -60,13 +60,21 @@ class Tiling:
     """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
     channels_outer: bool = True
     """Whether all positions are computed for some channels before the next channels are."""
+    fetching: int = 0
+    """Cycles the DMA copies constants for all tiles."""
+    moving: int = 0
+    """Cycles it loads operands and stores results."""
+    ready_cycles: int = 0
+    """Estimated cycles from when the constants are there, as they are where they are fetched early."""
+    starting: int = 0
+    """Cycles in which the core goes along with tiles it starts."""
 
 
 def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budget: int) -> Tiling:
     """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
 
     Args:
-        region: one with an engine.
+        region: one with an engine, or one of its parts.
         target: the machine.
         homes: memory each value lies in.
         budget: bytes of the engine's memory free for tiles.
@@ -76,7 +84,7 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
             region's knobs is; names the knobs.
     """
     assert region.engine is not None
-    shape = region.graph.types[region.output].shape
+    shape = box_shape(region.extent)
     values = (*region.graph.inputs, region.output)
     in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
     if target.reads_constants(region.engine):
@@ -98,17 +106,26 @@ def choose_tiling(region: Region, target: Target, homes: Mapping[str, str], budg
                 best = tiling
         if best is not None:
             break
-    if best is None and not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
-        raise chosen_too_large(region, smallest, budget)
     if best is None:
-        needed, size = smallest or (0, shape)
-        raise PlanError(
-            f"the smallest tile of {region.name}, {'x'.join(map(str, size))}, needs {needed} bytes of "
-            f"{region.engine.memory}; {budget} are free",
-            where=", ".join(region.origins),
-            hint=f"a {region.engine.memory} larger by {needed - budget} bytes, or fewer channels in this layer",
-        )
+        raise _too_large(region, smallest, budget)
     return best
+
+
+def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
+    """The error of a region without a tile that fits; arguments as of `chosen_too_large`."""
+    assert region.engine is not None
+    if not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
+        return chosen_too_large(region, smallest, budget)
+    where, fewer = ", ".join(region.origins), "fewer channels in this layer"
+    if smallest is None:
+        engine = region.engine
+        what = f"no tile of {region.name} is one {engine.name} can compute"
+        held = f", with constants that fit {engine.constants}" if engine.constants else ""
+        return PlanError(what + held, where=where, hint=fewer)
+    needed, size = smallest
+    memory, shape = region.engine.memory, "x".join(map(str, size))
+    what = f"the smallest tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+    return PlanError(what, where=where, hint=f"a {memory} larger by {needed - budget} bytes, or {fewer}")
 
 
 def _buffers(choice: Choice) -> tuple[int, ...]:
@@ -137,11 +154,11 @@ def chosen_too_large(region: Region, smallest: tuple[int, Shape] | None, budget:
     )
 
 
-def tile_boxes(shape: Shape, size: Shape, channels_outer: bool) -> Iterator[Box]:
-    """The tiles of a result, channels outermost or innermost."""
+def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
+    """The tiles of a box of a result, channels outermost or innermost."""
     spans = [
-        [(start, min(start + step, total)) for start in range(0, total, step)]
-        for total, step in zip(shape, size, strict=True)
+        [(start, min(start + step, end)) for start in range(begin, end, step)]
+        for (begin, end), step in zip(extent, size, strict=True)
     ]
     if channels_outer:
         for last, *rest in product(spans[-1], *spans[:-1]):
@@ -184,12 +201,13 @@ def cuts(total: int, step: int) -> list[int]:
 
 def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int) -> Tiling | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
-    assert region.offload is not None
-    shape = region.graph.types[region.output].shape
-    if size != shape and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
+    assert region.offload is not None and region.engine is not None
+    shape = box_shape(region.extent)
+    whole = region.graph.types[region.output].shape
+    if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
     try:
-        tile, match = tile_match(region, tuple((0, step) for step in size))
+        tile, match = tile_match(region, next(tile_boxes(region.extent, size, True)))
     except ValueError:
         return None
     first = EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
@@ -201,19 +219,24 @@ def _evaluate(region: Region, target: Target, size: Shape, in_place: frozenset[s
     result = 0 if region.output in in_place else _tile_bytes(region, first, region.output)
     tiles = spatial * channel_cuts
     nbytes = sum(loads.values()) * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    nbytes += packed * (buffers if channel_cuts > 1 else 1) + first.scratch
+    held = packed * (buffers if channel_cuts > 1 else 1)
+    if region.engine.constants and held > target.memory(region.engine.constants).size:
+        return None
+    nbytes += first.scratch + (0 if region.engine.constants else held)
     channels_outer = outer_channels(sum(loads.values()), packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
-    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial)
-    moved += packed * (channel_cuts if channels_outer or spatial == 1 else tiles) + result * tiles
-    setups = tiles * ((1 if loads else 0) + (1 if result else 0)) + (channel_cuts if "" not in in_place else 0)
+    moved = sum(loads.values()) * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
+    fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
+    setups, fetches = tiles * (bool(loads) + bool(result)), channel_cuts if "" not in in_place else 0
     engine = region.offload.cycles(first.match) * tiles + LAUNCH_CYCLES * tiles
-    exposed = sum(loads.values()) + packed + result
-    copying = _dma_cycles(target.dma, moved, setups)
-    together = max(engine, copying) if buffers > 1 else engine + copying
-    cycles = together + _dma_cycles(target.dma, exposed, 1)
-    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer)
+    ends, most = sum(loads.values()) + result, max if buffers > 1 else int.__add__
+    copying, moving = dma_cycles(target.dma, moved + fetched, setups + fetches), dma_cycles(target.dma, moved, setups)
+    cycles = most(engine, copying) + dma_cycles(target.dma, ends + packed, 1)
+    ready = most(engine, moving) + dma_cycles(target.dma, ends, 1 if ends else 0)
+    starting = region.offload.starting(first.match) * tiles
+    times = (copying - moving, moving, ready, starting)
+    return Tiling(size, (first,), in_place, nbytes, cycles, buffers, channels_outer, *times)
 
 
 def _tile_bytes(region: Region, tile: EngineTile, value: str) -> int:
@@ -234,7 +257,7 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
     Raises:
         PlanError: the engine takes the first tile and not another one, e.g. at an edge.
     """
-    boxes = tile_boxes(region.graph.types[region.output].shape, tiling.shape, tiling.channels_outer)
+    boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
     try:
         tiles = tuple(_engine_tile(region, box) for box in boxes)
     except ValueError as error:
@@ -266,7 +289,7 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(region, match))
     for constraint in offload.constraints:
-        failure = constraint.failure(match)
+        failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
         if failure:
             raise ValueError(failure)
     return tile, match
@@ -276,8 +299,26 @@ def _part(region: Region, box: Box) -> Tile:
     """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
     a strided window does not reach."""
     if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
-        return crop(region.graph, box)
+        return _whole_blocks(region, crop(region.graph, box))
     return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
+
+
+def _whole_blocks(region: Region, tile: Tile) -> Tile:
+    """The tile with operands up to the end of a block, where it computes the same from them: a strided window need not
+    reach it."""
+    types, reads = dict(tile.graph.types), dict(tile.reads)
+    for name, layout in ((name, region.layouts[name]) for name in tile.reads if name in region.layouts):
+        ends = zip(tile.reads[name], region.graph.types[name].shape, strict=True)
+        reads[name] = tuple(
+            (start, min(stop + -stop % layout.block(axis), size)) for axis, ((start, stop), size) in enumerate(ends)
+        )
+        types[name] = TensorType(box_shape(reads[name]), types[name].dtype)
+    if reads == tile.reads:
+        return tile
+    for node in tile.graph.nodes:
+        types[node.output] = node.operator.infer([types[name] for name in node.inputs])
+    same = types[region.output] == tile.graph.types[region.output]
+    return Tile(replace(tile.graph, types=types), tile.box, reads) if same else tile
 
 
 def offload_choice(region: Region, match: Match) -> Choice:
@@ -297,7 +338,8 @@ def _engine_tile(region: Region, box: Box) -> EngineTile:
     return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
 
 
-def _dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+def dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+    """Cycles of so many transfers of so many bytes in all; 0 without a DMA."""
     if dma is None:
         return 0
     return transfers * dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)

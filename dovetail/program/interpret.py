@@ -27,6 +27,7 @@ def interpret(program: Program, target: Target, inputs: Iterable[Mapping[str, Ar
             machine.write(program.inputs[name], array)
         for index, statement in enumerate(program.statements):
             machine.step(index, statement)
+        machine.bring(len(program.statements))
         found.append({name: machine.read(view) for name, view in program.outputs.items()})
     return found
 
@@ -63,14 +64,20 @@ def _compare(machine: _Machine, graph: Graph, inputs: Mapping[str, Array]) -> di
     for index, statement in enumerate(program.statements):
         machine.step(index, statement)
         for name in final.get(index, ()):
-            actual = machine.read(program.values[name])
-            if not np.array_equal(actual, expected[name]):
-                count = int((actual != expected[name]).sum())
-                layer = program.layers[statement.layer]
-                raise ProgramError(
-                    f"layer {layer}: {count} of {actual.size} elements of '{name}' differ from the graph"
-                )
+            actual = machine.read(program.values[name], machine.place(statement))
+            _require_equal(f"layer {program.layers[statement.layer]}", name, actual, expected[name])
+    if machine.copies:  # the outputs have still to be where the host reads them
+        machine.bring(len(program.statements))
+        for name, view in program.outputs.items():
+            if name in expected:
+                _require_equal("at the end", name, machine.read(view), expected[name])
     return expected
+
+
+def _require_equal(where: str, name: str, actual: Array, expected: Array) -> None:
+    if not np.array_equal(actual, expected):
+        count = int((actual != expected).sum())
+        raise ProgramError(f"{where}: {count} of {actual.size} elements of '{name}' differ from the graph")
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> It
             continue
         before = {name: memory.copy() for name, memory in machine.memories.items()}
         machine.step(index, statement)
-        yield Observed(index, statement, before, machine.read(statement.result))
+        yield Observed(index, statement, before, machine.read(statement.result, machine.place(statement)))
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
@@ -128,19 +135,38 @@ class _Machine:
         self.program = program
         self.memories = {memory.name: np.zeros(memory.size, dtype=np.uint8) for memory in target.memories}
         self.bases = {memory.name: memory.base for memory in target.memories}
+        self.copies = {engine.name: self._copy_of(engine.memory) for engine in target.engines if engine.mirror}
+        """Engine -> its own copy of the memory it works in."""
         for kept in program.states:
             self.write(kept.view, kept.first)
 
-    def read(self, view: View) -> Array:
-        """The logical array that lies in `view`; of constants, their bytes."""
+    def _copy_of(self, memory: str) -> Array:
+        """A memory that holds something else than the other."""
+        mine = [buffer for buffer in self.program.buffers.values() if buffer.memory == memory]
+        ends = [b.address + b.nbytes - self.bases[memory] for b in mine if b.address is not None]
+        return np.full(max(ends, default=0), 0xA5, dtype=np.uint8)
+
+    def place(self, statement: Statement) -> str:
+        """The engine in whose copy of the memory a statement is carried out; empty for the memory itself."""
+        return statement.engine if isinstance(statement, Launch) and statement.engine in self.copies else ""
+
+    def read(self, view: View, place: str = "") -> Array:
+        """The logical array that lies in `view`, in the memory or an engine's copy; of constants, their bytes."""
         buffer = self.program.buffers[view.buffer]
         if buffer.role is Role.CONSTANT:
             return load(self.program.constants[buffer.name], view, 0)
-        return load(self.memories[buffer.memory], view, self._base(view))
+        return load(self.copies[place] if place else self.memories[buffer.memory], view, self._base(view))
 
-    def write(self, view: View, array: Array) -> None:
-        """Put a logical array where `view` lies."""
-        store(self.memories[self.program.buffers[view.buffer].memory], view, self._base(view), array)
+    def write(self, view: View, array: Array, place: str = "") -> None:
+        """Put a logical array where `view` lies, in the memory or an engine's copy."""
+        memory = self.copies[place] if place else self.memories[self.program.buffers[view.buffer].memory]
+        store(memory, view, self._base(view), array)
+
+    def bring(self, index: int) -> None:
+        """Carry out what is brought to and from engines before a statement."""
+        for move in self.program.moves.get(index, ()):
+            source, destination = ("", move.engine) if move.to_engine else (move.engine, "")
+            self.write(move.view, self.read(move.view, source), destination)
 
     def _base(self, view: View) -> int:
         buffer = self.program.buffers[view.buffer]
@@ -149,6 +175,7 @@ class _Machine:
 
     def step(self, index: int, statement: Statement) -> None:
         """Carry out one statement."""
+        self.bring(index)
         if isinstance(statement, Copy):
             self._copy(statement)
         elif isinstance(statement, Launch):
@@ -171,6 +198,6 @@ class _Machine:
         self.write(copy.destination, source)
 
     def _compute(self, statement: Launch | Call) -> None:
-        graph = statement.graph
-        operands = {name: self.read(statement.operands[name]) for name in graph.inputs}
-        self.write(statement.result, evaluate(graph, operands)[graph.outputs[0]])
+        graph, place = statement.graph, self.place(statement)
+        operands = {name: self.read(statement.operands[name], place) for name in graph.inputs}
+        self.write(statement.result, evaluate(graph, operands)[graph.outputs[0]], place)

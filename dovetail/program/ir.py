@@ -1,7 +1,7 @@
 """The program IR: buffers in memories and a list of statements the core executes in order.
 
-Copies run on the DMA and launches on engines while the core goes on; each queue works in order. A `Wait` holds the
-core until a queue has finished the statement it names. Everything has a fixed address.
+Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
+`Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.graph.types import Array, Box, DType, Shape, TensorType, box_shape
 from dovetail.target.pattern import Match
 
 CORE = "core"
-"""The queue name of what the core does itself."""
+"""The queue name of what core 0 does itself."""
 
 
 class Role(enum.Enum):
@@ -85,6 +85,28 @@ class View:
         dense = dense_strides(self.physical, self.type.dtype)
         axes = zip(self.physical, self.strides, dense, strict=True)
         return all(size == 1 or stride == expected for size, stride, expected in axes)
+
+    def is_apart(self, other: View) -> bool:
+        """True when two views of one buffer surely touch no byte both, e.g. different channels of the same pixels."""
+        (start, stop), (first, last) = self.span, other.span
+        if stop <= first or last <= start:
+            return True
+        one, two = self._comb(), other._comb()
+        if one is None or two is None or one[0] != two[0]:
+            return False
+        period, begin, width = one
+        ahead = (two[1] - begin) % period
+        return width <= ahead and ahead + two[2] <= period
+
+    def _comb(self) -> tuple[int, int, int] | None:
+        """Period, first byte and width of the teeth where the view is the same stretch of bytes in every period."""
+        width = self.type.dtype.numpy.itemsize
+        axes = [(size, stride) for size, stride in zip(self.physical, self.strides, strict=True) if size > 1]
+        while axes and axes[-1][1] == width:
+            width *= axes.pop()[0]
+        if not axes or any(stride % axes[-1][1] for _, stride in axes) or width > axes[-1][1]:
+            return None
+        return axes[-1][1], self.offset, width
 
     def part(self, box: Box) -> View:
         """The view of a box of this view.
@@ -191,13 +213,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel run by the core, finished when the next statement begins; all its values lie in one layout, densely."""
+    """A kernel run by a core; all its values lie in one layout, densely. On core 0 it has finished when the next
+    statement begins, on another one when it has been waited for."""
 
     layer: int
     graph: Graph
     operands: Mapping[str, View]
     """Runtime operands by value name."""
     result: View
+    core: int = 0
+    """Number of the core, from 0."""
 
 
 @dataclass(frozen=True)
@@ -240,13 +265,32 @@ class Program:
     dma: str = "dma"
     """Name of the queue that copies run on: `CORE` where there is no DMA."""
     states: tuple[Kept, ...] = ()
+    moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
+    """What is brought where before a statement, by its index; the number of statements stands for the end."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Bytes brought to an engine's own copy of a memory, or back from it."""
+
+    engine: str
+    view: View
+    """Of bytes, at the same place on both sides."""
+    to_engine: bool
 
 
 def queue_of(statement: Statement, dma: str) -> str:
     """The queue a statement runs on."""
     if isinstance(statement, Copy):
         return dma
+    if isinstance(statement, Call) and statement.core:
+        return core_queue(statement.core)
     return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
+
+
+def core_queue(core: int) -> str:
+    """The queue name of a core by its number."""
+    return f"{CORE}{core}" if core else CORE
 
 
 def reads(statement: Statement) -> tuple[View, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.graph.graph import Graph
-from dovetail.program.ir import Begin, Call, Copy, Launch, Program, Statement, View, Wait
+from dovetail.program.ir import Begin, Call, Copy, Launch, Move, Program, Statement, View, Wait, core_queue
 
 
 def print_program(program: Program) -> str:
@@ -24,13 +24,19 @@ def _lines(program: Program) -> Iterator[str]:
         place = "by the linker" if buffer.address is None else f"0x{buffer.address:08x}"
         yield f"  buffer {buffer.name}: {buffer.nbytes} bytes in {buffer.memory} at {place} ({buffer.role.value})"
     for index, statement in enumerate(program.statements):
+        yield from (_move(move) for move in program.moves.get(index, ()))
         yield _statement(program, index, statement)
+    yield from (_move(move) for move in program.moves.get(len(program.statements), ()))
 
 
 def _statement(program: Program, index: int, statement: Statement) -> str:
     if isinstance(statement, Begin):
         return f"{program.layers[statement.layer]}:"
     return f"  {index:4d}  {_body(program, statement)}"
+
+
+def _move(move: Move) -> str:
+    return f"        {'to' if move.to_engine else 'from'} {move.engine}: {_view(move.view)}"
 
 
 def _body(program: Program, statement: Statement) -> str:
@@ -45,7 +51,7 @@ def _body(program: Program, statement: Statement) -> str:
         return f"{statement.engine}: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Call):
         operands = ", ".join(_view(view) for view in statement.operands.values())
-        return f"core: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
+        return f"{core_queue(statement.core)}: {_kinds(statement.graph)} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Wait):
         return f"wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")

@@ -12,14 +12,14 @@ from dovetail.program.ir import CORE, Begin, Statement, View, Wait, queue_of, re
 class _Access:
     index: int
     queue: str
-    span: tuple[int, int]
+    view: View
     is_write: bool
 
 
 def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be.
 
-    `statements` has no waits. Buffers are taken as disjoint; within one, byte ranges are compared. With `settle`,
+    `statements` has no waits. Buffers are taken as disjoint; within one, the bytes touched are. With `settle`,
     everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
     """
     result: list[Statement] = []
@@ -37,8 +37,9 @@ def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False)
             record = accesses.setdefault(view.buffer, [])
             if is_write:
                 start, stop = view.span
-                record[:] = [a for a in record if not (start <= a.span[0] and a.span[1] <= stop and view.is_dense)]
-            record.append(_Access(len(result), queue, view.span, is_write))
+                covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
+                record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
+            record.append(_Access(len(result), queue, view, is_write))
         result.append(statement)
     return tuple(_finish(result, dma))
 
@@ -52,9 +53,8 @@ def _needed(
     """Queue -> statement index that must have finished before these views may be touched."""
     needed: dict[str, int] = {}
     for view, is_write in touched:
-        start, stop = view.span
         for access in accesses.get(view.buffer, ()):
-            conflict = (is_write or access.is_write) and access.span[0] < stop and start < access.span[1]
+            conflict = (is_write or access.is_write) and not access.view.is_apart(view)
             if conflict and access.queue not in (queue, CORE) and finished.get(access.queue, -1) < access.index:
                 needed[access.queue] = max(needed.get(access.queue, -1), access.index)
     return needed

@@ -1,7 +1,7 @@
 """Brings a strided copy to what a DMA does: planes of rows of contiguous bytes, their rows and columns perhaps padded.
 
 A copy between two layouts is taken apart at the steps of both: whole blocks are one nest of axes, the last blocks that
-are only partly used one more.
+are only partly used one more. What counts down on one side only is one nest per index, for strides are positive.
 """
 
 from __future__ import annotations
@@ -117,11 +117,18 @@ def _nests(copy: Copy) -> Iterator[_Nest]:
     ways = [_Way(view) for view in (source, destination)]
     parts = [_segments(size, _steps(ways, axis)) for axis, size in enumerate(source.type.shape)]
     for combination in product(*parts):
-        starts = [way.view.offset + sum(way.at(axis, start) for axis, (start, _) in enumerate(combination))
-                  for way in ways]  # fmt: skip
+        first = [start for start, _ in combination]
         digits = [(axis, count, step) for axis, (_, counts) in enumerate(combination) for count, step in counts]
-        axes = [_Axis(n, ways[0].at(axis, step), ways[1].at(axis, step)) for axis, n, step in digits if n > 1]
-        yield _Nest(starts[0], starts[1], tuple(sorted(axes, key=lambda axis: -axis.destination)))
+        axes = [(axis, step, _Axis(n, *(way.apart(axis, first[axis], step) for way in ways)))
+                for axis, n, step in digits if n > 1]  # fmt: skip
+        walked = [along for _, _, along in axes if min(along.source, along.destination) >= 0]
+        single = [(axis, step, along.size) for axis, step, along in axes if along not in walked]
+        for chosen in product(*(range(count) for _, _, count in single)):
+            place = list(first)
+            for (axis, step, _), index in zip(single, chosen, strict=True):
+                place[axis] += step * index
+            starts = [way.view.offset + sum(way.at(axis, start) for axis, start in enumerate(place)) for way in ways]
+            yield _Nest(starts[0], starts[1], tuple(sorted(walked, key=lambda along: -along.destination)))
 
 
 class _Way:
@@ -133,8 +140,12 @@ class _Way:
         self._offsets = axis_offsets(self.layout, view.strides, view.type.shape)
 
     def at(self, axis: int, index: int) -> int:
-        """Bytes from the first element to the one at `index` of an axis."""
+        """Bytes from the first physical element to the one at `index` of an axis."""
         return int(self._offsets[axis][index])
+
+    def apart(self, axis: int, index: int, step: int) -> int:
+        """Bytes from the element at `index` of an axis to the one a step on; negative where that lies before it."""
+        return self.at(axis, index + step) - self.at(axis, index)
 
 
 def _steps(ways: list[_Way], axis: int) -> tuple[int, ...]:

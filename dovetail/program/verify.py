@@ -40,6 +40,7 @@ class _Running:
     queue: str
     memory: str
     span: tuple[int, int]
+    view: View
     is_write: bool
 
 
@@ -129,7 +130,7 @@ def _step(state: _State, index: int, statement: Statement) -> None:
         for view, is_write in touched:
             buffer = state.program.buffers[view.buffer]
             if buffer.address is not None:
-                state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), is_write))
+                state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), view, is_write))
 
 
 def _check_wait(state: _State, index: int, wait: Wait) -> None:
@@ -163,11 +164,12 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         return
     if isinstance(statement, Launch):
         engine = state.target.engine(statement.engine)
-        for view in (*statement.operands.values(), statement.result):
+        for name, view in (*statement.operands.items(), ("result", statement.result)):
             memory = state.program.buffers[view.buffer].memory
             read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
-            if memory != engine.memory and not (read_only and state.target.reads_constants(engine)):
-                raise ProgramError(f"{engine.name} reaches {engine.memory} only; {view.buffer} lies in {memory}")
+            needed = engine.constants if engine.constants and name in statement.packed else engine.memory
+            if memory != needed and not (read_only and state.target.reads_constants(engine)):
+                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}")
         if (statement.queue != CORE) != bool(engine.wait):
             raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for")
         for name, array in statement.packed.items():
@@ -244,13 +246,28 @@ def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:
     start, stop = _absolute(buffer, view)
     for other in state.running:
         overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
-        if overlap and other.queue != queue and (is_write or other.is_write):
+        if overlap and other.queue != queue and (is_write or other.is_write) and _meet(state, view, other.view):
             deed = "writes" if is_write else "reads"
             doing = "writing" if other.is_write else "reading"
             raise ProgramError(
                 f"{deed} {view.buffer} while {other.queue} may still be {doing} there (statement {other.index}): "
                 "a wait is missing"
             )
+
+
+def _meet(state: _State, a: View, b: View) -> bool:
+    """True when two views touch a byte both, looked at byte by byte."""
+    return bool(np.isin(_bytes(state, a), _bytes(state, b)).any())
+
+
+def _bytes(state: _State, view: View) -> Array:
+    """The address of every byte of the blocks of a view."""
+    address = state.program.buffers[view.buffer].address
+    assert address is not None
+    places = np.arange(view.type.dtype.numpy.itemsize, dtype=np.int64) + address + view.offset
+    for size, stride in zip(view.physical, view.strides, strict=True):
+        places = (places[:, None] + np.arange(size) * stride).reshape(-1)
+    return places
 
 
 def _check_resident(state: _State, view: View, name: str) -> None:

@@ -8,8 +8,10 @@ How costs are attributed:
 * Engine cycles of a layer are the busy cycles of the jobs started for it. An engine's jobs end in the order in which
   they were started, so each layer takes jobs until their MACs reach its own (those of its launches). Jobs at the edge
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
-  Where not even that is possible they are None (`null`).
-* Bytes moved are those the DMA writes for a layer, padding included, as the program says.
+  Jobs without MACs are shared evenly by the layers without any that follow each other there.
+  Where not even that is possible there must be one job per launch; else they are None (`null`).
+* Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
+  memory, or back from it, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
 On the host there is no time: every figure that needs it is None (`null`), and there is no timeline.
@@ -20,8 +22,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
+
+from dovetail.layout import Conversion
+from dovetail.report.cores import CoreUse, core_uses
 
 if TYPE_CHECKING:
     from dovetail.run import RunResult
@@ -40,16 +45,16 @@ class Layer:
     operators: tuple[str, ...]
     """Operators of the user's model computed here."""
     engine: str
-    """Name of the engine, of the DMA, or "core"."""
+    """Name of the engine (of several, joined by "+"), of the DMA, or "core"."""
     cycles: int | None
     """From its beginning on the core to the next layer's; 0 where nothing is done."""
     engine_cycles: int | None
-    """Busy cycles of the engine's jobs for it; 0 where no engine works, None where unknown."""
+    """Cycles in which the engines' jobs for it run; 0 where no engine works, None where unknown."""
     macs: int
     ideal_macs_per_cycle: float | None
-    """The peak of its engine; None on the core."""
+    """The peak of its engines; None on the core."""
     bytes_moved: int
-    """Bytes the DMA writes for it."""
+    """Bytes the DMA writes for it, and those brought to an engine's copy of the memory and back."""
     reason_not_offloaded: str
 
     @property
@@ -113,7 +118,14 @@ class Report:
     each: tuple[Totals, ...]
     """Every inference."""
     timeline: Mapping[str, tuple[Activity, ...]]
-    """By device; "core" has one bar per layer."""
+    """By device and further core; "core" has one bar per layer."""
+    cores: tuple[CoreUse, ...] = ()
+    """By number."""
+    delay: int = 0
+    """In a pipeline: calls between an input and its outputs. Cycles are those of one call, so of one input after
+    another."""
+    conversions: tuple[Conversion, ...] = ()
+    """The values that change their layout."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -127,8 +139,9 @@ def make_report(result: RunResult) -> Report:
     devices = _devices(result)
     layers = _layers(result, first)
     macs = {"total": sum(layer.macs for layer in layers)}
-    for name in ("core", *(engine.name for engine in result.build.target.engines)):
-        macs[name] = sum(layer.macs for layer in layers if layer.engine == name)
+    macs["core"] = sum(layer.macs for layer in layers if layer.engine == "core")
+    for name in (engine.name for engine in result.build.target.engines):
+        macs[name] = sum(_macs_on(name, layer, work) for layer, work in zip(layers, manifest["work"], strict=True))
     each = tuple(_totals(inference, devices) for inference in simulation.inferences)
     return Report(
         schema=SCHEMA,
@@ -147,7 +160,19 @@ def make_report(result: RunResult) -> Report:
         layers=layers,
         each=each,
         timeline=_timeline(first, layers),
+        cores=core_uses(result, first),
+        delay=int(manifest.get("delay", 0)),
+        conversions=tuple(
+            Conversion(**{**found, "readers": tuple(found["readers"])}) for found in manifest.get("conversions", [])
+        ),
     )
+
+
+def _macs_on(engine: str, layer: Layer, work: Mapping[str, Any]) -> int:
+    """MACs of a layer on an engine: all, or those of its launches where it has a share."""
+    if layer.engine == engine:
+        return layer.macs
+    return int(work["engines"].get(engine, 0)) if "+" in layer.engine else 0
 
 
 def _devices(result: RunResult) -> tuple[str, ...]:
@@ -176,12 +201,10 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     manifest = result.build.manifest
     described, work = manifest["layers"], manifest["work"]
     cycles = _layer_cycles(first, len(described))
-    ideal = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
-    busy: dict[int, int | None] = dict.fromkeys(range(len(described)), None if cycles is None else 0)
-    for name in _devices(result) if cycles is not None else ():
-        own = {i: int(work[i]["macs"]) for i, layer in enumerate(described) if layer["engine"] == name}
-        jobs = assign_jobs(own, first.activities.get(name, ()))
-        busy.update({i: None if jobs is None else _busy(jobs[i]) for i in own})
+    peak = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
+    ideal = {layer["engine"]: sum(map(peak.__getitem__, layer["engine"].split("+")))
+             for layer in described if peak.keys() >= set(layer["engine"].split("+"))}  # fmt: skip
+    busy = _engine_cycles(work, _devices(result), first) if cycles is not None else [None] * len(described)
     return tuple(
         Layer(
             name=layer["name"],
@@ -198,6 +221,22 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[Layer, ...]:
     )
 
 
+def _engine_cycles(
+    work: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult
+) -> list[int | None]:
+    """Cycles of each layer in which at least one engine works for it."""
+    jobs: list[list[DeviceActivity] | None] = [[] for _ in work]
+    for name in devices:
+        own = {i: int(done["engines"][name]) for i, done in enumerate(work) if name in done["engines"]}
+        alone = all(len(work[i]["engines"]) == 1 for i in own)
+        started = {i: int(work[i]["launches"]) for i in own} if alone else None
+        found = assign_jobs(own, first.activities.get(name, ()), started)
+        for index in own:
+            known = jobs[index]
+            jobs[index] = None if found is None or known is None else [*known, *found[index]]
+    return [None if some is None else _busy(some) for some in jobs]
+
+
 def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
     """Cycles per layer, adding up to the inference's; None without time."""
     if inference.total_cycles is None:
@@ -212,19 +251,35 @@ def _layer_cycles(inference: InferenceResult, count: int) -> list[int] | None:
 
 
 def assign_jobs(
-    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity], launches: Mapping[int, int] | None = None
 ) -> dict[int, tuple[DeviceActivity, ...]] | None:
     """The jobs of one engine by layer, as the head of this file says; None when they cannot be told apart.
 
     Args:
         macs: MACs of each of the engine's layers, by index, in the order in which they are started.
         jobs: in the order in which they ended.
+        launches: how many launches each of them has.
     """
+    found = _by_macs(macs, jobs)
+    if found is not None or launches is None or sum(launches.values()) != len(jobs):
+        return found
+    ends = accumulate(launches.values())
+    return {index: tuple(jobs[end - launches[index] : end]) for index, end in zip(launches, ends, strict=True)}
+
+
+def _by_macs(
+    macs: Mapping[int, int], jobs: Sequence[DeviceActivity]
+) -> dict[int, tuple[DeviceActivity, ...]] | None:
     sums = list(accumulate((job.macs for job in jobs), initial=0))
     places = {total: position for position, total in reversed(list(enumerate(sums)))}
     found: dict[int, tuple[DeviceActivity, ...]] = {}
     wanted, start = list(macs.values()), 0
     for number, index in enumerate(macs):
+        idle = _idle_jobs(wanted, number, jobs, start)
+        if idle:
+            found[index] = tuple(jobs[start : start + idle])
+            start += idle
+            continue
         after = wanted[number + 1] if number + 1 < len(wanted) else None
         end = places.get(sums[start] + wanted[number])
         if after is None:
@@ -237,6 +292,15 @@ def assign_jobs(
         found[index] = tuple(jobs[start:end])
         start = end
     return found
+
+
+def _idle_jobs(wanted: Sequence[int], number: int, jobs: Sequence[DeviceActivity], start: int) -> int:
+    """How many of the jobs from `start` on are those of a layer without MACs; 0 where it cannot be told."""
+    if not any(wanted):
+        return 0
+    layers = sum(1 for _ in takewhile(lambda macs: macs == 0, wanted[number:]))
+    count = sum(1 for _ in takewhile(lambda job: job.macs == 0, jobs[start:]))
+    return count // layers if layers else 0
 
 
 def _timeline(inference: InferenceResult, layers: Sequence[Layer]) -> dict[str, tuple[Activity, ...]]:

@@ -127,11 +127,15 @@ class Architecture:
         elf_machine: the machine of its ELF files, as pyelftools names it.
         costs: the frozen dataclass of cycles per class of instruction; its defaults are a stated core's.
         make: makes a core; imports the emulator.
+        product: fewest cycles of a multiply-accumulate by its instructions for one number at a time.
+        word: fewest cycles in which a word of 4 bytes is loaded or stored.
     """
 
     elf_machine: str
     costs: Callable[..., Any]
     make: Callable[[CoreSetup], Core]
+    product: Callable[[Any], int]
+    word: Callable[[Any], int]
 
 
 def architecture_of(isa: str) -> Architecture:

@@ -182,5 +182,11 @@ class ArmCore:
         return int.from_bytes(self._bus.view(address, 2).tobytes(), "little")
 
 
-ARM = Architecture("EM_ARM", CortexMCosts, ArmCore)
+ARM = Architecture(
+    "EM_ARM",
+    CortexMCosts,
+    ArmCore,
+    product=lambda costs: costs.multiply,
+    word=lambda costs: min(costs.store, costs.transfer_word),
+)
 """Arm's M profile with Thumb-2."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ INITIAL_BYTE = 0xA5
 
 class Bus(Protocol):
     """The memories a device may reach."""
+
+    @property
+    def regions(self) -> Sequence[MemoryRegion]:
+        """What there is, by address."""
+        ...
 
     def view(self, address: int, nbytes: int) -> Bytes:
         """Return a writable view of `nbytes` bytes at `address`, without a copy.
@@ -40,6 +45,7 @@ class Activity:
         label: what it was, for people.
         moved: bytes written by a transfer, 0 for engines.
         macs: useful multiply-accumulates of an engine's job, 0 for transfers.
+        instructions: executed by a further core, 0 for devices.
     """
 
     start: int
@@ -47,6 +53,7 @@ class Activity:
     label: str
     moved: int = 0
     macs: int = 0
+    instructions: int = 0
 
 
 class Device(Protocol):
@@ -83,6 +90,15 @@ class Device(Protocol):
         ...
 
 
+@runtime_checkable
+class Clocked(Protocol):
+    """A device that does not know when its next interrupt comes before it gets there; its events are steps."""
+
+    def clock(self, until: int) -> int:
+        """Carry on to cycle `until`, or to the one in which the interrupt line rises; return where it stands."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryRegion:
     """A memory of the chip: name, base address, and size in bytes."""
@@ -103,15 +119,20 @@ class MemoryBus:
     """
 
     def __init__(self, regions: Sequence[MemoryRegion]) -> None:
-        self.regions = tuple(sorted(regions, key=lambda region: region.base))
-        for lower, upper in zip(self.regions, self.regions[1:], strict=False):
+        self._regions = tuple(sorted(regions, key=lambda region: region.base))
+        for lower, upper in zip(self._regions, self._regions[1:], strict=False):
             if lower.base + lower.size > upper.base:
                 raise SimulationError(f"the memories '{lower.name}' and '{upper.name}' overlap at {upper.base:#x}")
         self.arrays: dict[str, Bytes] = {}
-        for region in self.regions:
+        for region in self._regions:
             if region.size <= 0:
                 raise SimulationError(f"the memory '{region.name}' has {region.size} bytes")
             self.arrays[region.name] = allocate(region.size)
+
+    @property
+    def regions(self) -> tuple[MemoryRegion, ...]:
+        """See `Bus.regions`."""
+        return self._regions
 
     def view(self, address: int, nbytes: int) -> Bytes:
         """See `Bus.view`."""

@@ -2,17 +2,18 @@
 
 The firmware's side is emit/runtime/sim_main.c and DOVETAIL_MARK of dovetail_rt.h. Byte offsets: 0 command
 (1 ready for inputs, 2 inference done, 3 exit), 4 exit code, 8 marker, 12 and 16 cycle counter (reading the low
-word latches the high one).
+word latches the high one), 20 the status of a call that failed, 24 the address of the text that names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.device import Activity, Device
-from dovetail.simulate.protocol import Buffers, InferenceResult, Marker, RunRequest
+from dovetail.simulate.device import Activity
+from dovetail.simulate.protocol import Buffers, InferenceResult, Marker, RunRequest, call_failed
 
 SIZE = 4096
 """Bytes of address space."""
@@ -28,22 +29,34 @@ class Clock:
     idle: int
 
 
+class Active(Protocol):
+    """What has a line in the timeline."""
+
+    name: str
+
+    def activities(self) -> list[Activity]:
+        """See `Device.activities`."""
+        ...
+
+
 class Harness:
     """The device at the simulator's control address.
 
     Args:
         clock: reads the counters.
         write: copies bytes to a symbol. read: returns so many bytes of a symbol.
-        devices: the devices whose activities belong to the inferences.
+        text: returns the string at an address.
+        devices: the devices, and further cores, whose activities belong to the inferences.
     """
 
     def __init__(
         self, clock: Callable[[], Clock], write: Callable[[str, bytes], None], read: Callable[[str, int], bytes],
-        devices: Sequence[Device],
+        text: Callable[[int], str], devices: Sequence[Active],
     ) -> None:
         self._clock = clock
         self._write_symbol = write
         self._read_symbol = read
+        self._text = text
         self._devices = tuple(devices)
         self._request = RunRequest((), {})
         self._waiting: list[Buffers] = []
@@ -54,6 +67,7 @@ class Harness:
         self._markers: list[Marker] = []
         self._exit_argument = 0
         self._latched = 0
+        self._status = 0
         self.results: list[InferenceResult] = []
         self.exit_code: int | None = None
         self.stop = False
@@ -89,6 +103,10 @@ class Harness:
             self._mark(value)
         elif offset == 4:
             self._exit_argument = value
+        elif offset == 20:
+            self._status = value - (value >> 31 << 32)
+        elif offset == 24:
+            raise call_failed(self._text(value), self._status)
         elif offset == 0 and value == 1:
             self._ready = True
             self._next_inputs()
@@ -143,4 +161,4 @@ class Harness:
 
 
 def _since(activities: Sequence[Activity], start: int) -> tuple[Activity, ...]:
-    return tuple(Activity(a.start - start, a.end - start, a.label, a.moved, a.macs) for a in activities)
+    return tuple(replace(a, start=a.start - start, end=a.end - start) for a in activities)

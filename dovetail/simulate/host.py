@@ -17,13 +17,16 @@ class HostSession:
         library: what `compile_host` made.
         entry: the model's entry point, void f(void).
         timeout: seconds a single request may take.
+        environment: further environment variables of the process.
 
     Raises:
         SimulationError: the library cannot be loaded or has no such entry point.
     """
 
-    def __init__(self, library: Path, entry: str, timeout: float = 600.0) -> None:
-        self._worker = WorkerProcess("dovetail.simulate.host_worker", timeout)
+    def __init__(
+        self, library: Path, entry: str, timeout: float = 600.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._worker = WorkerProcess("dovetail.simulate.host_worker", timeout, environment)
         try:
             self._worker.ask({"command": "load", "setup": {"library": str(library.resolve()), "entry": entry}})
         except BaseException:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.protocol import Buffers, InferenceResult, Json, RunRequest, SimulationResult
+from dovetail.simulate.protocol import Buffers, InferenceResult, Json, RunRequest, SimulationResult, call_failed
 from dovetail.simulate.worker_loop import Runner, serve
 
 
@@ -31,11 +32,24 @@ def load(setup: Json) -> Runner:
     def infer(inputs: Buffers, request: RunRequest) -> InferenceResult:
         for symbol, content in inputs.items():
             ctypes.memmove(_buffer(library, symbol, len(content)), content, len(content))
+        begin = time.perf_counter_ns()
         entry()
+        taken = time.perf_counter_ns() - begin
+        _look_for_failure(library)
         return InferenceResult({symbol: bytes(_buffer(library, symbol, size))
-                                for symbol, size in request.outputs.items()})
+                                for symbol, size in request.outputs.items()}, nanoseconds=taken)
 
     return run
+
+
+def _look_for_failure(library: ctypes.CDLL) -> None:
+    try:
+        what = ctypes.c_char_p.in_dll(library, "dovetail_failure").value
+    except ValueError:  # a project none of whose calls can fail
+        return
+    if what is not None:
+        status = ctypes.c_int32.in_dll(library, "dovetail_failure_status")
+        raise call_failed(what.decode(errors="replace"), status.value)
 
 
 def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes.c_ubyte]:

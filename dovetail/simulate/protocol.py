@@ -31,6 +31,11 @@ Buffers = Mapping[str, bytes]
 """Contents by the name of the C symbol."""
 
 
+def call_failed(what: str, status: int) -> SimulationError:
+    """The error for a call that its library says has failed: `what` names function and layer."""
+    return SimulationError(f"{what} failed: it returned {status}", hint="the library's header says what that means")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """A device of the simulated chip.
@@ -60,6 +65,8 @@ class SimulationSetup:
         sim_control: address of the harness's registers.
         native_hook: count with the compiled block hook where a host compiler exists; False: in Python.
         extension: "module:function" that executes the core's own instructions; empty for none.
+        workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
+            which core 0 starts them.
     """
 
     elf: Path
@@ -70,6 +77,8 @@ class SimulationSetup:
     sim_control: int = SIM_CONTROL
     native_hook: bool = True
     extension: str = ""
+    workers: tuple[Mapping[str, int], ...] = ()
+    mailbox: int = 0x1A010000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,7 @@ class InferenceResult:
         idle_cycles: cycles the core slept in wfi.
         markers: layers, in order.
         activities: by device name: jobs that ended during this inference, cycles since its start.
+        nanoseconds: what it took on this computer; None on a simulated chip.
     """
 
     outputs: Mapping[str, bytes]
@@ -108,6 +118,7 @@ class InferenceResult:
     idle_cycles: int | None = None
     markers: tuple[Marker, ...] = ()
     activities: Mapping[str, tuple[Activity, ...]] = field(default_factory=dict)
+    nanoseconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +130,14 @@ class SimulationResult:
         stack_bytes: most bytes of stack ever used since the firmware was loaded; None where unknown.
         executed_instructions: since the firmware was loaded, start-up included.
         exit_code: what the firmware exited with, None while it waits for the next inputs.
+        worker_stack_bytes: as `stack_bytes`, of each further core from number 1 on.
     """
 
     inferences: tuple[InferenceResult, ...]
     stack_bytes: int | None = None
     executed_instructions: int | None = None
     exit_code: int | None = None
+    worker_stack_bytes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +211,7 @@ def setup_to_json(setup: SimulationSetup) -> Json:
         "elf": str(setup.elf.resolve()), "memories": [asdict(region) for region in setup.memories],
         "devices": devices, "isa": setup.isa, "costs": dict(setup.costs), "sim_control": setup.sim_control,
         "native_hook": setup.native_hook, "extension": setup.extension,
+        "workers": [dict(costs) for costs in setup.workers], "mailbox": setup.mailbox,
     }
 
 
@@ -208,6 +222,7 @@ def setup_from_json(data: Json) -> SimulationSetup:
         tuple(MemoryRegion(**region) for region in data["memories"]),
         tuple(DeviceSpec(**device) for device in data["devices"]),
         data["isa"], data["costs"], data["sim_control"], data["native_hook"], data["extension"],
+        tuple(data["workers"]), data["mailbox"],
     )
 
 
@@ -246,4 +261,7 @@ def result_from_message(message: Json, blobs: Sequence[bytes]) -> SimulationResu
         })
         for data in message["inferences"]
     )
-    return SimulationResult(inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"])
+    return SimulationResult(
+        inferences, message["stack_bytes"], message["executed_instructions"], message["exit_code"],
+        tuple(message["worker_stack_bytes"]),
+    )

@@ -77,5 +77,11 @@ class RiscvCore:
         return block_cost(address, size, fetch, self._costs)
 
 
-RISCV = Architecture("EM_RISCV", CoreCosts, RiscvCore)
+RISCV = Architecture(
+    "EM_RISCV",
+    CoreCosts,
+    RiscvCore,
+    product=lambda costs: costs.multiply + costs.alu,
+    word=lambda costs: min(costs.load, costs.store),
+)
 """32-bit RISC-V."""

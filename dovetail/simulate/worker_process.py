@@ -10,11 +10,14 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from dovetail.errors import SimulationError
 from dovetail.simulate.protocol import Json, receive, send
+
+_SAID = "dovetail: "
+"""What a line on stderr begins with that says why the emitted C gave up."""
 
 
 class WorkerProcess:
@@ -23,13 +26,15 @@ class WorkerProcess:
     Args:
         module: the module to run, e.g. "dovetail.simulate.iss_worker".
         timeout: seconds a single request may take.
+        variables: further environment variables.
     """
 
-    def __init__(self, module: str, timeout: float) -> None:
+    def __init__(self, module: str, timeout: float, variables: Mapping[str, str] | None = None) -> None:
         self._timeout = timeout
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The worker finds the same packages; -P keeps the current folder out of its path.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        path = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, **(variables or {}), "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._messages, env=environment, bufsize=0,
@@ -95,6 +100,10 @@ class WorkerProcess:
         self._messages.seek(0)
         printed = self._messages.read()[-2000:].decode(errors="replace").strip()
         self.close()
+        said = [line for line in printed.splitlines() if line.startswith(_SAID)]
+        if said:
+            rest = "\n".join(line for line in printed.splitlines() if line != said[-1])
+            return SimulationError(said[-1].removeprefix(_SAID), hint=rest)
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return SimulationError(f"the simulator's worker process died ({how})", hint=printed)
 

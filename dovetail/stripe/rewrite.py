@@ -31,20 +31,13 @@ def striped(graph: Graph, nodes: Sequence[Node], source: str, result: str, bands
     kept: dict[str, Array] = dict(graph.constants)
     joined: dict[Rows, str] = {}
     for number, band in enumerate(bands):
-        stripe = part(inner, {result: (whole[0], band, *whole[2:])})
-        names = {name: f"{name} stripe {number}" for name in stripe.types if _is_new(graph, stripe, name, source)}
-        joined[band] = names[result]
-        types.update({names.get(name, name): kind for name, kind in stripe.types.items()})
-        kept.update({names.get(name, name): array for name, array in stripe.constants.items()})
-        for node in stripe.nodes:
-            inputs = tuple(names.get(name, name) for name in node.inputs)
-            made.append(replace(node, inputs=inputs, output=names[node.output]))
+        stripe = part(inner, {result: (whole[0], band, *whole[2:])}, f" stripe {number}")
+        joined[band] = stripe.outputs[0]
+        types.update(stripe.types)
+        kept.update(stripe.constants)
+        made += stripe.nodes
     made.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
     place = graph.nodes.index(nodes[0])
     rest = graph.nodes[place + len(nodes) :]
     return replace(graph, nodes=(*graph.nodes[:place], *made, *rest), types=types, constants=kept)
 
-
-def _is_new(graph: Graph, stripe: Graph, name: str, source: str) -> bool:
-    """True for what a stripe computes, and for constants it cuts."""
-    return name != source and (name not in graph.constants or stripe.types[name] != graph.types[name])

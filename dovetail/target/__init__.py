@@ -7,17 +7,22 @@ from dovetail.target.description import (
     Core,
     CoreInstruction,
     CValue,
+    Deployed,
+    Derived,
     DeviceModel,
     Dma,
     Engine,
+    Launched,
     LibraryCall,
     Memory,
+    Mirror,
     Offload,
     Operand,
     Pointer,
     Policy,
     Quantisation,
     Raw,
+    Recipe,
     RegisterMemory,
     Rewrite,
     Struct,
@@ -25,7 +30,9 @@ from dovetail.target.description import (
 )
 from dovetail.target.knobs import Choice, Knob, Space
 from dovetail.target.ordering import Ordered, Ordering, OrderRequest
-from dovetail.target.pattern import Constraint, Match, apply, constant, maybe, operand
+from dovetail.target.pattern import Constraint, Match, Scope, apply, constant, maybe, operand
+from dovetail.target.registers import JobRegisters
+from dovetail.target.rtl import Rtl, RtlPort
 
 __all__ = [
     "CValue",
@@ -34,14 +41,19 @@ __all__ = [
     "Constraint",
     "Core",
     "CoreInstruction",
+    "Deployed",
+    "Derived",
     "DeviceModel",
     "Dma",
     "Engine",
+    "JobRegisters",
     "Knob",
+    "Launched",
     "Layout",
     "LibraryCall",
     "Match",
     "Memory",
+    "Mirror",
     "Offload",
     "Operand",
     "OrderRequest",
@@ -51,8 +63,12 @@ __all__ = [
     "Policy",
     "Quantisation",
     "Raw",
+    "Recipe",
     "RegisterMemory",
     "Rewrite",
+    "Rtl",
+    "RtlPort",
+    "Scope",
     "Space",
     "Struct",
     "Target",

@@ -107,6 +107,9 @@ class Core:
     extension: str = ""
     """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
     registers (see `dovetail.simulate.extension`); empty for none."""
+    speed: float = 1.0
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
+    this proportion. (In the simulator its `costs` say how long it takes.)"""
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,12 @@ class Offload:
     """The settings that stand for knobs that are absent; needed with `knobs`."""
     floor: Callable[[Match], int] | None = None
     """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
+    lossy: str = ""
+    """What it costs in accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
+    what computes every bit."""
+    starting: Callable[[Match], int] = lambda match: 0
+    """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
+    one piece after the other."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +240,41 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Mirror:
+    """How an engine that works on a copy of a memory is told what others wrote there, and they what it wrote.
+
+    C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
+    """
+
+    to_engine: str
+    from_engine: str
+    """It waits for all launches before."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of an engine in a network."""
+
+    offload: str
+    """Name of the offload."""
+    match: Match
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A network as an engine sees it, for the files that are made for both."""
+
+    prefix: str
+    """What the network's C names begin with; `<prefix>.h` declares what is public."""
+    arena: str
+    """C name of the array of values in the engine's memory."""
+    nbytes: int
+    """Its size."""
+    launches: tuple[Launched, ...]
+    """In order."""
+
+
+@dataclass(frozen=True)
 class Engine:
     """An accelerator beside the core, started by a C call and working on its own until waited for; or software, which
     the core runs itself."""
@@ -257,8 +301,25 @@ class Engine:
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    bytes_per_cycle: float | None = None
+    """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
+    success: int | None = None
+    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
+    constants: str = ""
+    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
+    mirror: Mirror | None = None
+    """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
+    made: Callable[[Deployed], Mapping[str, str]] | None = None
+    """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    libraries: tuple[str, ...] = ()
+    """What a program for this computer is linked with, e.g. "-ldl"."""
+    environment: Callable[[], Mapping[str, str]] | None = None
+    """Environment variables of the process that runs it on this computer."""
+    rtl: DeviceModel | None = None
+    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +358,39 @@ class Quantisation:
     """Activations must have the zero point 0."""
     activations: DType = DType.INT8
     """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+    shifts: bool = False
+    """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
+    result none smaller. Needs `symmetric`, and one scale per layer."""
+    ternary: bool = False
+    """Weights of 2 bits are -1, 0 or 1."""
+    operand_bits: int = 8
+    """Bits that operands of layers with 2-bit weights are to keep within."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A number that follows from a configuration and can be asked for, such as MACs per cycle."""
+
+    present: Callable[[Any], int]
+    """The number a configuration has."""
+    apply: Callable[[Any, int], Any]
+    """A configuration with another; raises TargetError where there is none."""
+    sets: tuple[str, ...]
+    """The fields it changes."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a target is made from a configuration, so that `dovetail sweep` can make others like it."""
+
+    name: str
+    """What the configuration describes, as a rule the engine: its fields are called `name.field`."""
+    config: Any
+    """A frozen dataclass; what of it is a number may be set. Its constructor refuses what there cannot be."""
+    make: Callable[[Any], Target]
+    """The target with another configuration, its own recipe included."""
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    """What else may be set, by name."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +415,19 @@ class Target:
     quantisation: Quantisation = field(default_factory=Quantisation)
     mesh: Mesh | None = None
     """How copies of this machine are joined, for `dovetail mesh`; None for a machine alone."""
+    recipe: Recipe | None = None
+    """How it is made, if it is made from a configuration; None for hardware that is as it is."""
+    workers: tuple[Core, ...] = ()
+    """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
+    have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    mailbox: int = 0x1A010000
+    """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
+    workers."""
+
+    @property
+    def cores(self) -> tuple[Core, ...]:
+        """Every core, by its number."""
+        return (self.core, *self.workers)
 
     def memory(self, name: str) -> Memory:
         """The memory of that name; raises KeyError when there is none."""

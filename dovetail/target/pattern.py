@@ -9,6 +9,7 @@ Patterns are data; matching is one function. A pattern that does not match says 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ class Apply:
     name: str
     optional: bool = False
     """When the operator is absent, the pattern of its first operand stands in its place."""
+    why: str = ""
+    """What a user is told beside what was found, where another operator stands in its place."""
 
 
 Pattern = Leaf | Apply
@@ -53,9 +56,9 @@ def constant(name: str) -> Leaf:
     return Leaf(name, constant=True)
 
 
-def apply(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
+def apply(operator: type[Operator], *inputs: Pattern, name: str = "", why: str = "") -> Apply:
     """`operator` with these operands; `name` (by default the operator's, in lower case) finds the node in a match."""
-    return Apply(operator, inputs, name or operator.__name__.lower())
+    return Apply(operator, inputs, name or operator.__name__.lower(), why=why)
 
 
 def maybe(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
@@ -110,6 +113,16 @@ class Mismatch:
     depth: int
 
 
+class Scope(enum.Enum):
+    """What a constraint is asked of."""
+
+    ALL = "all"
+    LAYERS = "layers"
+    """Whole layers, when the network is partitioned; a tile of one need not keep it."""
+    TILES = "tiles"
+    """What is computed in one launch: a layer that does not keep it is cut until its tiles do."""
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A limit beyond the pattern.
@@ -122,6 +135,8 @@ class Constraint:
     """The value the limit is about."""
     accepts: Callable[[Any], bool]
     """Whether that value is within the limit."""
+    scope: Scope = Scope.ALL
+    """What it is asked of."""
 
     def failure(self, match: Match) -> str | None:
         """The sentence with the offending value, None when the constraint holds."""
@@ -146,7 +161,8 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
             if part.optional:
                 return visit(part.inputs[0], value)
             found = type(node.operator).__name__ if node else "a constant" if value in graph.constants else "an input"
-            return f"expects {part.operator.__name__}, found {found} at '{value}'"
+            why = f": {part.why}" if part.why else ""
+            return f"expects {part.operator.__name__}, found {found} at '{value}'{why}"
         if value != root and (len(users[value]) > 1 or value in graph.outputs):
             if part.optional:
                 return visit(part.inputs[0], value)

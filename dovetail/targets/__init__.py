@@ -11,6 +11,7 @@ from dovetail.target.description import Target
 
 BUILT_IN = {
     "riscv": "riscv:TARGET",
+    "riscv_big_small": "riscv:BIG_SMALL",
     "riscv_dot4": "riscv_dot4:TARGET",
     "riscv_xpulp": "riscv_dot4:XPULP",
     "cortex_m4": "cortex_m:M4",
@@ -20,6 +21,9 @@ BUILT_IN = {
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
     "spinnaker2": "spinnaker2:TARGET",
+    "diana": "diana:TARGET",
+    "opencl": "opencl:TARGET",
+    "macarray": "macarray:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

@@ -1,6 +1,8 @@
-"""A plain RISC-V microcontroller: one RV32IMC core, flash and RAM, no accelerator."""
+"""Plain RISC-V microcontrollers: RV32IMC cores, flash and RAM, no accelerator."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dovetail.target import Core, Memory, Policy, Target
 
@@ -12,4 +14,17 @@ TARGET = Target(
     code="flash",
     values="ram",
     policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
+)
+
+HALF_CLOCK = {
+    "alu": 2, "load": 2, "store": 2, "multiply": 2, "multiply_high": 10, "divide": 70, "branch_not_taken": 2,
+    "branch_taken": 6, "jump": 4, "system": 8, "load_use": 2, "interrupt_entry": 8,
+}  # fmt: skip
+"""Twice the cycles of `simulate.riscv_costs.CoreCosts`, counted by the clock of the other core."""
+
+BIG_SMALL = replace(
+    TARGET,
+    name="riscv_big_small",
+    sentence="two RISC-V RV32IMC cores, the second at half the clock of the first; memories as riscv",
+    workers=(Core("rv32imc", costs=HALF_CLOCK, speed=0.5),),
 )

@@ -66,6 +66,9 @@ class Library:
     """C function called once before the first call of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
     """Macros it is compiled with."""
+    success: int | None = None
+    """What `wait`, or without one every function described, returns when all went well: anything else ends the
+    inference with a message. None to leave what they return alone."""
 
     def __post_init__(self) -> None:
         """Look for the files, and for the functions named here."""
@@ -75,6 +78,8 @@ class Library:
         for name in (self.wait, self.prepare):
             if name:
                 self.parameters(name)
+        if self.wait and self.success is not None:
+            self.status(self.wait)
 
     @cached_property
     def files(self) -> dict[str, Path]:
@@ -95,14 +100,24 @@ class Library:
         Raises:
             TargetError: no header declares it; names the nearest that is declared.
         """
-        found = re.search(rf"\b{re.escape(function)}\s*\(([^()]*)\)\s*;", self.text)
+        listed = self._declared(function)[1].strip()
+        return 0 if listed in ("", "void") else listed.count(",") + 1
+
+    def status(self, function: str) -> None:
+        """Make sure that a function returns something to look at; raises TargetError."""
+        if re.search(r"\bvoid\s*$", self._declared(function)[0]):
+            raise TargetError(f"{function} of {self.name} returns nothing that could be {self.success}",
+                              hint="leave out success=")  # fmt: skip
+
+    def _declared(self, function: str) -> tuple[str, str]:
+        """What stands before a function's name, and its parameters."""
+        found = re.search(rf"([\w\s*]*)\b{re.escape(function)}\s*\(([^()]*)\)\s*;", self.text)
         if found is None:
             declared = re.findall(r"\b(\w+)\s*\([^()]*\)\s*;", self.text)
             near = difflib.get_close_matches(function, declared, 1)
             hint = f"the nearest it declares is {near[0]}" if near else f"it declares {len(declared)} functions"
             raise TargetError(f"{self.header} of {self.name} declares no function {function}", hint=hint)
-        listed = found[1].strip()
-        return 0 if listed in ("", "void") else listed.count(",") + 1
+        return found[1], found[2]
 
 
 def pointer(operand: str, c_type: str = "const int8_t") -> Pointer:
@@ -171,6 +186,8 @@ def function(
         expected = library.parameters(called)
         if expected != len(given):
             raise TargetError(f"{called} of {library.name} has {expected} parameters; {len(given)} are described")
+    if library.success is not None and not library.wait:
+        library.status(name)
     made = constants or {}
     filled = [*arguments]
     return Offload(
@@ -208,6 +225,7 @@ def with_library(base: Target, library: Library, functions: Sequence[Offload], n
         files=library.files,
         headers=(library.header,),
         defines=library.defines,
+        success=library.success,
     )
     sentence = f"{base.sentence}; with the library {library.name}"
     return replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, engines=(*base.engines, engine))
@@ -273,7 +291,7 @@ def _query_source(header: str, call: LibraryCall) -> str:
 
     declared, text = library_call(call, "query", lambda operand: "0")
     lines = [f'#include "{header}"', "int32_t answer;", "void ask(void);", "void ask(void)", "{", *declared]
-    return "\n".join([*lines, f"answer = (int32_t){text}", "}", ""])
+    return "\n".join([*lines, f"answer = (int32_t){text};", "}", ""])
 
 
 @cache

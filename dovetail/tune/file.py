@@ -62,7 +62,7 @@ class Tuning:
 
     identity: Identity
     measure: str
-    """"iss" or "model"."""
+    """One of `tune.measure.MEASURES`; on "host" all cycles are nanoseconds."""
     default_cycles: int
     """Of the whole network, nothing chosen."""
     tuned_cycles: int

@@ -28,8 +28,11 @@ from dovetail.tune.layer import distinct_layers, region_alone
 if TYPE_CHECKING:
     from dovetail.target.description import Target
 
-MEASURES = ("iss", "model")
-"""What is measured: cycles of the simulated chip, or the cost model's own estimate."""
+MEASURES = ("iss", "host", "model")
+"""What is measured: cycles of the simulated chip, nanoseconds on this computer, or the cost model's own estimate."""
+
+_REPEATED = 8
+"""Inferences of which the shortest counts, on this computer; one before them warms up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Outcome:
     """How a trial ended."""
 
     cycles: int | None
-    """Cycles of an inference; None when it failed."""
+    """Cycles (on this computer nanoseconds) of an inference; None when it failed."""
     error: str = ""
     """Why it failed."""
 
@@ -73,7 +76,7 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
         if task.measure == "model":
             return Outcome(_estimated(task, choices))
         graph, near = _opened(task.payload)
-        return Outcome(simulated_cycles(graph, _target(task.target), task.policy, choices, near))
+        return Outcome(measured(graph, _target(task.target), task.policy, choices, near, task.measure))
     except MissingExtraError as error:  # of a form that can be sent back from another process
         raise DovetailError(error.what, hint=error.hint) from None
     except (OSError, MemoryError):
@@ -84,10 +87,16 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
         return Outcome(None, f"{type(error).__name__}: {error}")
 
 
-def simulated_cycles(
-    graph: Graph, target: Target, policy: str | None, choices: Mapping[str, Choice], near: Collection[str] = ()
+def measured(
+    graph: Graph,
+    target: Target,
+    policy: str | None,
+    choices: Mapping[str, Choice],
+    near: Collection[str] = (),
+    simulator: str = "iss",
 ) -> int:
-    """Cycles of one inference on the `iss` simulator, with seeded inputs, after its outputs were compared.
+    """Cycles of one inference on the simulator `iss`, with seeded inputs, after its outputs were compared; on `host`
+    the nanoseconds of the fastest of some.
 
     Raises:
         DovetailError: it cannot be compiled or run, or an output differs from the graph's.
@@ -99,12 +108,15 @@ def simulated_cycles(
     with tempfile.TemporaryDirectory(prefix="dovetail-tune-") as folder:
         write_project(compiled.project, Path(folder) / "build")
         build = open_build(Path(folder) / "build", target)
-        result = run_build(build, "iss", [inputs], Path(folder) / "cache")
+        count = 1 + _REPEATED if simulator == "host" else 1
+        result = run_build(build, simulator, [inputs] * count, Path(folder) / "cache")
     (expected,) = evaluate_all(graph, [{name: inputs[name] for name in graph.given}])
     for name, array in result.outputs[0].items():
         if not np.array_equal(array, expected[name]):
             count = int((array != expected[name]).sum())
             raise SimulationError(f"{count} of {array.size} elements of '{name}' differ from the graph")
+    if simulator == "host":
+        return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
     cycles = result.simulation.inferences[0].total_cycles
     assert cycles is not None
     return cycles

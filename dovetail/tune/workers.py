@@ -53,7 +53,7 @@ def _processes(jobs: int) -> Iterator[Runner]:
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=begin_worker)
 
     def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
         numbers = {pool.submit(measure, task, choices): number for number, choices in enumerate(batch)}
@@ -72,8 +72,8 @@ def _processes(jobs: int) -> Iterator[Runner]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _begin_worker() -> None:
-    """In a worker: leave Ctrl-C to the parent, and end when the parent has been killed."""
+def begin_worker() -> None:
+    """In a worker process: leave Ctrl-C to the parent, and end when the parent has been killed."""
     import os
     import signal
     import threading

@@ -33,9 +33,11 @@ int32_t vl_depthwise(const vl_shape *shape, const vl_window *window, const vl_sc
 int32_t vl_dense(int32_t inputs, int32_t outputs, const vl_scaling *scaling, const int8_t *vector,
                  const int8_t *weights, const int32_t *bias, int8_t *result);
 
-/* Convolutions that are only noted down, and done by vl_wait: at most 4 at a time. They return a ticket. */
+/* Convolutions that are only noted down, and done by vl_wait: at most 4 at a time. They return a ticket, vl_wait what the
+   first that failed returned. */
 uint32_t vl_conv_start(const vl_shape *shape, const vl_window *window, const vl_scaling *scaling, const int8_t *image,
                        const int8_t *weights, const int32_t *bias, void *scratch, int8_t *result);
-void vl_wait(uint32_t ticket);
+int32_t vl_wait(uint32_t ticket);
+void vl_reset(uint32_t ticket);
 
 #endif

@@ -12,6 +12,8 @@ DMA_DRIVER = ("dma.h", "dma.c")
 """Driver of the DMA."""
 COPY = ("copy.h", "copy.c")
 """Copies by the core, where there is no DMA."""
+CORES = ("cores.h", "cores.c")
+"""How cores start one another, where there are several."""
 SIMULATION_MAIN = "sim_main.c"
 """The harness that runs a model under a simulator."""
 

@@ -29,6 +29,11 @@ Reset_Handler:
     ldr     r0, =dovetail_vectors
     ldr     r1, =0xE000ED08         /* VTOR */
     str     r0, [r1]
+#ifdef DOVETAIL_MAILBOX
+    ldr     r0, =DOVETAIL_MAILBOX
+    ldr     r1, [r0]                /* the number of this core */
+    cbnz    r1, worker
+#endif /* DOVETAIL_MAILBOX */
 
     ldr     r0, =__data_load
     ldr     r1, =__data_start
@@ -54,6 +59,23 @@ Reset_Handler:
     str     r0, [r1]
     bl      main
     .size Reset_Handler, . - Reset_Handler
+
+#ifdef DOVETAIL_MAILBOX
+/* Every other core: a stack of its own, then whatever core 0 starts. */
+worker:
+#if defined(__ARM_ARCH_8M_MAIN__)
+    movs    r2, #0                  /* the limit was that of the stack of core 0 */
+    msr     msplim, r2
+#endif
+    ldr     r0, =__worker_stack_tops
+    subs    r1, r1, #1
+    ldr     r0, [r0, r1, lsl #2]
+    mov     sp, r0
+    movs    r0, #1
+    ldr     r1, =0xE000E100         /* NVIC_ISER0: interrupt 0 */
+    str     r0, [r1]
+    bl      core_serve
+#endif /* DOVETAIL_MAILBOX */
 
     .globl dovetail_halt
     .type dovetail_halt, %function

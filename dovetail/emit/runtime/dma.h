@@ -35,4 +35,8 @@ uint32_t dma_copy_pad(void *target, const void *source, uint32_t row_bytes, uint
 /* Waits asleep until the transfer with this ticket has finished. */
 void dma_wait(uint32_t ticket);
 
+/* Lowers the DMA's interrupt line, so that whoever waits for another device sleeps and does not spin. Transfers are
+   counted: nothing is lost. */
+void dma_acknowledge(void);
+
 #endif

@@ -1,9 +1,39 @@
-/* The few library functions compilers call by themselves, so that no C library is linked. */
+/* What happens on failure, and the few library functions compilers call by themselves, so that no C library is linked. */
 #include "dovetail_rt.h"
 
-#ifndef DOVETAIL_HOST
+#ifdef DOVETAIL_HOST
+
+/* The first failure, for whoever loads the library; null while there is none. */
+extern const char *dovetail_failure;
+extern int32_t dovetail_failure_status;
+const char *dovetail_failure;
+int32_t dovetail_failure_status;
+
+__attribute__((weak)) void dovetail_failed(const char *what, int32_t status)
+{
+    if (dovetail_failure == 0) {
+        dovetail_failure = what;
+        dovetail_failure_status = status;
+    }
+}
+
+#else
 
 #include <stddef.h>
+
+void dovetail_halt(void);
+
+__attribute__((weak)) void dovetail_failed(const char *what, int32_t status)
+{
+#ifdef DOVETAIL_SIM
+    dovetail_mmio_write(DOVETAIL_SIM_STATUS, (uint32_t)status);
+    dovetail_mmio_write(DOVETAIL_SIM_FAILED, (uint32_t)(uintptr_t)what);
+#else
+    (void)what;
+    (void)status;
+#endif
+    dovetail_halt();
+}
 
 /* Compilers recognise these loops and would replace them by calls to the very functions defined here. */
 #if defined(__clang__)

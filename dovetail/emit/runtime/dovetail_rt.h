@@ -35,6 +35,18 @@ static inline void dovetail_wait_for_interrupt(void)
 
 #endif
 
+/* Called when a library says that a call failed; `what` names function and layer. The one of dovetail_rt.c tells the
+   simulator and stops the core. Define your own to log, to reset, or to leave by longjmp: if it returns, the inference
+   goes on, and its outputs mean nothing. */
+void dovetail_failed(const char *what, int32_t status);
+
+static inline void dovetail_check(int32_t status, int32_t success, const char *what)
+{
+    if (status != success) {
+        dovetail_failed(what, status);
+    }
+}
+
 /* Keeps the compiler from moving memory accesses across this point. */
 static inline void dovetail_compiler_barrier(void)
 {
@@ -49,6 +61,8 @@ static inline void dovetail_compiler_barrier(void)
 #define DOVETAIL_SIM_MARKER (DOVETAIL_SIM_CONTROL + 8u)
 #define DOVETAIL_SIM_CYCLES_LOW (DOVETAIL_SIM_CONTROL + 12u) /* reading it latches the high word */
 #define DOVETAIL_SIM_CYCLES_HIGH (DOVETAIL_SIM_CONTROL + 16u)
+#define DOVETAIL_SIM_STATUS (DOVETAIL_SIM_CONTROL + 20u) /* of a call that failed, */
+#define DOVETAIL_SIM_FAILED (DOVETAIL_SIM_CONTROL + 24u) /* and the address of its name */
 #define DOVETAIL_SIM_READY 1u
 #define DOVETAIL_SIM_DONE 2u
 #define DOVETAIL_SIM_EXIT 3u

@@ -23,6 +23,7 @@ class Region(Protocol):
 def linker_script(
     memories: Sequence[Region], *, text: str, data: str, rodata: str | None = None, stack: str | None = None,
     stack_bytes: int = 4096, extra: Mapping[str, str] | None = None, isa: str = "rv32imc",
+    worker_stacks: Sequence[int] = (),
 ) -> str:
     """Write the linker script the start-up code of `isa` expects.
 
@@ -33,7 +34,8 @@ def linker_script(
         memories: the memories of the chip.
         text: memory of the code, and of the initial values of .data (the start-up copies them).
         data: memory of .data and .bss. rodata: of constants, default `text`. stack: of the stack, default `data`.
-        stack_bytes: its size, rounded up to a multiple of 16.
+        stack_bytes: its size, rounded up to a multiple of 16. worker_stacks: those of cores 1, 2, …, which lie above
+            it; the table `__worker_stack_tops` has their ends.
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
         isa: instruction set of the core.
@@ -42,8 +44,7 @@ def linker_script(
         BuildError: a section is put into a memory that does not exist, or there is no such instruction set.
     """
     core = instruction_set(isa)
-    rodata, stack, extra = rodata or text, stack or data, extra or {}
-    known = [memory.name for memory in memories]
+    rodata, stack, extra, known = rodata or text, stack or data, extra or {}, [memory.name for memory in memories]
     for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
         if memory not in known:
             raise BuildError(f"section {section} is put into the memory '{memory}'", hint=f"memories: {known}")
@@ -52,10 +53,9 @@ def linker_script(
     return "\n".join([
         f"OUTPUT_ARCH({core.architecture})", f"ENTRY({core.entry})", "MEMORY", "{", *regions, "}", "SECTIONS", "{",
         *_unloaded({section: extra[section] for section in shared}),
-        *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)"], f"> {text}"),
+        *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)", *_tops(worker_stacks)], f"> {text}"),
         *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {rodata}"),
-        *_output(".stack (NOLOAD)", ["__stack_bottom = .;", f". += {(stack_bytes + 15) // 16 * 16:#x};",
-                                     "__stack_top = .;"], f"> {stack}"),
+        *_output(".stack (NOLOAD)", _stacks([stack_bytes, *worker_stacks]), f"> {stack}"),
         *_output(".data", ["__data_start = .;", "*(.data .data.* .sdata .sdata.*)", ". = ALIGN(4);",
                            "__data_end = .;"], f"> {data} AT> {text}"),
         "    __data_load = LOADADDR(.data);",
@@ -65,6 +65,21 @@ def linker_script(
         f"    /DISCARD/ : {{ *(.comment) *(.note .note.*) *(.eh_frame .eh_frame_hdr) {core.discarded} }}",
         "}", "",
     ])
+
+
+def _tops(worker_stacks: Sequence[int]) -> list[str]:
+    """The table of the tops of the workers' stacks."""
+    words = [f"LONG(__stack_top_{core});" for core in range(1, len(worker_stacks) + 1)]
+    return [". = ALIGN(4);", "__worker_stack_tops = .;", *words] if words else []
+
+
+def _stacks(sizes: Sequence[int]) -> list[str]:
+    """The stack of each core, with symbols at its ends; those of core 0 have no number."""
+    found = []
+    for core, nbytes in enumerate(sizes):
+        end = f"_{core}" if core else ""
+        found += [f"__stack_bottom{end} = .;", f". += {(nbytes + 15) // 16 * 16:#x};", f"__stack_top{end} = .;"]
+    return found
 
 
 def _unloaded(sections: Mapping[str, str]) -> list[str]:

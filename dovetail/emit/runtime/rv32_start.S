@@ -6,6 +6,11 @@ _start:
     la      sp, __stack_top
     la      t0, dovetail_trap
     csrw    mtvec, t0
+#ifdef DOVETAIL_MAILBOX
+    li      t0, DOVETAIL_MAILBOX
+    lw      t1, 0(t0)               /* the number of this core */
+    bnez    t1, worker
+#endif /* DOVETAIL_MAILBOX */
 
     la      t0, __data_load
     la      t1, __data_start
@@ -35,6 +40,19 @@ _start:
 dovetail_halt:
     j       dovetail_halt
     .size dovetail_halt, . - dovetail_halt
+
+#ifdef DOVETAIL_MAILBOX
+/* Every other core: a stack of its own, then whatever core 0 starts. */
+worker:
+    la      t0, __worker_stack_tops
+    slli    t1, t1, 2
+    add     t0, t0, t1
+    lw      sp, -4(t0)
+    li      t0, 0x800
+    csrw    mie, t0
+    call    core_serve
+    j       dovetail_halt
+#endif /* DOVETAIL_MAILBOX */
 
 /* Where traps go unless the firmware sets mtvec: stop here, for a debugger to find. */
     .balign 4

@@ -20,6 +20,7 @@ from dovetail.target import (
     Command,
     Constraint,
     Core,
+    Derived,
     DeviceModel,
     Engine,
     Match,
@@ -29,12 +30,13 @@ from dovetail.target import (
     Ordered,
     OrderRequest,
     Policy,
+    Recipe,
     Target,
     apply,
     constant,
     operand,
 )
-from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.config import MaeriConfig, with_multipliers
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.schedule import Schedule
@@ -42,6 +44,7 @@ from dovetail.targets.maeri.task import Place, Task, encode
 from dovetail.targets.maeri.work import network
 
 MEMORY = Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
+MACS = Derived(lambda config: config.multipliers, with_multipliers, ("multipliers", "distribution", "collection"))
 KINDS = {"convolution": Conv2d, "depthwise convolution": DepthwiseConv2d, "dense": FullyConnected}
 
 
@@ -162,6 +165,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
     )  # fmt: skip
     return Target(
         name=name,
+        recipe=Recipe("maeri", config, lambda changed: target(changed, name, rules), {"macs": MACS}),
         sentence=f"RISC-V RV32IMC, 32 MiB RAM, MAERI of {config.multipliers} multipliers",
         core=Core("rv32imc"),
         memories=(MEMORY,),

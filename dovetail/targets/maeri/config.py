@@ -6,7 +6,7 @@ the shared hardware sheet maeri.md names the sources of every figure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.errors import TargetError
 
@@ -72,6 +72,12 @@ class MaeriConfig:
     def shared_ports(self) -> bool:
         """Whether a port feeds several multipliers."""
         return self.distribution < self.multipliers
+
+
+def with_multipliers(config: MaeriConfig, multipliers: int) -> MaeriConfig:
+    """The configuration with so many multipliers, and networks as wide as before or as the multipliers."""
+    widths = {name: min(getattr(config, name), multipliers) for name in ("distribution", "collection")}
+    return replace(config, multipliers=multipliers, **widths)
 
 
 def _error(what: str) -> TargetError:

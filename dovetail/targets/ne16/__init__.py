@@ -56,6 +56,8 @@ from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 L1 = Memory("L1", base=0x10000000, size=128 * 1024)
 L2 = Memory("L2", base=0x1C000000, size=512 * 1024)
 DMA = Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000)
+QUEUE = 2
+"""Launches the engine holds: one it computes, one that waits."""
 LIMITS = RequantisationLimits(scale_bits=8, most_shift=31)
 
 
@@ -173,6 +175,13 @@ def cycles(match: Match) -> int:
     return job_cycles(job(match, {}))
 
 
+def starting(match: Match) -> int:
+    """Cycles the driver goes along with a grid of launches, of which the engine takes two at a time."""
+    whole = job(match, {})
+    launches = whole.grid[0] * whole.grid[1]
+    return job_cycles(whole) * max(launches - QUEUE, 0) // launches
+
+
 CONSTRAINTS = (
     Constraint("activations must be uint8", lambda m: m.type("x").dtype.text, lambda v: v == "uint8"),
     Constraint("weights must have 2 to 8 bits, signed", lambda m: m.type("weights").dtype.text,
@@ -230,7 +239,7 @@ def _offloads() -> tuple[Offload, ...]:
                 (f"{label}, 32-bit results", layer, shared),
             ):
                 offload = Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
-                found.append(replace(offload, knobs=own[0], default=own[1]))
+                found.append(replace(offload, knobs=own[0], default=own[1], starting=starting))
     return tuple(sorted(found, key=lambda offload: "32-bit" in offload.name))
 
 

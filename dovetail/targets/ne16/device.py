@@ -62,11 +62,17 @@ class _Queued:
 
 
 class Ne16Device:
-    """The engine as a device of the simulator; addresses in its registers go to `bus`."""
+    """The engine as a device of the simulator; addresses in its registers go to `bus`.
 
-    name = "ne16"
+    Args:
+        bus: the memories.
+        name: of the device, where a chip has several.
+        slowdown: cycles it takes for each cycle of the state machine, e.g. 2 for one with half the clock.
+    """
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, name: str = "ne16", slowdown: int = 1) -> None:
+        self.name = name
+        self._slowdown = slowdown
         self._bus = bus
         self._weights = _WeightCache()
         self.reset()
@@ -134,7 +140,7 @@ class Ne16Device:
         if reason:
             raise SimulationError(f"the NE16 cannot run this configuration: {reason}", where=f"ne16 job {identity}")
         start = max(now, self._busy_until)
-        self._busy_until = start + walk_cycles(launch)
+        self._busy_until = start + walk_cycles(launch) * self._slowdown
         self._queue.append(_Queued(identity, context, launch, start, self._busy_until))
         self._acquired, self._next_context = None, 1 - context
 

@@ -22,6 +22,7 @@ from dovetail.target import (
     Command,
     Constraint,
     Core,
+    Derived,
     DeviceModel,
     Engine,
     Layout,
@@ -31,6 +32,7 @@ from dovetail.target import (
     Operand,
     Policy,
     Raw,
+    Recipe,
     Rewrite,
     Target,
     apply,
@@ -39,7 +41,7 @@ from dovetail.target import (
     operand,
 )
 from dovetail.targets.vta import cost
-from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.config import VtaConfig, macs_per_cycle, with_macs
 from dovetail.targets.vta.constants import constants, ones_row
 from dovetail.targets.vta.isa import encode, encode_uop
 from dovetail.targets.vta.knobs import default, space, tiling
@@ -51,6 +53,7 @@ PAGE = Memory("page", base=0x80000000, size=4096)
 DRAM = Memory("DRAM", base=PAGE.base + PAGE.size, size=32 * 1024 * 1024 - PAGE.size, alignment=64)
 LIMITS = RequantisationLimits(scale_bits=15, most_shift=31, activations=DType.INT8, bias_first=True)
 _INT32 = 1 << 31
+MACS = Derived(macs_per_cycle, with_macs, ("block", "batch", "inp_bytes", "wgt_bytes", "acc_bytes"))
 
 
 def region_stream(match: Match, operands: Mapping[str, Operand], config: VtaConfig) -> Stream:
@@ -232,16 +235,18 @@ def target(config: VtaConfig, name: str = "vta") -> Target:
         name="vta",
         memory=DRAM.name,
         offloads=offloads(config),
-        ideal_macs_per_cycle=float(config.batch * config.block * config.block),
+        ideal_macs_per_cycle=float(macs_per_cycle(config)),
         driver=("dovetail.targets.vta:driver/vta.h", "dovetail.targets.vta:driver/vta.c"),
         device=DeviceModel("dovetail.targets.vta.device:VtaDevice", base=0x43C00000, size=0x100, arguments=sizes),
         wait="vta_wait",
         prepare="vta_init",
+        bytes_per_cycle=float(config.bus_bytes),
         defines={"VTA_MEMORY": PAGE.base, "VTA_BLOCK": config.block, "VTA_BATCH": config.batch},
         raw=Raw(_parts, POINTERS, {PAGE.name: ones_row(config).tobytes()}),
     )
     return Target(
         name=name,
+        recipe=Recipe("vta", config, lambda changed: target(changed, name), {"macs": MACS}),
         sentence=f"RISC-V RV32IMC, 32 MiB DRAM, VTA engine of {config.batch}x{config.block}x{config.block}",
         core=Core("rv32imc"),
         memories=(PAGE, DRAM),

@@ -6,7 +6,7 @@ timing figures are the model's own: public sources give one GEMM tile per cycle 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.errors import TargetError
 
@@ -148,6 +148,32 @@ class VtaConfig:
         for name, value, limit in limits:
             if value > limit:
                 raise _error(f"{name} must be at most {limit}, are {value}")
+
+
+def macs_per_cycle(config: VtaConfig) -> int:
+    """Multiply-accumulates of one GEMM step."""
+    return config.batch * config.block**2
+
+
+def with_macs(config: VtaConfig, macs: int) -> VtaConfig:
+    """The configuration with the largest block, hence the fewest images, of so many multiply-accumulates; its memories
+    hold as many elements as before, since their indices are as wide.
+
+    Raises:
+        TargetError: the number is no power of two, or another limit is broken.
+    """
+    if macs < 1 or macs & (macs - 1):
+        raise _error(f"macs must be a power of two, are {macs}")
+    block = 1 << ((macs.bit_length() - 1) // 2)
+    batch = macs // block**2
+    return replace(
+        config,
+        block=block,
+        batch=batch,
+        inp_bytes=config.inp_entries * batch * block,
+        wgt_bytes=config.wgt_entries * block * block,
+        acc_bytes=config.acc_entries * batch * block * 4,
+    )
 
 
 def _error(what: str) -> TargetError:

@@ -1,0 +1,79 @@
+"""The tables of docs/benchmarks.md about several cores and several engines. Each output is compared with the integer
+graph before a number is printed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from tables import table
+
+from dovetail.compile import Options, compile_graph, prepare, sample_inputs
+from dovetail.emit import write_project
+from dovetail.graph.graph import evaluate
+from dovetail.run import open_build, run_build
+from dovetail.target.cores import with_cores
+from dovetail.target.description import Target
+from dovetail.targets import load_target
+
+INPUTS = 3
+"""Successive inputs given to a pipeline."""
+
+
+def cycles(path: Path, target: Target, pipeline: bool = False) -> int:
+    """Cycles of an inference; in a pipeline those from one input to the next, when all stages work.
+
+    Raises:
+        RuntimeError: the firmware differs from the integer graph.
+    """
+    options = Options(pipeline=pipeline)
+    graph = prepare(path, target, options)
+    given = [sample_inputs(graph, seed) for seed in range(INPUTS if pipeline else 1)]
+    compiled = compile_graph(graph, target, options, interpret=False)
+    with tempfile.TemporaryDirectory() as folder:
+        write_project(compiled.project, Path(folder) / "build")
+        result = run_build(open_build(Path(folder) / "build", target), "iss", given)
+    for inputs, outputs in zip(given, result.outputs, strict=True):
+        for name, expected in evaluate(graph, inputs).items():
+            if not np.array_equal(outputs[name], expected):
+                raise RuntimeError(f"{path.name} on {target.name}: the firmware differs from the integer graph")
+    return result.simulation.inferences[-1].total_cycles or 0
+
+
+def several_cores(models: dict[str, Path]) -> list[str]:
+    """Layers shared by like cores, and stages on a big and a small one beside the balance bound."""
+    rows = []
+    for name, path in models.items():
+        riscv, pair = load_target("riscv"), load_target("riscv_big_small")
+        one = cycles(path, riscv)
+        faster = [one / cycles(path, with_cores(riscv, count)) for count in (2, 4)]
+        bound = one / sum(core.speed for core in pair.cores)
+        streamed = cycles(path, pair, pipeline=True)
+        rows.append([name, one, *(f"{found:.3f}" for found in faster), streamed, f"{streamed / bound:.4f}"])
+    head = ["network", "cycles, 1 core", "2 cores: times as fast", "4 cores: times as fast",
+            "big and small: cycles per input", "over the balance bound"]  # fmt: skip
+    return ["### `--target riscv --cores`, and `--target riscv_big_small --pipeline`", "", *table(head, rows)]
+
+
+def diana_table() -> list[str]:
+    """DIANA, digital alone and with ternary layers on the analog array."""
+    from diana_networks import FILES, quantised, run
+
+    rows = []
+    for name in FILES:
+        for policy in ("digital", "analog"):
+            found = run(name, policy)
+            for given, outputs in zip(found.inputs, found.outputs, strict=True):
+                expected = evaluate(found.graph, given)
+                if not all(np.array_equal(outputs[value], expected[value]) for value in found.graph.outputs):
+                    raise RuntimeError(f"{name} on diana: the firmware differs from the integer graph")
+            ternary = sum(bits == 2 for bits in quantised(name, policy == "analog").widths.values())
+            busy = [sum(job.end - job.start for job in found.jobs[engine]) for engine in ("digital", "analog")]
+            between = sum(c.maker in found.jobs and bool(set(c.readers) & set(found.jobs))
+                          for c in found.report.conversions)  # fmt: skip
+            rows.append([name, policy, ternary, found.report.cycles["total"] or 0, *busy,
+                         len(found.report.conversions), between])  # fmt: skip
+    head = ["network", "policy", "ternary layers", "cycles", "digital busy", "analog busy", "conversions",
+            "between engines"]  # fmt: skip
+    return ["### `--target diana`", "", *table(head, rows)]

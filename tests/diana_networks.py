@@ -1,0 +1,113 @@
+"""The four MLPerf Tiny networks as DIANA takes them: quantised from the float files, perhaps with ternary layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from conftest import shared_dir
+from dovetail.calibrate import Quantised, Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
+from dovetail.compile import prepare as prepare_integers
+from dovetail.emit import write_project
+from dovetail.frontend import load_model
+from dovetail.graph.graph import Graph
+from dovetail.graph.types import Array
+from dovetail.report import make_report
+from dovetail.report.report import Report
+from dovetail.run import open_build, run_build
+from dovetail.simulate.device import Activity
+from dovetail.targets import load_target
+from dovetail.targets.diana import diana
+
+FILES = {
+    "resnet8": "ic_resnet8_f32",
+    "ds_cnn": "kws_dscnn_f32",
+    "mobilenet_v1": "vww_mobilenetv1_f32",
+    "autoencoder": "ad_autoencoder_f32",
+}
+TERNARY = {
+    "resnet8": ("*conv2d_[12458]/BiasAdd;*",),
+    "ds_cnn": ("*;functional_1/conv2d_[1234]/BiasAdd;*",),
+    "mobilenet_v1": ("*;model/conv2d_[23456]/BiasAdd;*",),
+    "autoencoder": ("*/dense_[67]/*",),
+}
+"""The layers the tests allow ternary weights, by pattern."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A network compiled and run on the simulated chip."""
+
+    graph: Graph
+    """The integer graph."""
+    compiled: Compiled
+    inputs: tuple[dict[str, Array], ...]
+    outputs: tuple[dict[str, Array], ...]
+    report: Report
+    jobs: dict[str, tuple[Activity, ...]]
+    """Of the first inference, by engine."""
+
+
+def samples(path: Path, graph: Graph, count: int = 8) -> Samples:
+    """The one real input there is, as it is and with noise and other contrasts."""
+    generator = np.random.default_rng(0)
+    name, = graph.inputs
+    real = np.load(f"{path}.ref.npz")["in_0"].astype(np.float32).reshape(graph.types[name].shape)
+    spread = real.std()
+    made = [real * scale + generator.normal(0, 0.2 * spread, real.shape) for scale in np.linspace(0.4, 1.0, count - 1)]
+    return Samples({name: np.stack([real, *made]).astype(np.float32)}, None)
+
+
+@cache
+def quantised(name: str, ternary: bool) -> Quantised:
+    """A network with integers at both ends."""
+    path = shared_dir() / "models" / "mlperf_tiny" / f"{FILES[name]}.tflite"
+    graph = prepare(load_model(path), path.name)
+    widths = named_widths(graph, [f"{pattern}=int2" for pattern in TERNARY[name]]) if ternary else {}
+    settings = Settings(widths=widths, integer_ends=True)
+    return quantise_network(graph, samples(path, graph), load_target("diana"), settings)
+
+
+@cache
+def run(name: str, policy: str) -> Run:
+    """A network of MLPerf Tiny under a policy; ternary layers with `analog`."""
+    return run_model(quantised(name, policy == "analog").model.SerializeToString(), policy)
+
+
+def run_model(model: bytes, policy: str, whole: bool = False, costs: str = "plinio", count: int = 2) -> Run:
+    """Compile a model and run seeded inputs.
+
+    Args:
+        model: ONNX.
+        policy: of the target.
+        whole: every layer in one launch.
+        costs: model of the digital engine's cycles.
+        count: inferences.
+    """
+    target = diana(costs)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "net.onnx"
+        path.write_bytes(model)
+        options = Options(policy=policy)
+        graph = prepare_integers(path, target, options)
+        choices = _whole(graph) if whole else {}
+        compiled = compile_graph(graph, target, options, model=path, choices=choices, interpret=False)
+        write_project(compiled.project, Path(folder) / "build")
+        inputs = tuple(sample_inputs(graph, seed) for seed in range(count))
+        result = run_build(open_build(Path(folder) / "build", target), "iss", inputs)
+    first = result.simulation.inferences[0]
+    jobs = {engine.name: tuple(first.activities[engine.name]) for engine in target.engines}
+    return Run(graph, compiled, inputs, tuple(dict(found) for found in result.outputs), make_report(result), jobs)
+
+
+def _whole(graph: Graph) -> dict[str, dict[str, int]]:
+    from dovetail.partition import partition
+
+    regions = [region for region in partition(graph, load_target("diana")) if region.name.startswith("conv")]
+    knobs = ("tile_rows", "tile_columns", "tile_channels")
+    return {region.name: dict(zip(knobs, graph.types[region.output].shape[1:], strict=True)) for region in regions}

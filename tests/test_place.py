@@ -1,0 +1,306 @@
+"""Placement: pins and their mistakes, limits of accuracy, costs at borders, and schedules against all there are."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise, permutations, product
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dovetail import zoo
+from dovetail.cli.main import app
+from dovetail.compile import Options, compile_graph, prepare
+from dovetail.errors import DovetailError, PlaceError
+from dovetail.graph.graph import Graph
+from dovetail.graph.layout import blocked
+from dovetail.partition.regions import Region, Slot
+from dovetail.place import first, place, told
+from dovetail.place.costs import border
+from dovetail.place.exact import improve
+from dovetail.place.model import Candidate, Layer, Schedule, Step, Use
+from dovetail.place.pins import MOST_BYTES, parse_pins, read_pins
+from dovetail.place.schedule import heuristic, in_order, lower_bound
+from dovetail.plan.order import Parts, in_turn
+from dovetail.program.ir import Begin, Wait
+from dovetail.target import Constraint, Memory, Target
+from dovetail.targets import load_target, ne16
+from two_engines.twins import machine
+
+TWINS = machine()
+TWINS_FILE = str(Path(__file__).parent / "two_engines" / "twins.py")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network that reads digits."""
+    path: Path = tmp_path_factory.mktemp("place") / "digits.onnx"
+    path.write_bytes(zoo.build("digits"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def graph(model: Path) -> Graph:
+    """Its integer graph on the chip with two engines."""
+    return prepare(model, TWINS, Options())
+
+
+def placed(graph: Graph, target: Target, pins: Mapping[str, str]) -> dict[str, str]:
+    """Region name -> where it is."""
+    return {region.name: region.place for region in place(graph, first(graph, target), target, pins).regions}
+
+
+# -- pins
+
+
+def test_pins_by_layer_and_by_operator(graph: Graph) -> None:
+    """To one engine, to several, to the core; the reason given is the user's."""
+    regions = [region for region in first(graph, TWINS) if region.engine is not None]
+    operator = next(name for name in regions[1].origins if "Conv" in name)
+    pins = {regions[0].name: "second", operator: "ne16+second", regions[-1].name: "core"}
+    found = place(graph, first(graph, TWINS), TWINS, pins)
+    where = {region.name: region.place for region in found.regions}
+    assert where[regions[0].name] == "second" and where[regions[1].name] == "ne16+second"
+    assert where[regions[-1].name] == "core"
+    reasons = told(found.layers, found.schedule) if found.schedule else {}
+    assert reasons[regions[-1].name].why == "the user pinned it to core"
+    compile_graph(graph, TWINS, Options(pins=pins))  # the program computes the same
+
+
+def test_one_engine_needs_no_placement_but_takes_pins(model: Path) -> None:
+    """Regions are the partition's own; a pin to the core moves one layer and nothing else."""
+    target = load_target("ne16")
+    graph = prepare(model, target, Options())
+    regions = first(graph, target)
+    found = place(graph, regions, target, {})
+    assert found.regions is regions and found.describe() == ""
+    layer = next(region.name for region in regions if region.engine is not None)
+    moved = placed(graph, target, {layer: "core"})
+    assert moved == {region.name: "core" if region.name == layer else region.place for region in regions}
+
+
+def test_mistaken_pins_are_explained(graph: Graph) -> None:
+    """Unknown names with what is near, unknown engines with what there is, an engine that cannot with its own limit."""
+    conv = next(region for region in first(graph, TWINS) if region.engine is not None)
+    with pytest.raises(PlaceError, match=f"'{conv.name}x' to pin\n.*perhaps '{conv.name}'"):
+        placed(graph, TWINS, {f"{conv.name}x": "core"})
+    with pytest.raises(PlaceError, match=r"'third', which two_engines does not have\n.*use ne16, second, core"):
+        placed(graph, TWINS, {conv.name: "third"})
+    with pytest.raises(PlaceError, match="pinned to 'ne16\\+core'"):
+        placed(graph, TWINS, {conv.name: "ne16+core"})
+    with pytest.raises(PlaceError, match=f"'{conv.name}' is pinned to core and '.*' to ne16, and both are layer"):
+        placed(graph, TWINS, {conv.name: "core", next(name for name in conv.origins): "ne16"})
+    mover = next(region for region in first(graph, TWINS) if region.mover)
+    with pytest.raises(PlaceError, match="elements only move"):
+        placed(graph, TWINS, {mover.name: "ne16"})
+    small = Constraint("there must be at most 4 channels", lambda m: m.result.shape[-1], lambda v: v <= 4)
+    limited = machine(limits=(small,))
+    with pytest.raises(PlaceError, match=r"second does not take it: .*there must be at most 4 channels; here: "):
+        placed(graph, limited, {conv.name: "second"})
+    assert "second" not in {part for where in placed(graph, limited, {}).values() for part in where.split("+")}
+
+
+def test_pins_on_the_command_line() -> None:
+    """Names may hold "="; what is no pin, and a layer in two places, is refused."""
+    assert parse_pins(["a=b=core", " conv = ne16+second "]) == {"a=b": "core", "conv": "ne16+second"}
+    for text in ("conv_4", "=core", "conv_4="):
+        with pytest.raises(PlaceError, match="is not NAME=ENGINE"):
+            parse_pins([text])
+    with pytest.raises(PlaceError, match="pinned to core and to ne16"):
+        parse_pins(["a=core", "a=ne16"])
+
+
+def test_files_of_pins(tmp_path: Path) -> None:
+    """TOML and JSON say the same."""
+    (tmp_path / "pins.toml").write_text('[pins]\n"a/b" = "core"\nconv_4 = "second"\n')
+    (tmp_path / "pins.json").write_text('{"pins": {"a/b": "core", "conv_4": "second"}}')
+    assert read_pins(tmp_path / "pins.toml") == read_pins(tmp_path / "pins.json") == {"a/b": "core", "conv_4": "second"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.toml", b"[pins\n", "damaged"),
+        ("p.toml", b"\xff\xfe", "damaged"),
+        ("p.json", b"[" * 100_000, "damaged"),
+        ("p.json", b'{"pins": {"a": "core", "a": "ne16"}}', "stands twice"),
+        ("p.json", b"[]", "one table, 'pins'"),
+        ("p.json", b'{"pins": {}, "more": 1}', "one table, 'pins'"),
+        ("p.toml", b"[pins]\na = 3\n", "1 to 1000 characters is wanted, not '3'"),
+        ("p.toml", b"[pins]\na = ''\n", "1 to 1000 characters"),
+        ("p.json", json.dumps({"pins": {"a": "x" * 2000}}).encode(), "1 to 1000 characters"),
+        ("p.json", json.dumps({"pins": {str(n): "core" for n in range(10_001)}}).encode(), "10001 pins; at most 10000"),
+        ("p.toml", b"#" * (MOST_BYTES + 1), f"larger than {MOST_BYTES} bytes"),
+    ],
+)
+def test_damaged_files_of_pins(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    """One clear sentence, whatever is in the file."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PlaceError, match=message):
+        read_pins(tmp_path / name)
+    with pytest.raises(PlaceError, match="cannot be read"):
+        read_pins(tmp_path / "absent.toml")
+
+
+def test_explain_compares_candidates(model: Path, tmp_path: Path) -> None:
+    """Costs of every candidate, the reason, and how good the placement is; a file and options together."""
+    (tmp_path / "pins.toml").write_text('[pins]\nconv_3 = "core"\n')
+    command = ["explain", str(model), "--target", TWINS_FILE, "--pins", str(tmp_path / "pins.toml"), "--pin"]
+    layers = json.loads(CliRunner().invoke(app, [*command[:4], "--json"]).stdout)["layers"]
+    convs = [layer["name"] for layer in layers if layer["name"].startswith("conv")]
+    (tmp_path / "pins.toml").write_text(f'[pins]\n{convs[0]} = "core"\n{convs[1]} = "core"\n')
+    found = CliRunner().invoke(app, [*command, f"{convs[1]}=second", "--json"])
+    described = json.loads(found.stdout)
+    rows = {row["name"]: row for row in described["layers"]}
+    assert rows[convs[0]]["engine"] == "core" and rows[convs[1]]["engine"] == "second"
+    assert rows[convs[1]]["why"] == "the user pinned it to second"
+    free = next(row for row in layers if row["name"] == convs[0])
+    assert {"ne16", "second", "ne16+second", "core"} == {one["place"] for one in free["candidates"]}
+    assert 0 < described["placement"]["bound"] <= described["placement"]["cycles"]
+    text = CliRunner().invoke(app, command[:4]).stdout
+    assert "cycles: ne16 " in text.replace("\n", " ") and "proven to be the least" in text
+    missing = CliRunner().invoke(app, [*command, "conv_x=second"])
+    assert isinstance(missing.exception, DovetailError) and "no layer or operator 'conv_x'" in str(missing.exception)
+
+
+# -- accuracy and borders
+
+
+def test_what_costs_accuracy_is_used_only_where_pinned(graph: Graph) -> None:
+    """An engine all of whose offloads are lossy computes what is pinned to it; for the rest its sentence is shown."""
+    sentence = "it computes in analog, to about 6 bits"
+    one, other = TWINS.engines
+    analog = replace(other, offloads=tuple(replace(offload, lossy=sentence) for offload in other.offloads))
+    for engines in ((one, analog), (analog, one)):
+        target = replace(TWINS, engines=engines)
+        assert not any("second" in where for where in placed(graph, target, {}).values())
+        layer = next(region.name for region in first(graph, target) if region.engine is not None)
+        found = place(graph, first(graph, target), target, {layer: "second"})
+        assert [region.name for region in found.regions if "second" in region.place] == [layer]
+        free = place(graph, first(graph, target), target, {})
+        assert free.schedule is not None
+        assert sentence in told(free.layers, free.schedule)[layer].refused["second"]
+    sole = replace(TWINS, engines=(analog,))
+    assert not any(region.engine for region in first(graph, sole))
+
+
+def test_borders_cost_relayouts_and_transfers(graph: Graph) -> None:
+    """Nothing between engines alike; bytes read and written where layouts differ; bytes copied where memories do."""
+    regions = [region for region in first(graph, TWINS) if region.engine is not None]
+    maker, reader = next((a, b) for a in regions for b in regions if a.output in b.graph.inputs)
+    value, dma = maker.output, ne16.DMA
+    nbytes = graph.types[value].nbytes
+    assert border(value, maker, reader, TWINS) == 0
+    assert reader.engine is not None and maker.offload is not None
+    apart = replace(reader, engine=replace(reader.engine, memory="L1b"))
+    target = replace(TWINS, memories=(*TWINS.memories, Memory("L1b", 0x10400000, 1 << 16)))
+    copied = dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)
+    assert border(value, maker, apart, target) == copied
+    channels = graph.types[value].shape[-1]
+    laid = replace(maker, offload=replace(maker.offload, layouts={"result": blocked((0, 3, 1, 2), 3, channels // 2)}))
+    assert border(value, laid, reader, TWINS) == dma.setup_cycles + -(-2 * nbytes // dma.bytes_per_cycle)
+    assert border(value, laid, apart, target) > copied
+
+
+# -- schedules
+
+
+def sample(seed: int, region: Region) -> list[Layer]:
+    """Five layers on two engines and the core, some with constants to fetch, some with delays between them."""
+    source = random.Random(seed)
+    found: list[Layer] = []
+    for index in range(5):
+        candidates = []
+        for number, queue in enumerate(("a", "b", "core")):
+            cycles = source.randint(1, 9) * (3 if queue == "core" else 1)
+            if number == 0 or source.random() < 0.7:
+                fetch = source.randint(0, 3) if queue != "core" else 0
+                candidates.append(Candidate(queue, (Step(region, cycles, (Use(queue, 0, cycles),), fetch),)))
+        if source.random() < 0.4:
+            both = (Use("a", 0, 3), Use("b", 0, 4))
+            candidates.append(Candidate("a+b", (Step(region, 4, both),)))
+        after = tuple(one for one in range(index) if source.random() < 0.4)
+        delays = {(one, 0, 0): source.randint(1, 4) for one in after if source.random() < 0.5}
+        found.append(Layer(region, tuple(candidates), {}, after, delays))
+    return found
+
+
+def best_of_all(layers: list[Layer]) -> int:
+    """The earliest end of all candidates in all orders, each as early as the ones before it in the order allow. Fetches
+    are taken in every order too."""
+    best = 1 << 30
+    every = permutations(range(len(layers)))
+    orders = [o for o in every if all(o.index(b) < o.index(i) for i in o for b in layers[i].after)]
+    for picks in product(*(range(len(layer.candidates)) for layer in layers)):
+        steps = [layer.candidates[pick].steps[0] for layer, pick in zip(layers, picks, strict=True)]
+        fetching = [index for index, step in enumerate(steps) if step.fetch]
+        for fetches in permutations(fetching):
+            fetched, dma = {}, 0
+            for index in fetches:
+                dma += steps[index].fetch
+                fetched[index] = dma
+            for order in orders:
+                free: dict[str, int] = {}
+                ends = [0] * len(layers)
+                for index in order:
+                    start = max([fetched.get(index, 0), *(free.get(use.queue, 0) for use in steps[index].uses)])
+                    for one in layers[index].after:
+                        start = max(start, ends[one] + layers[index].delays.get((one, picks[one], picks[index]), 0))
+                    ends[index] = start + steps[index].cycles
+                    free |= {use.queue: start + use.length for use in steps[index].uses}
+                best = min(best, max(ends))
+    return best
+
+
+def check(layers: list[Layer], found: Schedule, dma: str) -> None:
+    """A schedule keeps every queue's work apart, and every layer behind what it reads."""
+    busy: dict[str, list[tuple[int, int]]] = {}
+    ends: list[int] = []
+    for index, (layer, pick) in enumerate(zip(layers, found.picks, strict=True)):
+        ready = max((ends[one] + layer.delays.get((one, found.picks[one], pick), 0) for one in layer.after), default=0)
+        step, start = layer.candidates[pick].steps[0], found.starts[index][0]
+        assert start >= ready and start >= step.fetch
+        for use in step.uses:
+            busy.setdefault(use.queue, []).append((start + use.offset, start + use.offset + use.length))
+        ends.append(start + step.cycles)
+    assert max(ends) == found.finish
+    for stretches in busy.values():
+        ordered = sorted(stretches)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_schedules_against_all_there_are(seed: int, graph: Graph) -> None:
+    """The exact answer is the best of all, the heuristic's none better, the bound none worse; both are valid."""
+    layers = sample(seed, first(graph, TWINS)[0])
+    best = best_of_all(layers)
+    fast, bound = heuristic(layers, "dma"), lower_bound(layers, "dma")
+    exact, proven = improve(layers, fast, bound, "dma", 5.0)
+    print(f"seed {seed}: bound {bound}, best {best}, heuristic {fast.finish}, exact {exact.finish}, proven {proven}")
+    assert bound <= best == exact.finish == proven <= fast.finish <= 1.25 * best
+    for found in (fast, exact, in_order(layers, exact, "dma")):
+        check(layers, found, "dma")
+        assert found.finish >= best
+    assert improve(layers, fast, bound, "dma", 5.0) == (exact, proven)
+
+
+def test_tiles_of_layers_at_the_same_time_take_turns() -> None:
+    """By their times; a layer without one comes right before the next; without any, one after the other."""
+
+    def tiles(layer: int, count: int) -> Parts:
+        return Parts(rest=[[Wait(layer, "x", number)] for number in range(count)], tail=[Wait(layer, "tail", 0)])
+
+    def text(slots: list[Slot | None]) -> str:
+        made = in_turn(slots, [tiles(layer, 2) for layer in range(len(slots))])
+        words = ("(" if isinstance(s, Begin) else "t" if s.queue == "tail" else str(s.statement)  # type: ignore[union-attr]
+                 for s in made)  # fmt: skip
+        owners = [s.layer for s in made]
+        return " ".join(f"{word}{owner}" for word, owner in zip(words, owners, strict=True) if word != "(")
+
+    assert text([None, None]) == "00 10 t0 01 11 t1"
+    assert text([Slot(0, 0, 10), Slot(2, 2, 20)]) == "00 01 10 t0 11 t1"
+    assert text([Slot(0, 0, 10), None, Slot(4, 10, 12)]) == "00 01 11 t1 02 10 t0 12 t2"

@@ -1,0 +1,280 @@
+"""The report's page in a real browser: no errors, every figure from its JSON, figures that agree with one another."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from browser import Browser, chromium
+from dovetail import zoo
+from dovetail.cli.arrays import seeded_inputs
+from dovetail.compile import Options, compile_model
+from dovetail.emit.project import write_project
+from dovetail.errors import DovetailError
+from dovetail.kernels import Optimize
+from dovetail.report import make_report
+from dovetail.report.detail import detail
+from dovetail.report.page import page
+from dovetail.report.plan_file import PLAN
+from dovetail.report.trace import trace_text
+from dovetail.run import RunResult, default_simulator, open_build, run_build
+from dovetail.targets import BUILT_IN, load_target
+from test_cli import refused
+
+pytestmark = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
+
+SHOWN = """[...document.querySelectorAll('[data-of]')].map(e => [e.dataset.of, e.dataset.as, e.textContent])"""
+STRAY = """(() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walker.nextNode()) {
+    const parent = walker.currentNode.parentElement;
+    if (/[0-9]/.test(walker.currentNode.data) && !parent.closest('[data-of], .tick, .key, #tip, script'))
+      found.push(walker.currentNode.data);
+  }
+  return found;
+})()"""
+USED = """(() => {
+  for (const button of document.querySelectorAll('button:not(#save)'))
+    for (let press = 0; press < 3; press++) button.click();
+  for (const shape of document.querySelectorAll('rect, circle, path, i'))
+    shape.dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
+  for (const canvas of document.querySelectorAll('canvas')) {
+    const box = canvas.getBoundingClientRect();
+    const at = {clientX: box.x + box.width / 2, clientY: box.y + 5, bubbles: true};
+    canvas.dispatchEvent(new WheelEvent('wheel', {...at, deltaY: -300, cancelable: true}));
+    canvas.dispatchEvent(new PointerEvent('pointermove', at));
+    canvas.dispatchEvent(new MouseEvent('click', at));
+    canvas.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', cancelable: true}));
+  }
+  return document.querySelectorAll('details[open]').length;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all pages."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits model as a file."""
+    path = tmp_path_factory.mktemp("model") / "digits.onnx"
+    path.write_bytes(zoo.build("digits"))
+    return path
+
+
+def ran(model: Path, target_name: str, folder: Path, simulator: str | None = None) -> RunResult:
+    """A model compiled and run once; without a core's own instructions, whose search takes long. Skips the test where a
+    target whose core is this computer cannot be run on it."""
+    target = load_target(target_name)
+    optimize = Optimize.SIZE if target.core.instructions else Optimize.SPEED
+    write_project(compile_model(model, target, Options(optimize=optimize)).project, folder)
+    build = open_build(folder, target)
+    try:
+        return run_build(build, simulator, [seeded_inputs(build.manifest["inputs"])])
+    except DovetailError as error:
+        if default_simulator(target) == "host":
+            pytest.skip(f"{target_name} does not run on this computer: {error.what}")
+        raise
+
+
+@pytest.fixture(scope="module")
+def results(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+    """Runs of digits by target, made when they are first asked for."""
+    folder = tmp_path_factory.mktemp("builds")
+
+    class Made(dict[str, RunResult]):
+        """Runs as they are wanted."""
+
+        def __missing__(self, name: str) -> RunResult:
+            self[name] = ran(digits, name, folder / name)
+            return self[name]
+
+    return Made()
+
+
+def number_of(text: str) -> float:
+    """The number a page shows; a percentage as a part of 1."""
+    plain = text.replace(",", "").removesuffix(" \u00d7")
+    return float(plain.removesuffix("%")) / 100 if plain.endswith("%") else float(plain)
+
+
+def resolved(data: Any, pointer: str) -> Any:
+    """What a JSON pointer points at."""
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        data = data[int(key)] if isinstance(data, list) else data[key]
+    return data
+
+
+def check_figures(browser: Browser, data: Mapping[str, Any]) -> int:
+    """Everything the page shows is what the JSON says; the number of figures."""
+    shown = browser.evaluate(SHOWN)
+    for pointer, kind, text in shown:
+        value = resolved(data, pointer)
+        if kind == "text":
+            assert text == (value or "\u2013"), pointer
+        elif value is None:
+            assert text == "\u2013", pointer
+        else:
+            near = max(0.006, 0.006 * abs(value))
+            close = {"value": 0, "count": 0.5, "percent": 0.00051, "rate": near, "ratio": 0.0051}[kind]
+            assert abs(number_of(text) - value) <= close, (pointer, text, value)
+    assert browser.evaluate(STRAY) == [], "numbers that do not say where they come from"
+    return len(shown)
+
+
+@pytest.mark.parametrize("target", sorted(BUILT_IN))
+def test_page_of_each_target(target: str, results: dict[str, RunResult], browser: Browser, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(detail(results[target])))
+    text = page(data)
+    assert len(text.encode()) <= 2_000_000 and not re.search(r"(src|href)=\"(?!#)", text)
+    (tmp_path / "page.html").write_text(text)
+    browser.open(tmp_path / "page.html")
+    assert json.loads(browser.evaluate("document.getElementById('data').textContent")) == data
+    assert check_figures(browser, data) > 100
+    assert browser.evaluate(USED) >= len(data["layers"])
+    assert check_figures(browser, data) > 100, "after everything was used"
+    name = next(name for name, memory in data["memories"].items() if memory["buffers"])
+    browser.evaluate(f"""document.querySelector('rect.buffer[data-memory="{name}"]')
+        .dispatchEvent(new MouseEvent('mouseover', {{bubbles: true}}))""")
+    buffer = data["memories"][name]["buffers"][0]
+    told = f"{buffer['name']} ({buffer['role']})\n{buffer['bytes']:,} bytes at {buffer['address']:,}\n"
+    assert browser.evaluate("document.getElementById('tip').textContent").startswith(told)
+    assert browser.faults == []
+
+
+def test_json_is_a_superset_of_the_runs(results: dict[str, RunResult]) -> None:
+    data = json.loads(json.dumps(detail(results["ne16"])))
+    run = json.loads(json.dumps(make_report(results["ne16"]).to_json()))
+    for name, value in run.items():
+        if name != "layers":
+            assert data[name] == value
+    for own, layer in zip(run["layers"], data["layers"], strict=True):
+        assert {name: layer[name] for name in own} == own
+
+
+@pytest.mark.parametrize("target", ["riscv", "cortex_m4", "ne16", "vta", "maeri"])
+def test_times_add_up_and_keep_their_bounds(target: str, results: dict[str, RunResult]) -> None:
+    data = detail(results[target])
+    layers, total = data["layers"], data["cycles"]["total"]
+    assert sum(layer["time"] for layer in layers) == total == sum(data["summary"]["spent"].values())
+    for layer in layers:
+        assert sum(layer["spent"].values()) == layer["time"]
+        hidden = layer["gap"].startswith("hidden")
+        assert hidden or layer["bound"] <= layer["time"], layer["name"]
+        assert layer["gap"] or not layer["time"]
+    assert not any(layer["gap"].startswith("hidden") for layer in layers if layer["macs"])
+    assert sum(device["busy"] for device in data["devices"] if device["kind"] == "engine") <= total
+
+
+def test_bounds_by_hand(results: dict[str, RunResult]) -> None:
+    ne16, riscv = detail(results["ne16"]), detail(results["riscv"])
+    for layer in ne16["layers"]:
+        if layer["engine"] == "ne16":
+            assert layer["bound"] == pytest.approx(max(layer["macs"] / 162, layer["bytes_moved"] / 8), abs=0.06)
+    dense = next(layer for layer in riscv["layers"] if layer["name"].startswith("dense"))
+    words = -(-dense["written"] // 4)
+    assert dense["bound"] == dense["macs"] * 2 + words, "mul and add, each a cycle; a store per word"
+    padded = next(layer for layer in riscv["layers"] if layer["name"] == "conv_1")
+    inside = 4608 * 22 * 22 // (24 * 24)  # 3x3 taps on 8x8 pixels: 2 of 24 places of a row or column are padding
+    assert padded["macs"] == 4608 and padded["bound"] == 2 * inside + 512 // 4
+
+
+def test_stages_of_a_pipeline_have_times_of_their_own(digits: Path, tmp_path: Path) -> None:
+    target = load_target("riscv_big_small")
+    write_project(compile_model(digits, target, Options(pipeline=True)).project, tmp_path / "build")
+    build = open_build(tmp_path / "build", target)
+    data = detail(run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])]))
+    worked = {name: cycles for core in data["cores"] for name, cycles in core["layers"].items()}
+    for layer in data["layers"]:
+        assert layer["bound"] <= layer["time"]
+        assert layer["engine"] != "core" or layer["time"] >= worked.get(layer["name"], 0) * 0.99
+
+
+@pytest.mark.parametrize("target", ["riscv", "ne16", "vta"])
+def test_memory_is_a_tetris(target: str, results: dict[str, RunResult]) -> None:
+    data = detail(results[target])
+    for name, memory in data["memories"].items():
+        if not memory["buffers"]:
+            continue
+        parts = [(b["address"] + start, b["address"] + stop, first, last)
+                 for b in memory["buffers"] for start, stop, first, last, _ in b["parts"]]  # fmt: skip
+        assert max(stop for _, stop, _, _ in parts) <= data["memory"][name]["peak"] <= data["memory"][name]["size"]
+        for number, one in enumerate(parts):
+            for other in parts[number + 1 :]:
+                shared = min(one[1], other[1]) > max(one[0], other[0])
+                together = min(one[3], other[3]) - max(one[2], other[2])
+                assert not shared or together <= 1, "two buffers in one place, longer than the step that overwrites one"
+        use = data["memory"][name]
+        assert use["lower_bound"] - 64 <= max(total for _, total in memory["live"]) <= use["peak"]
+        for step, total in memory["live"]:
+            used = {place for low, high, first, last in parts if first <= step < last for place in range(low, high)}
+            assert total == len(used)
+
+
+def test_names_cannot_leave_their_place(digits: Path, browser: Browser, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=\"document.title='hacked'\">"
+    model = onnx.load(str(digits))
+    names = {name: f"{evil}{name}" for node in model.graph.node for name in (*node.input, *node.output)}
+    for node in model.graph.node:
+        node.name = f"{evil}{node.name}"
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer, *model.graph.value_info):
+        value.name = names.get(value.name, value.name)
+    onnx.save(model, str(tmp_path / "evil.onnx"))
+    data = json.loads(json.dumps(detail(ran(tmp_path / "evil.onnx", "riscv", tmp_path / "build"))))
+    assert evil in json.dumps(data).replace('\\"', '"')
+    (tmp_path / "page.html").write_text(page({**data, "model": f"{evil}&amp;", "policy": evil}))
+    browser.open(tmp_path / "page.html")
+    browser.evaluate(USED)
+    assert browser.evaluate("document.images.length") == 0 and browser.faults == []
+    assert browser.evaluate("document.title") == f"{evil}&amp; on riscv"
+    assert check_figures(browser, {**data, "model": f"{evil}&amp;", "policy": evil}) > 100
+
+
+def test_host_has_a_page_without_times(digits: Path, browser: Browser, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(detail(ran(digits, "ne16", tmp_path / "build", "host"))))
+    (tmp_path / "page.html").write_text(page(data))
+    browser.open(tmp_path / "page.html")
+    assert check_figures(browser, data) > 100 and browser.evaluate(USED) > 0 and browser.faults == []
+    assert browser.evaluate("document.getElementById('timeline')") is None
+
+
+def test_trace_has_every_bar(results: dict[str, RunResult]) -> None:
+    data = detail(results["ne16"])
+    events = json.loads(trace_text(data))["traceEvents"]
+    lines = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    bars = [(lines[e["tid"]], e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e["ph"] == "X"]
+    assert bars == [(n, b["start"], b["end"], b["label"]) for n, own in data["timeline"].items() for b in own]
+    assert {event["name"] for event in events if event["ph"] == "C"} == {f"bytes in use, {n}" for n in data["memories"]}
+
+
+def test_what_is_no_build(results: dict[str, RunResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page_file = ("-o", tmp_path / "r.html")
+    assert "is not a build" in refused(capsys, "report", tmp_path, *page_file)
+    folder = tmp_path / "build"
+    shutil.copytree(results["riscv"].build.folder, folder)
+    assert "leave --trace out" in refused(capsys, "report", folder, "--sim", "host", "--trace", "t", *page_file)
+    plan = json.loads((folder / PLAN).read_text())
+    for text, message in (
+        ("{", "is damaged"), ("[]", "is damaged"), (json.dumps({**plan, "schema": 9}), "schema 9, expected 1"),
+        (json.dumps({**plan, "layers": plan["layers"][1:]}), "does not fit the build"),
+        (json.dumps({key: value for key, value in plan.items() if key != "graph"}), "does not say its graph"),
+    ):  # fmt: skip
+        (folder / PLAN).write_text(text)
+        assert message in refused(capsys, "report", folder, *page_file)
+    (folder / PLAN).unlink()
+    assert "compile the model again" in refused(capsys, "report", folder, *page_file)
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,1 @@
+"""Chips with two engines: target files of a user's own."""
