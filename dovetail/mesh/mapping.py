@@ -11,7 +11,7 @@ from dovetail.graph.graph import Graph
 from dovetail.mesh.choice import Objective
 from dovetail.mesh.execute import check_covered
 from dovetail.mesh.partition import Partitioned, partition_mesh
-from dovetail.mesh.place import Placed, place
+from dovetail.mesh.place import TRIES, Placed, place
 from dovetail.mesh.simulate import Timing, simulate
 from dovetail.mesh.stream import simulate_stream
 from dovetail.mesh.tables import Tables, tables_of
@@ -81,7 +81,7 @@ def _placed(parts: Partitioned, index: int, topology: Topology) -> Placed | None
     section = parts.sections[index]
     if section.streaming is not None:
         return None
-    found = place(section, topology, wanted(parts, index))
+    found = place(section, topology, wanted(parts, index), max(1, TRIES // len(parts.sections)))
     check_covered(section, found.traffic)
     return found
 

@@ -18,8 +18,8 @@ from dovetail.mesh.traffic import Traffic, traffic_of
 Ints = NDArray[Any]
 _SWAPS = 400
 """Exchanges of two chips that are tried, for each chip."""
-_TRIES = 12
-"""Times this is done for a board; less often for more chips."""
+TRIES = 12
+"""Times this is done for a board."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Placed:
         return np.asarray(self.topology.router_of[self.element % self.topology.mesh.per_chip])
 
 
-def place(section: Section, topology: Topology, outputs: frozenset[int]) -> Placed:
+def place(section: Section, topology: Topology, outputs: frozenset[int], tries: int = TRIES) -> Placed:
     """Place the pieces of a section.
 
     Pieces are dealt to chips' worth of elements: slab by slab of each group of layers, else layer by layer. Which chip
@@ -55,6 +55,7 @@ def place(section: Section, topology: Topology, outputs: frozenset[int]) -> Plac
         section: what is placed, everything resident.
         topology: where.
         outputs: layers whose results are wanted in DRAM.
+        tries: how often, for a board; less often for more chips.
 
     Raises:
         PlanError: there are more pieces than elements.
@@ -66,7 +67,7 @@ def place(section: Section, topology: Topology, outputs: frozenset[int]) -> Plac
     chips = np.array(list(dict.fromkeys((topology.elements // topology.mesh.per_chip).tolist())), np.int64)
     cluster, rank = _clusters(section, topology)
     best: Placed | None = None
-    for order in _orders(section, topology, traffic, cluster, rank, chips):
+    for order in _orders(topology, traffic, cluster, rank, chips, tries):
         element = _dealt(topology, cluster, rank, order)
         loads = loads_of(traffic, topology, element)
         if best is None or (loads.busiest_link, loads.traffic) < (best.loads.busiest_link, best.loads.traffic):
@@ -109,14 +110,14 @@ def _dealt(topology: Topology, cluster: Ints, rank: Ints, chips: Ints) -> Ints:
 
 
 def _orders(
-    section: Section, topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chips: Ints
+    topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chips: Ints, tries: int
 ) -> Sequence[Ints]:
     """Orders of chips worth measuring: the path over the board, and what exchanging chips made of it."""
     if len(chips) < 3:
         return [chips]
     bytes_ = _between(topology, traffic, _dealt(topology, cluster, rank, chips))[np.ix_(chips, chips)]
     hops = topology.between.hops.astype(np.float64)
-    tries = max(1, min(_TRIES, _TRIES * 48 // len(chips)))
+    tries = max(1, min(tries, tries * 48 // len(chips)))
     return [chips, *(order for seed in range(tries) for order in _exchanged(bytes_, hops, chips, seed))]
 
 
