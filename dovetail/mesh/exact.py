@@ -92,6 +92,7 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
         return name, compile_firmware(
             folder / "programs" / name, [folder / source for source in sources], linker_script=folder / "link.ld",
             isa=target.core.isa, defines={"DOVETAIL_SIM": None}, include=(folder / "runtime",), flags=_FLAGS,
+            compiler_runtime="float" in project.programs[name],
         )  # fmt: skip
 
     with ThreadPoolExecutor(jobs) as pool:

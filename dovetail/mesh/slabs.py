@@ -18,7 +18,7 @@ from dovetail.mesh.cuts import Cut, Frontier, frontier
 from dovetail.mesh.layers import Layer
 from dovetail.target.mesh import Mesh
 
-_OWN = 0.65
+_OWN = 0.5
 """Share of a link its neighbours' exchange is given when slabs are chosen: routes of others pass it too."""
 
 

@@ -131,7 +131,7 @@ class Mesh:
     """Entries of a chip's routing table."""
     dram_bytes: int
     """Bytes of DRAM of a chip."""
-    code: int = 12 * 1024
+    code: int = 8 * 1024
     """Bytes kept for an element's program and tables when pieces are sized; an emitted one has the last word."""
     stack: int = 2048
     core_clocks: float = 1.0
