@@ -205,8 +205,8 @@ def _too_large(
     sums = costs.fixed[least] - costs.constants[least] - 2 * costs.sent[least] - mesh.code - mesh.stack
     return PlanError(
         f"the smallest piece ({pick[0]}x{pick[1]} pixels of {pick[2]} channels, {pick[3]} summed) takes "
-        f"{int(memory[least])} bytes, an element has {mesh.usable} ({parts}, results {2 * costs.sent[least]}, a row of sums "
-        f"{sums}, code and stack {mesh.code + mesh.stack})",
+        f"{int(memory[least])} bytes, an element has {mesh.usable} ({parts}, results {2 * costs.sent[least]}, a row of "
+        f"sums {sums}, code and stack {mesh.code + mesh.stack})",
         where=f"{layer.name} ({layer.origin})" if layer.origin else layer.name,
         hint="use elements with more memory (Mesh.usable), keep less for code (Mesh.code) or stack, use --objective "
         "latency (one slot per operand), or make the layer narrower",
