@@ -133,8 +133,10 @@ def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[Segment]
     with _open(elf) as file:
         if file["e_machine"] != machine or file.elfclass != 32 or not file.little_endian:
             raise BuildError(f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}")
+        # a linker may put the file's own headers into a segment before the first: no section, nothing to load
         loaded = [Segment(int(segment["p_paddr"]), segment.data()) for segment in file.iter_segments()
-                  if segment["p_type"] == "PT_LOAD" and segment["p_filesz"]]
+                  if segment["p_type"] == "PT_LOAD" and segment["p_filesz"]
+                  and any(segment.section_in_segment(section) for section in file.iter_sections())]
         return int(file["e_entry"]), loaded
 
 

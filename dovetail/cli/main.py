@@ -46,6 +46,13 @@ class Simulator(enum.StrEnum):
     HOST = "host"
 
 
+class ObjectiveChoice(enum.StrEnum):
+    """What a mapping to a mesh is made for."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
 class Measure(enum.StrEnum):
     """What tuning goes by."""
 
@@ -330,6 +337,51 @@ def schedule(
         model, target, multipliers, tuple(sizes or ()), rules, seconds, simulate, folder, force
     )
     scheduling.schedule(wish)
+
+
+@app.command()
+def mesh(
+    model: Model,
+    target: TargetName,
+    boards: Annotated[
+        int | None, typer.Option(help="Boards there are; the target's own number if not given.", show_default=False)
+    ] = None,
+    chips: Annotated[
+        int | None, typer.Option(help="Only so many chips of one board.", show_default=False)
+    ] = None,
+    objective: Annotated[
+        ObjectiveChoice, typer.Option(help="Little time for one input, or many inputs of a stream.")
+    ] = ObjectiveChoice.THROUGHPUT,
+    mapping: Annotated[
+        Path | None, typer.Option(help="A mapping.json to use instead, edited or not.", show_default=False)
+    ] = None,
+    faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
+    inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run every element's firmware in an emulated core of its own.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Processes that do so on this machine.")] = 2,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for programs, images, mapping and picture.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder that is already there.")] = False,
+) -> None:
+    """Cut a network into pieces, one for each element of a mesh; place, route, model and emit them.
+
+    Example: dovetail mesh net.tflite --target spinnaker2 --chips 1 -o build/mesh
+    """
+    from dovetail.cli import meshing
+
+    order = meshing.MeshOrder(
+        model, target, boards, chips, objective.value, mapping, faults, seed, inputs, exact, jobs, scheduler, folder,
+        force,
+    )  # fmt: skip
+    meshing.mesh(order)
 
 
 @app.command()

@@ -36,7 +36,7 @@ class Machine:
         self._symbols = symbols(setup.elf)
         self._workers = [self._worker(setup, number) for number in range(1, len(setup.workers) + 1)]
         self._harness = Harness(
-            self._clock, self._write_symbol, self._read_symbol, self._text, [*self.devices, *self._workers]
+            self._clock, self.write_symbol, self._read_symbol, self._text, [*self.devices, *self._workers]
         )
         windows = [Window(spec.base, spec.size, device) for spec, device in
                    zip(setup.devices, self.devices, strict=True)]
@@ -75,6 +75,11 @@ class Machine:
             device.reset()
 
     # -- running
+
+    @property
+    def cycles(self) -> int:
+        """Cycles since the reset, those slept included."""
+        return int(self._state.cycles)
 
     def run(self, request: RunRequest) -> SimulationResult:
         """Run the inferences of `request`, or up to the firmware's exit when there are none.
@@ -181,7 +186,8 @@ class Machine:
                                   hint="keep the buffer alive (not static, used by the model)")
         return symbol
 
-    def _write_symbol(self, name: str, content: bytes) -> None:
+    def write_symbol(self, name: str, content: bytes) -> None:
+        """Write the first bytes of a symbol; raises SimulationError when there is none, or it is smaller."""
         self.bus.view(self._address(name, len(content)), len(content))[:] = memoryview(content)
 
     def _read_symbol(self, name: str, nbytes: int) -> bytes:

@@ -15,6 +15,7 @@ from dovetail.graph.graph import Graph
 from dovetail.graph.layout import Layout
 from dovetail.graph.types import Array, DType
 from dovetail.target.knobs import Choice, Space
+from dovetail.target.mesh import Mesh
 from dovetail.target.ordering import Ordering
 from dovetail.target.pattern import Constraint, Match, Pattern
 
@@ -412,6 +413,8 @@ class Target:
     ordering: Ordering | None = None
     """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
     quantisation: Quantisation = field(default_factory=Quantisation)
+    mesh: Mesh | None = None
+    """How copies of this machine are joined, for `dovetail mesh`; None for a machine alone."""
     recipe: Recipe | None = None
     """How it is made, if it is made from a configuration; None for hardware that is as it is."""
     workers: tuple[Core, ...] = ()

@@ -20,6 +20,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
+    "spinnaker2": "spinnaker2:TARGET",
     "diana": "diana:TARGET",
     "opencl": "opencl:TARGET",
     "macarray": "macarray:TARGET",

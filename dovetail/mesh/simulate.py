@@ -1,0 +1,342 @@
+"""A discrete-event model of all elements, links and DRAM, a message at a time.
+
+An element begins an input when all its messages are there, it has finished the one before and one of its two results
+is free. A message goes when every reader has finished the input whose slot it takes (back-pressure), and then takes
+each link of its tree in turn: it waits until the link is free, holds it for its bytes, and its head goes on at once.
+
+Nothing can wait for ever. Stages are numbered so that messages go up; a piece waits for pieces of lower stages at the
+same input, or for readers at an earlier input. So the least (input, stage) that waits has nothing to wait for. Links:
+see `trees`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.errors import SimulationError
+from dovetail.mesh.place import Placed
+from dovetail.mesh.routes import Router, Tree
+from dovetail.mesh.traffic import Fetch, expected
+
+Ints = NDArray[Any]
+Floats = NDArray[Any]
+_START, _FINISH, _SENT, _HOP = range(4)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a stream of inputs takes, in clocks of the elements."""
+
+    latency: float
+    """From the start to the first input's results in DRAM."""
+    interval: float
+    """Between inputs, once the stream runs: the longest between two of any piece, over the second half; no less than
+    the bound, which a stream that has not filled the slots ahead may pass for a while."""
+    bound: float
+    """The least interval: the work of the busiest element, link or DRAM for one input."""
+    bottleneck: str
+    """Which that is."""
+    done: tuple[float, ...]
+    """When each input's results were in DRAM."""
+    start: Floats
+    """[inputs, pieces] when each piece began, and `finish` when it was done."""
+    finish: Floats
+    busy: Floats
+    """[links] clocks each link, then each DRAM, was held for one input."""
+    messages: int
+    """For one input."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Part of a tree on one chip, with the link between chips that leads to it."""
+
+    link: list[int]
+    before: list[int]
+    """Place in this segment of the link before, -1 for where the message enters."""
+    onward: list[tuple[int, int]]
+    """Segments on other chips, and the place here their links begin at."""
+    members: Ints
+    """Readers here."""
+    leaves: Ints
+    """Place here of the link that leads to each reader, -1 where it enters."""
+    stored: int = -1
+    """Place of the DRAM the message is stored in, -1 for none."""
+
+
+@dataclass(frozen=True)
+class _Senders:
+    """Pieces, and behind them what is fetched from DRAM: who sends what to whom by which tree."""
+
+    size: Floats
+    segments: list[list[_Segment]]
+    """Of the tree of each sender, the one it begins in first."""
+    members: list[Ints]
+    """Readers of each sender."""
+    held: list[Ints]
+
+
+def simulate(placed: Placed, inputs: int = 12) -> Timing:
+    """Run a stream of inputs.
+
+    Args:
+        placed: a section on elements.
+        inputs: how many; the interval is that of the second half.
+
+    Raises:
+        SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
+    """
+    return _Model(placed, inputs).run()
+
+
+class _Model:
+    """The state of everything while time goes on."""
+
+    def __init__(self, placed: Placed, inputs: int) -> None:
+        self.placed, self.inputs = placed, inputs
+        self.router = Router(placed)
+        self.senders = _senders(placed, self.router)
+        stages = placed.section.stages
+        self.clocks = np.concatenate([stage.costs.clocks for stage in stages]).astype(float).tolist()
+        self.pieces = len(self.clocks)
+        count = len(self.senders.size)
+        rates = self.router.links.rates()
+        self.rates = rates.tolist()
+        links = placed.topology.mesh.rates
+        self.hops = [float(links.link_hop if n < self.router.links.noc else links.hop) for n in range(len(self.rates))]
+        self.port = links.port
+        self.free = [0.0] * len(self.rates)
+        self.busy = [0.0] * len(self.rates)
+        self.port_free = np.zeros(self.pieces)
+        need = expected(placed.traffic)
+        for sender in range(self.pieces, count):
+            need[self.senders.members[sender]] += 1
+        self.missing = np.repeat(need[None], inputs, axis=0)
+        self.arrived = np.zeros((inputs, self.pieces))
+        self.sources, self.depths = _reverse(self.senders, self.pieces)
+        self.blocked = np.zeros((inputs, count), np.int64)
+        for sender, (members, held) in enumerate(zip(self.senders.members, self.senders.held, strict=True)):
+            depths, numbers = np.unique(held, return_counts=True)
+            for depth, number in zip(depths.tolist(), numbers.tolist(), strict=True):
+                self.blocked[depth:, sender] += number
+            assert len(members) == numbers.sum()
+        self.begun, self.finished = [0] * self.pieces, [0] * self.pieces
+        self.sent, self.sending = [0] * count, [False] * count
+        self.running = [False] * self.pieces
+        self.start, self.finish = np.zeros((inputs, self.pieces)), np.zeros((inputs, self.pieces))
+        self.done = [0.0] * inputs
+        self.events: list[tuple[float, int, int, int, int, float]] = []
+
+    def run(self) -> Timing:
+        """All inputs."""
+        for sender in range(self.pieces, len(self.sent)):
+            self._send(sender, 0.0)
+        for piece in np.nonzero(self.missing[0] == 0)[0].tolist():
+            self._begin(piece, 0.0)
+        while self.events:
+            now, kind, who, which, segment, tail = heapq.heappop(self.events)
+            if kind == _HOP:
+                self._travel(who, which, segment, now, tail)
+            elif kind == _START:
+                self._begin(who, now)
+            elif kind == _FINISH:
+                self._finish(who, now)
+            else:
+                self.sent[who] += 1
+                self.sending[who] = False
+                self._send(who, now)
+                if who < self.pieces:
+                    self._begin(who, now)
+        if min(self.sent) < self.inputs:
+            stuck = self.sent.index(min(self.sent))
+            raise SimulationError(f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages",
+                                  where="mesh")  # fmt: skip
+        return self._timing()
+
+    def _begin(self, piece: int, now: float) -> None:
+        which = self.begun[piece]
+        if self.running[piece] or which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which, piece]:
+            return
+        ready = self.arrived[which, piece]
+        if ready > now:
+            self._push(ready, _START, piece)
+            return
+        self.begun[piece], self.running[piece] = which + 1, True
+        self.start[which, piece] = now
+        self._push(now + self.clocks[piece], _FINISH, piece)
+
+    def _finish(self, piece: int, now: float) -> None:
+        which = self.finished[piece]
+        self.finished[piece], self.running[piece] = which + 1, False
+        self.finish[which, piece] = now
+        for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
+            if which + depth < self.inputs:
+                row = self.blocked[which + depth]
+                row[sources] -= 1
+                for sender in sources[row[sources] == 0].tolist():
+                    self._send(sender, now)
+        self._send(piece, now)
+        self._begin(piece, now)
+
+    def _send(self, sender: int, now: float) -> None:
+        which = self.sent[sender]
+        if self.sending[sender] or which >= self.inputs or self.blocked[which, sender]:
+            return
+        if sender < self.pieces and which >= self.finished[sender]:
+            return
+        self.sending[sender] = True
+        done = now + self.senders.size[sender] / self.port
+        self._push(done, _SENT, sender)
+        self._travel(sender, which, 0, now, done)
+
+    def _push(self, time: float, kind: int, who: int) -> None:
+        heapq.heappush(self.events, (time, kind, who, 0, 0, 0.0))
+
+    def _travel(self, sender: int, which: int, number: int, now: float, tail: float) -> None:
+        """A message enters a segment: its head now, its last byte at `tail`."""
+        segment, size = self.senders.segments[sender][number], self.senders.size[sender]
+        heads: list[float] = []
+        tails: list[float] = []
+        free, busy, rates, hops = self.free, self.busy, self.rates, self.hops
+        for link, before in zip(segment.link, segment.before, strict=True):
+            time = size / rates[link]
+            head = max((heads[before] if before >= 0 else now) + hops[link], free[link])
+            free[link] = head + time
+            busy[link] += time
+            heads.append(head)
+            tails.append(max(head + time, tails[before] if before >= 0 else tail))
+        for onward, place in segment.onward:
+            leaves = (heads[place], tails[place]) if place >= 0 else (now, tail)
+            heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
+        if segment.stored >= 0:
+            self.done[which] = max(self.done[which], tails[segment.stored])
+        if len(segment.members):
+            self._arrive(segment.members, which, size / self.port, np.array([*tails, tail])[segment.leaves])
+
+    def _arrive(self, members: Ints, which: int, time: float, tail: Floats) -> None:
+        """A message reaches readers, through each one's port."""
+        arrival = np.maximum(self.port_free[members] + time, tail)
+        self.port_free[members] = arrival
+        self.arrived[which, members] = np.maximum(self.arrived[which, members], arrival)
+        self.missing[which, members] -= 1
+        complete = members[self.missing[which, members] == 0]
+        for piece, ready in zip(complete.tolist(), self.arrived[which, complete].tolist(), strict=True):
+            self._push(ready, _START, piece)
+
+    def _timing(self) -> Timing:
+        busy = np.array(self.busy) / self.inputs
+        half = self.inputs // 2
+        # once the stream runs every piece has its pace; before, those ahead of the slowest and behind it are faster
+        ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
+        interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
+        element = int(np.argmax(self.clocks))
+        ports = _port_clocks(self.senders, self.pieces, self.port)
+        limits = [
+            (self.clocks[element], f"the MAC array or core of {self._stage_of(element)}"),
+            (float(ports.max()), f"the port of an element of {self._stage_of(int(ports.argmax()))}"),
+            (float(busy.max()), self.router.links.name(int(busy.argmax()))),
+        ]
+        bound, name = max(limits)
+        return Timing(self.done[0], max(interval, bound), bound, name, tuple(self.done), self.start, self.finish, busy,
+                      len(self.senders.size))  # fmt: skip
+
+    def _stage_of(self, piece: int) -> str:
+        found = [stage for stage in self.placed.section.stages if stage.first <= piece]
+        return found[-1].layer.name
+
+
+def _senders(placed: Placed, router: Router) -> _Senders:
+    traffic, count = placed.traffic, placed.topology.routers
+    code = placed.chip * count + placed.router
+    segments, members, held = [], [], []
+    chips, routers = placed.chip.tolist(), placed.router.tolist()
+    known: dict[tuple[int, int, int, bool], list[_Segment]] = {}
+    for piece, group in enumerate(traffic.group.tolist()):
+        span = slice(traffic.start[group], traffic.start[group + 1])
+        key = (chips[piece], routers[piece], group, bool(traffic.stores[piece]))
+        if key not in known:
+            known[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
+        segments.append(known[key])
+        members.append(traffic.members[span])
+        held.append(traffic.held[span])
+    sizes = traffic.size.tolist()
+    slots = _first_slots(placed)
+    for fetch in traffic.fetches:
+        for chip, pieces, size in _shared(placed, fetch):
+            own = np.array(pieces)
+            tree = router.from_dram(chip, np.unique(code[own]).tolist())
+            segments.append(_split(tree, router, own, code, count, fetched=True))
+            members.append(own)
+            held.append(slots[own])
+            sizes.append(size)
+    return _Senders(np.array(sizes, float), segments, members, held)
+
+
+def _split(
+    tree: Tree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
+) -> list[_Segment]:
+    """A tree in segments."""
+    none = np.zeros(0, np.int64)
+    found = [_Segment([], [], [], none, none)]
+    home: list[tuple[int, int]] = []
+    for link, before in zip(tree.link, tree.before, strict=True):
+        owner, place = home[before] if before >= 0 else (0, -1)
+        if link < router.links.noc:
+            found.append(_Segment([], [], [], none, none))
+            found[owner].onward.append((len(found) - 1, place))
+            owner, place = len(found) - 1, -1
+        segment = found[owner]
+        segment.link.append(link)
+        segment.before.append(place)
+        home.append((owner, len(segment.link) - 1))
+        if link >= router.links.dram and not fetched:
+            segment.stored = len(segment.link) - 1
+    ends = [tree.leaf[divmod(int(at), count)] for at in code[members]]
+    places = np.array([home[end] if end >= 0 else (0, -1) for end in ends], np.int64).reshape(-1, 2)
+    for number in np.unique(places[:, 0]).tolist():
+        mine = places[:, 0] == number
+        found[number].members, found[number].leaves = members[mine], places[mine, 1]
+    return found
+
+
+def _first_slots(placed: Placed) -> Ints:
+    """[pieces] inputs' worth each holds of its first operand."""
+    return np.concatenate([np.full(stage.pieces, stage.slots[0]) for stage in placed.section.stages])
+
+
+def _shared(placed: Placed, fetch: Fetch) -> list[tuple[int, list[int], int]]:
+    """(chip, pieces, bytes) of what is read once from a chip's DRAM for pieces that read the same part."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    pieces = fetch.pieces.tolist()
+    boxes, sizes = fetch.boxes.tolist(), fetch.size.tolist()
+    for piece, box, size in zip(pieces, boxes, sizes, strict=True):
+        groups.setdefault((int(placed.chip[piece]), size, *box), []).append(piece)
+    return [(key[0], members, key[1]) for key, members in groups.items()]
+
+
+def _reverse(senders: _Senders, pieces: int) -> tuple[list[list[Ints]], list[list[int]]]:
+    """Per piece: its senders by how many inputs' worth it holds of their messages, and those depths."""
+    counts = np.array([len(members) for members in senders.members])
+    sender = np.repeat(np.arange(len(counts)), counts)
+    member, held = np.concatenate(senders.members), np.concatenate(senders.held)
+    order = np.lexsort((sender, held, member))
+    sender, member, held = sender[order], member[order], held[order]
+    edges = np.nonzero(np.concatenate(([True], (np.diff(member) != 0) | (np.diff(held) != 0), [True])))[0]
+    sources: list[list[Ints]] = [[] for _ in range(pieces)]
+    depths: list[list[int]] = [[] for _ in range(pieces)]
+    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        sources[member[a]].append(sender[a:b])
+        depths[member[a]].append(int(held[a]))
+    return sources, depths
+
+
+def _port_clocks(senders: _Senders, pieces: int, port: float) -> Floats:
+    """[pieces] clocks the port of each is held for one input, the busier direction."""
+    counts = np.array([len(members) for members in senders.members])
+    received = np.bincount(np.concatenate(senders.members), weights=np.repeat(senders.size, counts), minlength=pieces)
+    return np.maximum(received, senders.size[:pieces]) / port

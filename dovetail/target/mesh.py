@@ -1,0 +1,168 @@
+"""How many copies of a target are joined to a mesh: elements on chips, chips on boards, links, shared DRAM, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+Place = tuple[int, int]
+"""Column and row."""
+Count = NDArray[Any]
+"""Whole numbers, one per candidate piece of a layer (they broadcast)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What pieces of a layer ask of an element's MAC array, one entry per candidate."""
+
+    kind: str
+    """"convolution", "depthwise" or "dense"."""
+    height: Count
+    """Rows of the result."""
+    width: Count
+    """Columns of the result."""
+    outputs: Count
+    """Channels of the result."""
+    inputs: Count
+    """Channels summed over (depthwise: those of the operand), of a dense layer the elements of the operand."""
+    kernel: tuple[int, int] = (1, 1)
+    """Rows and columns of the window."""
+    stride: tuple[int, int] = (1, 1)
+    in_height: Count | int = 1
+    """Rows of the operand, padding included."""
+    in_width: Count | int = 1
+    """Columns of the operand, padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class MacArray:
+    """An element's MAC array: how long work takes, and the bytes its operands take in the element's memory.
+
+    All functions take arrays and give arrays; clocks are those of the element.
+    """
+
+    columns: int
+    """Output columns computed side by side: images are cut at multiples of it."""
+    rows: int
+    """Output channels computed side by side."""
+    clocks: Callable[[Work], Count]
+    """From the start to the last result written to memory."""
+    compute: Callable[[Work], Count]
+    """The multiply-accumulates alone: the floor."""
+    operand: Callable[[Work], Count]
+    """Bytes of the operand (padding elements included)."""
+    weights: Callable[[Work], Count]
+    """Bytes of the weights."""
+    row_sums: Callable[[Work], Count]
+    """Bytes of one row of 32-bit results."""
+    dense_outputs: int = 1
+    """Output channels a dense layer computes side by side."""
+    place: str = ""
+    """"module:variable" this array is found at by the process that runs elements' firmware."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The routers of a chip and the elements at them."""
+
+    width: int
+    height: int
+    elements: int
+    """Elements at each router."""
+    without: tuple[Place, ...] = ()
+    """Routers that have no elements."""
+    gate: Place = (0, 0)
+    """The router where the links to other chips begin."""
+    dram: Place = (0, 0)
+    """The router of the DRAM controllers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes per clock of the elements."""
+
+    port: float
+    """Between an element's memory and its router."""
+    noc: float
+    """Between neighbouring routers of a chip, each way."""
+    link: float
+    """Between neighbouring chips, each way."""
+    dram: float
+    """Of the DRAM of one chip, both ways together."""
+    hop: int = 2
+    """Clocks a message's first byte takes from one router to the next."""
+    link_hop: int = 20
+    """Clocks it takes from one chip to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What does not work; it is never used."""
+
+    elements: frozenset[tuple[Place, int]] = frozenset()
+    """Chip and number of the element on it."""
+    links: frozenset[tuple[Place, int]] = frozenset()
+    """Chip and the direction (place in `Mesh.directions`) its link leaves in; the other way is given by itself."""
+    noc: frozenset[tuple[Place, Place, Place]] = frozenset()
+    """Chip, and the two neighbouring routers: no traffic in either direction."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Copies of a target joined to a mesh."""
+
+    array: MacArray
+    grid: Grid
+    rates: Rates
+    board: tuple[Place, ...]
+    """The chips of a board."""
+    origins: tuple[Place, ...]
+    """Where boards may stand, the first first."""
+    directions: tuple[Place, ...]
+    """Steps to the neighbouring chips; the opposite of one is also one of them."""
+    clock: float
+    """Hz of the elements."""
+    usable: int
+    """Bytes of an element's memory for code, stack, constants and buffers."""
+    route_entries: int
+    """Entries of a chip's routing table."""
+    dram_bytes: int
+    """Bytes of DRAM of a chip."""
+    code: int = 8 * 1024
+    """Bytes kept for an element's program and tables when pieces are sized; an emitted one has the last word."""
+    stack: int = 2048
+    core_clocks: float = 1.0
+    """Clocks the core takes for each element it reads in what the array does not compute."""
+    boards: int = 1
+    """How many boards there are."""
+    chips: int | None = None
+    """Only so many chips of the first board, those nearest its first place; None for whole boards."""
+    reserved: int = 0
+    """Elements of each chip left for others, the last ones."""
+    faults: Faults = field(default_factory=Faults)
+
+    def places(self) -> tuple[Place, ...]:
+        """Every chip, board by board."""
+        if self.chips is not None:
+            return tuple(sorted(self.board, key=lambda place: (max(place), place[1], place[0]))[: self.chips])
+        return tuple((x + dx, y + dy) for dx, dy in self.origins[: self.boards] for x, y in self.board)
+
+    @property
+    def per_chip(self) -> int:
+        """Elements on a chip."""
+        return (self.grid.width * self.grid.height - len(self.grid.without)) * self.grid.elements
+
+    def resized(self, boards: int | None = None, chips: int | None = None) -> Mesh:
+        """The same of so many boards, or of so many chips of one board.
+
+        Raises:
+            ValueError: there is room for fewer.
+        """
+        if chips is not None and not 1 <= chips <= len(self.board):
+            raise ValueError(f"{chips} chips: a board has {len(self.board)}")
+        if boards is not None and not 1 <= boards <= len(self.origins):
+            raise ValueError(f"{boards} boards: there are places for {len(self.origins)}")
+        return replace(self, boards=1 if chips else boards or self.boards, chips=chips)

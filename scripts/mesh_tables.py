@@ -1,0 +1,163 @@
+"""Measures mappings to meshes and writes the tables of docs/mesh.md.
+
+    python scripts/mesh_tables.py [SECTION ...] [--write]
+
+Needs the reference models in ../shared. "exact" computes whole networks in numpy (minutes), "scale" maps 24 boards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODELS = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny"
+PAGE = REPOSITORY / "docs" / "mesh.md"
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from tables import run, table  # noqa: E402
+
+from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
+from dovetail.graph.graph import Graph, evaluate  # noqa: E402
+from dovetail.mesh.choice import Objective  # noqa: E402
+from dovetail.mesh.execute import execute  # noqa: E402
+from dovetail.mesh.layers import layers_of  # noqa: E402
+from dovetail.mesh.mapping import Mapped, measure, place_and_route  # noqa: E402
+from dovetail.mesh.partition import partition_mesh  # noqa: E402
+from dovetail.mesh.stream import simulate_stream, stream_layer  # noqa: E402
+from dovetail.mesh.topology import build_topology, random_faults  # noqa: E402
+from dovetail.partition import partition  # noqa: E402
+from dovetail.target.mesh import Mesh  # noqa: E402
+from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET  # noqa: E402
+
+THROUGHPUT, LATENCY = Objective.THROUGHPUT, Objective.LATENCY
+SMALL = {"ResNet8": "ic_resnet8", "MobileNetV1 0.25": "vww_mobilenetv1"}
+SIZES = {"a chip": MESH.resized(chips=1), "a board": MESH, "24 boards": MESH.resized(boards=24)}
+
+
+def network(name: str) -> Graph:
+    """A network by its name."""
+    from mesh_networks import resnet50, vgg16
+
+    if name in SMALL:
+        return prepare(MODELS / f"{SMALL[name]}_int8.tflite", TARGET, Options())
+    return {"ResNet-50": resnet50, "VGG-16": vgg16}[name]()
+
+
+def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[Mapped, tuple[float, float, float]]:
+    """A mapping, and seconds of CPU for the topology, for partition, for the rest."""
+    regions = partition(graph, TARGET)
+    times = [time.process_time()]
+    topology = build_topology(mesh)
+    times.append(time.process_time())
+    parts = partition_mesh(graph, regions, topology, objective)
+    times.append(time.process_time())
+    found = place_and_route(parts, topology)
+    times.append(time.process_time())
+    return found, (times[1] - times[0], times[2] - times[1], times[3] - times[2])
+
+
+def scale_table() -> list[str]:
+    """How long mapping takes."""
+    rows = []
+    for name in ("ResNet-50", "VGG-16"):
+        graph = network(name)
+        for size, mesh in SIZES.items():
+            found, seconds = mapping(graph, mesh, THROUGHPUT)
+            stages = [stage for section in found.parts.sections for stage in section.stages]
+            entries = max((tables.largest() for tables in found.tables if tables), default=0)
+            rows.append([
+                name, size, len(found.topology.elements), max(section.pieces for section in found.parts.sections),
+                len(found.parts.sections), *(f"{one:.1f} s" for one in (*seconds, sum(seconds))),
+                max(int(stage.memory.max()) for stage in stages), entries,
+            ])  # fmt: skip
+    header = ["network", "mesh", "elements", "pieces at a time", "sections", "topology", "partition", "place, route",
+              "in all (CPU)", "most bytes of an element", "most routing entries"]  # fmt: skip
+    return ["### Mapping", "", *table(header, rows)]
+
+
+def time_table() -> list[str]:
+    """What inputs take in the model."""
+    rows = []
+    for name in (*SMALL, "ResNet-50", "VGG-16"):
+        graph = network(name)
+        for size, mesh in (("a chip", SIZES["a chip"]), ("a board", MESH)):
+            for objective in (LATENCY, THROUGHPUT):
+                found, _ = mapping(graph, mesh, objective)
+                result = measure(found, 16)
+                clocks = sum(stage.costs.floor.sum() for s in found.parts.sections for stage in s.stages)
+                rows.append([
+                    name, size, objective.value, int(result.latency), int(result.interval), int(result.bound),
+                    f"{result.interval / result.bound:.2f}", int(clocks / len(found.topology.elements)),
+                    f"{mesh.clock / result.interval:,.0f}", result.bottleneck,
+                ])  # fmt: skip
+                if not found.parts.resident:  # sections follow each other, whatever is asked for
+                    break
+    header = ["network", "mesh", "for", "clocks of one input", "clocks between inputs", "bound", "ratio",
+              "arrays' clocks / elements", "inputs per second", "bottleneck"]  # fmt: skip
+    return ["### Clocks, at 250 MHz", "", *table(header, rows)]
+
+
+def reference_table() -> list[str]:
+    """Layers beside the public simulator's."""
+    from mesh_networks import single
+    from test_mesh_mapping import REFERENCE
+
+    rows = []
+    for name, (shape, floor, fusion) in REFERENCE.items():
+        graph = single(*shape)
+        streaming = stream_layer(layers_of(graph, partition(graph, TARGET))[0], SIMULATOR_CHIP, 144)
+        rows.append([name, floor, int(streaming.dram_clocks), int(simulate_stream(streaming, SIMULATOR_CHIP)), fusion])
+    header = ["layer of VGG-16", "floor of the arrays", "floor of DRAM", "here", "published, fusion"]
+    return ["### Layers alone on the chip of the public simulator (144 elements), clocks", "", *table(header, rows)]
+
+
+def exact_table() -> list[str]:
+    """Outputs compared with the integer graph's."""
+    rows = []
+    for name in ("ResNet-50", "VGG-16"):
+        graph = network(name)
+        given = sample_inputs(graph)
+        expected = evaluate(graph, given)
+        for size, mesh in (("a board", MESH), ("a board, 1 % dead", random_faults(MESH, 0.01, 0))):
+            found, _ = mapping(graph, mesh, THROUGHPUT)
+            began = time.perf_counter()
+            outputs = execute(found.parts, given)
+            same = all(np.array_equal(outputs[output], expected[output]) for output in graph.outputs)
+            pieces = sum(section.pieces for section in found.parts.sections)
+            rows.append([name, "pieces in numpy", size, pieces, "", "yes" if same else "NO",
+                         f"{time.perf_counter() - began:.0f} s", ""])  # fmt: skip
+    rows += [_firmware(name) for name in SMALL]
+    header = ["network", "computed by", "mesh", "pieces", "programs", "equals the integer graph", "time",
+              "most bytes of an element"]  # fmt: skip
+    return ["### Outputs", "", *table(header, rows)]
+
+
+def _firmware(name: str) -> list[object]:
+    from dovetail.mesh.emit import emit_mesh
+    from dovetail.mesh.exact import run_exact
+
+    graph = network(name)
+    found, _ = mapping(graph, SIZES["a chip"], THROUGHPUT)
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    given = [sample_inputs(graph, seed) for seed in range(3)]
+    began = time.perf_counter()
+    done = run_exact(found.parts, placed, tables, project, TARGET, given)
+    same = all(np.array_equal(outputs[output], evaluate(graph, arrays)[output])
+               for arrays, outputs in zip(given, done.outputs, strict=True) for output in graph.outputs)  # fmt: skip
+    return [name, "firmware in Unicorn, 3 inputs", "a chip", len(project.elements), done.programs,
+            "yes" if same else "NO", f"{time.perf_counter() - began:.0f} s", max(done.memory)]  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {
+    "scale": scale_table, "time": time_table, "reference": reference_table, "exact": exact_table,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    run(__doc__.splitlines()[0], SECTIONS, PAGE, [MODELS])

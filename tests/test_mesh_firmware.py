@@ -1,0 +1,160 @@
+"""Every element's C, built and run in an emulated core of its own: equal to the integer graph in every byte."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from dovetail.compile import sample_inputs
+from dovetail.errors import DovetailError, PlanError, SimulationError
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.mesh.choice import Objective
+from dovetail.mesh.emit import MeshProject, emit_mesh
+from dovetail.mesh.exact import ExactRun, run_exact
+from dovetail.mesh.mapping import Mapped
+from dovetail.mesh.program import pack_weights
+from dovetail.target.mesh import Grid
+from dovetail.targets.spinnaker2 import MESH, TARGET
+from mesh_networks import Builder
+from test_mesh_mapping import mapped, tiny
+
+pytest.importorskip("unicorn")
+pytest.importorskip("ziglang")
+
+
+def run(graph: Graph, found: Mapped, inputs: int = 3) -> tuple[MeshProject, ExactRun]:
+    """The project, and what its elements did; outputs are compared."""
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    given = [sample_inputs(graph, seed) for seed in range(inputs)]
+    done = run_exact(found.parts, placed, tables, project, TARGET, given)
+    for arrays, outputs in zip(given, done.outputs, strict=True):
+        expected = evaluate(graph, arrays)
+        assert all(np.array_equal(expected[name], outputs[name]) for name in graph.outputs)
+        assert all(len(np.unique(expected[name])) > 1 for name in graph.outputs)
+    return project, done
+
+
+FEW = replace(MESH.resized(chips=2), grid=Grid(2, 2, 4, gate=(1, 0), dram=(0, 1)))
+"""Two chips of 16 elements: few programs to compile."""
+
+
+@lru_cache
+def small() -> Graph:
+    """A network whose first value is convolved and added to the result, with a stride, and sums that are cut."""
+    net = Builder("small", 4, 16)
+    value = net.convolution(net.value, 24)
+    value = net.residual(value, net.convolution(value, 24, 1, relu=False))
+    value = net.pool(net.convolution(value, 16, 3, 2), 2, 1)
+    return net.finish(net.dense(net.dense(value, 200), 7))
+
+
+@pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.THROUGHPUT])
+def test_small_network(objective: Objective) -> None:
+    found = mapped(small(), FEW, objective)
+    stages = found.parts.sections[0].stages
+    assert max(stage.cut.sums for stage in stages) > 1
+    assert max(stage.cut.channels for stage in stages) > 1 and max(stage.cut.rows for stage in stages) > 1
+    assert len({int(chip) for chip in found.whole[0].chip}) == 2
+    _, done = run(small(), found)
+    assert max(done.memory) <= MESH.usable
+    held = np.concatenate([stage.memory for stage in stages])
+    assert (np.array(done.memory) <= held).all()  # what partition counted with was enough
+
+
+@pytest.mark.parametrize("name", ["ic_resnet8", "vww_mobilenetv1"])
+def test_networks_on_at_least_64_elements(name: str) -> None:
+    found = mapped(tiny(name), MESH.resized(chips=1))
+    project, done = run(tiny(name), found, inputs=2)
+    assert len(project.elements) >= 64
+    assert len(project.programs) < len(project.elements) / 4
+    assert max(done.memory) <= min(MESH.usable, 96 * 1024)
+    assert 0 < done.stack <= TARGET.core.stack
+    print(f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
+          f"{max(done.memory)} bytes at most")  # fmt: skip
+
+
+def test_a_cluster_gives_the_same() -> None:
+    distributed = pytest.importorskip("distributed")
+    found = mapped(small(), FEW)
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    given = sample_inputs(small())
+    setting = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**setting) as cluster:
+        address = cluster.scheduler_address
+        done = run_exact(found.parts, placed, tables, project, TARGET, [given], scheduler=address)
+    expected = evaluate(small(), given)
+    assert all(np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
+
+
+def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
+    found = mapped(small(), FEW, Objective.LATENCY)
+    placed, tables = found.whole
+    first, second = (emit_mesh(found.parts, placed, tables, TARGET) for _ in range(2))
+    assert first.files == second.files
+    count = 0
+    for name, content in first.files.items():
+        if name.startswith("chips/"):
+            magic, _, _, elements, _, _ = struct.unpack_from("<4sIIIII", content)
+            assert magic == b"DVM1"
+            place = 24
+            for _ in range(elements):
+                _, size, program, _ = struct.unpack_from("<II32sI", content, place)
+                assert program.rstrip(b"\0").decode() in first.programs
+                place += 44 + size + -size % 4
+            count += elements
+    assert count == len(first.elements) == found.parts.sections[0].pieces
+
+
+def test_a_wrong_constant_is_noticed() -> None:
+    """The comparison can fail: some of one element's weights are changed."""
+    found = mapped(small(), FEW, Objective.LATENCY)
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    last = project.elements[-1]
+    data = bytearray(last.data)
+    data[32:300] = bytes(byte ^ 0x55 for byte in data[32:300])
+    broken = replace(project, elements=(*project.elements[:-1], replace(last, data=bytes(data))))
+    given = sample_inputs(small())
+    done = run_exact(found.parts, placed, tables, broken, TARGET, [given])
+    expected = evaluate(small(), given)
+    assert any(not np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
+
+
+def test_a_message_that_never_comes_is_said() -> None:
+    found = mapped(small(), FEW, Objective.LATENCY)
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, TARGET)
+    last = project.elements[-1]
+    start = struct.unpack_from("<I", last.data, 16)[0]
+    data = bytearray(last.data)
+    struct.pack_into("<I", data, start, 0xFFFF)
+    broken = replace(project, elements=(*project.elements[:-1], replace(last, data=bytes(data))))
+    with pytest.raises(SimulationError, match="no message of the key 65535"):
+        run_exact(found.parts, placed, tables, broken, TARGET, [sample_inputs(small())])
+
+
+def test_networks_in_sections_are_not_emitted() -> None:
+    net = Builder("large", 32, 64)
+    graph = net.finish(net.convolution(net.convolution(net.value, 512), 512))
+    found = mapped(graph, replace(MESH.resized(chips=1), usable=48 * 1024))
+    assert not found.parts.resident
+    with pytest.raises(ValueError, match="not resident"):
+        assert found.whole
+    with pytest.raises((PlanError, DovetailError)):
+        emit_mesh(found.parts, mapped(small(), FEW).whole[0], found.tables[0], TARGET)  # type: ignore[arg-type]
+
+
+def test_weights_are_packed_in_groups_of_channels() -> None:
+    weights = np.arange(5 * 2 * 3 * 4, dtype=np.int8).reshape(5, 2, 3, 4)
+    packed = pack_weights("convolution", weights)
+    assert packed.shape == (2, 2, 3, 4, 4)
+    assert all(packed[o // 4, :, :, :, o % 4].tolist() == weights[o].tolist() for o in range(5))
+    assert not packed[1, ..., 1:].any()
+    dense = pack_weights("dense", np.arange(40, dtype=np.int8).reshape(20, 2))
+    assert dense.shape == (2, 2, 16) and dense[1, 1, 3] == 39

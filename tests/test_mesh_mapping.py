@@ -1,0 +1,306 @@
+"""Partition, placement and routing on a mesh: exact, within every limit, whatever is faulty, and fast."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from conftest import shared_dir
+from dovetail.compile import Options, prepare, sample_inputs
+from dovetail.errors import PlanError, TargetError
+from dovetail.graph.graph import Graph, evaluate
+from dovetail.mesh.choice import Objective
+from dovetail.mesh.execute import check_covered, execute
+from dovetail.mesh.layers import layers_of
+from dovetail.mesh.mapping import Mapped, map_network, measure
+from dovetail.mesh.routes import dependencies
+from dovetail.mesh.simulate import simulate
+from dovetail.mesh.stream import simulate_stream, stream_layer
+from dovetail.mesh.topology import build_topology, random_faults
+from dovetail.mesh.trees import cyclic
+from dovetail.partition import partition
+from dovetail.target.mesh import Faults, Mesh
+from dovetail.targets import load_target
+from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET
+from mesh_networks import Builder, resnet50, single, vgg16
+
+OBJECTIVES = (Objective.LATENCY, Objective.THROUGHPUT)
+
+
+def mapped(graph: Graph, mesh: Mesh, objective: Objective = Objective.THROUGHPUT) -> Mapped:
+    """A network on a mesh."""
+    return map_network(graph, partition(graph, TARGET), build_topology(mesh), objective)
+
+
+@lru_cache
+def tiny(name: str) -> Graph:
+    """One of the MLPerf Tiny networks."""
+    file = shared_dir() / "models" / "mlperf_tiny" / f"{name}_int8.tflite"
+    return prepare(file, load_target("spinnaker2"), Options())
+
+
+def check_exact(graph: Graph, found: Mapped) -> None:
+    """The pieces together give the integer graph's outputs, which are not all alike."""
+    given = sample_inputs(graph)
+    expected, computed = evaluate(graph, given), execute(found.parts, given)
+    for name in graph.outputs:
+        assert len(np.unique(expected[name])) > 1
+        assert np.array_equal(expected[name], computed[name])
+
+
+def check_limits(found: Mapped) -> None:
+    """Every piece fits its element, no element has two, tables are within their limit, nothing can wait in a ring."""
+    mesh, per = found.parts.mesh, found.parts.mesh.per_chip
+    for section, placed, tables in zip(found.parts.sections, found.placed, found.tables, strict=True):
+        assert all((stage.memory <= min(mesh.usable, 96 * 1024)).all() for stage in section.stages)
+        assert all((stage.costs.fixed > mesh.code + mesh.stack).all() for stage in section.stages)
+        if placed is None or tables is None:
+            continue
+        assert len(np.unique(placed.element)) == section.pieces
+        assert set(placed.element.tolist()) <= set(found.topology.elements.tolist())
+        assert check_covered(section, placed.traffic) > 0
+        assert tables.largest() <= mesh.route_entries
+        assert len(tables.chip) <= tables.before
+        assert not cyclic(dependencies(placed))
+        dead = {(found.topology.places.index(place), number) for place, number in mesh.faults.elements}
+        assert dead.isdisjoint(divmod(element, per) for element in placed.element.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "objective"),
+    [
+        *((name, 1, objective) for objective in OBJECTIVES
+          for name in ("ic_resnet8", "vww_mobilenetv1", "kws_dscnn", "ad_autoencoder")),
+        ("ic_resnet8", 8, Objective.LATENCY), ("ad_autoencoder", 8, Objective.THROUGHPUT),
+    ],
+)  # fmt: skip
+def test_tiny_networks_are_exact(name: str, chips: int, objective: Objective) -> None:
+    found = mapped(tiny(name), MESH.resized(chips=chips), objective)
+    assert found.parts.resident
+    check_limits(found)
+    check_exact(tiny(name), found)
+
+
+@pytest.mark.parametrize("make", [vgg16, resnet50])
+def test_small_shapes_are_exact(make: object) -> None:
+    assert callable(make)
+    graph = make(64, 0.25, 40)
+    for chips in (1, 3):
+        found = mapped(graph, MESH.resized(chips=chips))
+        check_limits(found)
+        check_exact(graph, found)
+
+
+def test_sums_are_cut() -> None:
+    graph = single(4, 512, 64)
+    found = mapped(graph, MESH.resized(chips=1), Objective.LATENCY)
+    assert max(stage.cut.sums for stage in found.parts.sections[0].stages) > 1
+    check_exact(graph, found)
+
+
+def test_a_value_convolved_and_added_again() -> None:
+    """Pieces read one part of it through the window, another for the addition."""
+    net = Builder("again", 12, 16)
+    value = net.convolution(net.value, 16)
+    graph = net.finish(net.residual(value, net.convolution(value, 16, relu=False)))
+    found = mapped(graph, MESH.resized(chips=3), Objective.LATENCY)
+    assert max(stage.cut.rows for stage in found.parts.sections[0].stages) > 1
+    check_limits(found)
+    check_exact(graph, found)
+
+
+def test_full_shapes_on_a_board() -> None:
+    graph = resnet50()
+    began = time.process_time()
+    found = mapped(graph, MESH)
+    assert time.process_time() - began < 60
+    check_limits(found)
+    timing = simulate(found.whole[0], 20)
+    assert timing.interval <= 1.25 * timing.bound
+    print(f"ResNet-50: {found.parts.sections[0].pieces} pieces, {timing.interval:.0f} clocks, bound {timing.bound:.0f}")
+
+
+def test_full_shapes_on_a_chip() -> None:
+    graph = resnet50()
+    began = time.process_time()
+    found = mapped(graph, MESH.resized(chips=1), Objective.LATENCY)
+    assert time.process_time() - began < 5
+    check_limits(found)
+    assert len(found.parts.sections) > 1
+
+
+# Clocks of the public simulator: floor of a perfect split, and its "fusion" column (hardware/spinnaker2.md, section 4).
+REFERENCE = {
+    "CONV_1": ((224, 3, 64), 9408, 114249),
+    "CONV_5": ((112, 128, 128), 200704, 3557807),
+    "CONV_11": ((28, 256, 512), 114688, 1302970),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_layers(name: str) -> None:
+    shape, floor, fusion = REFERENCE[name]
+    graph = single(*shape)
+    layer = layers_of(graph, partition(graph, TARGET))[0]
+    assert SIMULATOR_CHIP.per_chip == 144
+    streaming = stream_layer(layer, SIMULATOR_CHIP, 144)
+    assert streaming.floor == floor
+    assert streaming.memory <= SIMULATOR_CHIP.usable
+    clocks = simulate_stream(streaming, SIMULATOR_CHIP)
+    print(f"{name}: {clocks:.0f} clocks, floor {floor}, fusion {fusion}")
+    assert max(floor, streaming.dram_clocks) <= clocks <= fusion
+
+
+@pytest.mark.parametrize(("chips", "share", "seed"), [(None, 0.01, 1), (16, 0.03, 0)])
+def test_faults(chips: int | None, share: float, seed: int) -> None:
+    mesh = random_faults(MESH.resized(chips=chips), share, seed)
+    assert mesh.faults.elements and mesh.faults.links and mesh.faults.noc
+    found = mapped(tiny("ic_resnet8"), mesh)
+    check_limits(found)
+    check_exact(tiny("ic_resnet8"), found)
+    check_links_alive(found)
+
+
+def check_links_alive(found: Mapped) -> None:
+    """No byte goes over a dead link, between chips or on one."""
+    placed, _ = found.whole
+    topology, grid = found.topology, found.parts.mesh.grid
+    for place, way in found.parts.mesh.faults.links:
+        assert placed.loads.links[topology.places.index(place), way] == 0
+    for place, a, b in found.parts.mesh.faults.noc:
+        chip = topology.places.index(place)
+        for (x0, y0), (x1, y1) in ((a, b), (b, a)):
+            way = ((1, 0), (0, 1), (-1, 0), (0, -1)).index((x1 - x0, y1 - y0))
+            assert placed.loads.noc[chip, y0 * grid.width + x0, way] == 0
+
+
+def test_loads_equal_those_of_every_message() -> None:
+    """The bytes on each link, summed message by message along its tree."""
+    found = mapped(tiny("ic_resnet8"), MESH.resized(chips=4), Objective.LATENCY)
+    placed, _ = found.whole
+    timing = measure(found, 1).timing
+    assert timing is not None
+    rates = found.parts.mesh.rates
+    ways = len(found.parts.mesh.directions)
+    chips = len(found.topology.places)
+    between = timing.busy[: chips * ways].reshape(chips, ways) * rates.link
+    assert np.allclose(between, placed.loads.links)
+    assert placed.loads.links.sum() > 0
+
+
+def test_routes_are_shortest_on_a_whole_board() -> None:
+    topology = build_topology(MESH)
+    for source in (0, 17, 47):
+        hops = {source: 0}
+        queue = deque([source])
+        while queue:
+            chip = queue.popleft()
+            for near in topology.neighbours[chip].tolist():
+                if near >= 0 and near not in hops:
+                    hops[near] = hops[chip] + 1
+                    queue.append(near)
+        assert [hops[chip] for chip in range(48)] == topology.between.hops[source].tolist()
+
+
+def test_back_pressure() -> None:
+    """A piece is never more inputs ahead of a reader than the reader has slots."""
+    found = mapped(tiny("ic_resnet8"), MESH.resized(chips=1))
+    placed, _ = found.whole
+    timing = measure(found, 10).timing
+    assert timing is not None
+    members = placed.traffic.set_of_members()
+    for piece in range(placed.section.pieces):
+        here = members == placed.traffic.group[piece]
+        for reader, held in zip(placed.traffic.members[here], placed.traffic.held[here], strict=True):
+            # when input n begins two later here, its message of input n is gone: the reader has finished n - held
+            begun = timing.start[2 + held :, piece]
+            assert (begun >= timing.finish[: len(begun), reader]).all()
+
+
+def test_the_tables_lead_every_message_to_its_readers() -> None:
+    """Follows each key from chip to chip through the entries alone."""
+    found = mapped(tiny("ic_resnet8"), MESH.resized(chips=6))
+    placed, tables = found.whole
+    topology = found.topology
+    entries: dict[int, list[tuple[int, int, int, int]]] = {}
+    for row in zip(tables.chip, tables.first, tables.keys, tables.ways, tables.local, strict=True):
+        entries.setdefault(int(row[0]), []).append(tuple(int(value) for value in row[1:]))  # type: ignore[arg-type]
+    assert len(np.unique(tables.key)) == placed.section.pieces
+    for piece in range(placed.section.pieces):
+        group = int(placed.traffic.group[piece])
+        wanted = set(placed.traffic.members[placed.traffic.start[group] : placed.traffic.start[group + 1]].tolist())
+        got: list[int] = []
+        queue = [int(placed.chip[piece])] if wanted else []
+        while queue:
+            chip = queue.pop()
+            key = int(tables.key[piece])
+            hits = [entry for entry in entries[chip] if entry[0] <= key < entry[0] + entry[1]]
+            assert len(hits) == 1
+            _, _, ways, local = hits[0]
+            queue += [int(topology.neighbours[chip, way]) for way in range(6) if ways >> way & 1]
+            if local >= 0:
+                span = slice(placed.traffic.start[local], placed.traffic.start[local + 1])
+                got += [m for m in placed.traffic.members[span].tolist() if placed.chip[m] == chip]
+        assert sorted(got) == sorted(wanted)
+
+
+def test_more_memory_or_elements_is_never_refused_for_less() -> None:
+    """Both objectives, each best at its own."""
+    graph = tiny("ic_resnet8")
+    quick, many = (measure(mapped(graph, MESH.resized(chips=1), objective), 10) for objective in OBJECTIVES)
+    assert quick.latency < many.latency
+    assert many.interval < quick.interval
+    assert quick.bottleneck and many.bottleneck
+
+
+def test_a_layer_too_large_is_refused_with_its_levers() -> None:
+    graph = tiny("ic_resnet8")
+    small = replace(MESH.resized(chips=1), usable=MESH.code + MESH.stack + 300)
+    with pytest.raises(PlanError, match=rf"takes \d+ bytes, an element has {small.usable}") as caught:
+        mapped(graph, small)
+    assert "smallest piece" in str(caught.value) and "Mesh.code" in str(caught.value)
+
+
+def test_unreachable_elements_are_refused() -> None:
+    cut_off = Faults(links=frozenset(((0, 0), way) for way in range(6)))
+    with pytest.raises(TargetError, match="cannot be reached"):
+        build_topology(replace(MESH, faults=cut_off))
+    inside = Faults(noc=frozenset({((0, 0), (0, 0), (1, 0)), ((0, 0), (0, 0), (0, 1))}))
+    with pytest.raises(TargetError, match="cut routers off"):
+        build_topology(replace(MESH, faults=inside))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"reserved": 152}, "152 of 152 elements are reserved"),
+        ({"rates": replace(MESH.rates, link=0)}, "a rate is 0"),
+        ({"board": ((0, 0), (0, 0))}, "two chips are at one place"),
+        ({"faults": Faults(elements=frozenset({((0, 0), 999)}))}, "does not exist"),
+        ({"directions": ((1, 0),)}, "one way only"),
+    ],
+)
+def test_descriptions_that_contradict_themselves(wrong: dict[str, object], sentence: str) -> None:
+    with pytest.raises(TargetError, match=sentence):
+        build_topology(replace(MESH, **wrong))  # type: ignore[arg-type]
+
+
+def test_reserved_elements_are_left_alone() -> None:
+    topology = build_topology(replace(MESH.resized(chips=2), reserved=8))
+    assert len(topology.elements) == 2 * 144
+    assert (topology.elements % 152 < 144).all()
+
+
+def test_two_runs_give_the_same() -> None:
+    graph = Builder("two", 16, 8)
+    network = graph.finish(graph.convolution(graph.convolution(graph.value, 16), 16))
+    first, second = (mapped(network, MESH.resized(chips=3)) for _ in range(2))
+    assert np.array_equal(first.whole[0].element, second.whole[0].element)
+    assert np.array_equal(first.whole[1].key, second.whole[1].key)
+
+
