@@ -23,7 +23,6 @@ from dovetail.simulate import block_hook
 from dovetail.simulate.address_map import Window
 from dovetail.simulate.architecture import CoreSetup
 from dovetail.simulate.device import Activity, MemoryBus
-from dovetail.simulate.processor import Processor
 
 SIZE = 4096
 """Bytes of address space."""
@@ -52,6 +51,8 @@ class Worker:
     def __init__(
         self, number: int, setup: CoreSetup, bus: MemoryBus, base: int, symbols: Mapping[str, Symbol], native: bool
     ) -> None:
+        from dovetail.simulate.processor import Processor  # it is Unicorn's: for the worker process only
+
         self.number, self.name = number, f"core{number}"
         self._symbols = symbols
         self._processor = Processor(setup, bus, [Window(base, SIZE, None)], self._access, symbols, native)
