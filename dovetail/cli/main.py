@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,18 @@ import typer
 from dovetail.cli import placing_options as placed
 from dovetail.cli import quantising_options as given
 from dovetail.cli import report_options as shown
+from dovetail.cli.common_options import (
+    Measure,
+    Model,
+    ObjectiveChoice,
+    OptimizeChoice,
+    Requant,
+    Rounding,
+    RoundingChoice,
+    Sim,
+    Simulator,
+    TargetName,
+)
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
@@ -22,65 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class RoundingChoice(enum.StrEnum):
-    """Rounding of the model's own requantisations."""
-
-    DOUBLE = "double"
-    SINGLE = "single"
-
-
-class OptimizeChoice(enum.StrEnum):
-    """What the core's code is made for."""
-
-    SPEED = "speed"
-    SIZE = "size"
-
-
-class Simulator(enum.StrEnum):
-    """What a build runs on."""
-
-    ISS = "iss"
-    RTL = "rtl"
-    HOST = "host"
-
-
-class ObjectiveChoice(enum.StrEnum):
-    """What a mapping to a mesh is made for."""
-
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
-
-
-class Measure(enum.StrEnum):
-    """What tuning goes by."""
-
-    ISS = "iss"
-    HOST = "host"
-    MODEL = "model"
-
-
-Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 file.", show_default=False)]
-TargetName = Annotated[
-    str,
-    typer.Option(
-        "--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.",
-        show_default=False,
-    ),
-]
-Sim = Annotated[
-    Simulator | None,
-    typer.Option(
-        help="The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on this "
-        "machine (host); iss where there is such a chip.",
-        show_default=False,
-    ),
-]
-Rounding = Annotated[RoundingChoice, typer.Option(help="Rounding of the model's requantisations.")]
-Requant = Annotated[
-    str | None, typer.Option(help="Requantisation policy; the target's default if not given.", show_default=False)
-]
 
 
 @app.command("compile")
