@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ EVERY = (
 def test_equal_in_firmware(target: str, families: tuple[str, ...], each: int, tmp_path: Path) -> None:
     machine = load_target(target)
     require_cross_compiler(machine.core.isa)
-    pytest.importorskip("unicorn", reason="the simulator's core is not installed")
+    if find_spec("unicorn") is None:
+        pytest.skip("the simulator's core is not installed")
     cases = [make(family, each * at + seed) for at, family in enumerate(families, 1000) for seed in range(each)]
     outcome = run_batch(cases, machine, "iss", tmp_path)
     print(target, outcome)
