@@ -121,6 +121,9 @@ ONE_IMAGE = Constraint("the operand must be one image, or a matrix", lambda m: m
                        lambda v: len(v) == 2 or (len(v) == 4 and v[0] == 1))  # fmt: skip
 NO_GROUPS = Constraint("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1],
                        lambda v: v == 1)  # fmt: skip
+NO_MULTIPLIER = Constraint("the depth multiplier must be 1",
+                           lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
+                           lambda v: v == 1)  # fmt: skip
 NO_DILATION = Constraint("the dilation must be 1x1", lambda m: layer_of(m).dilation, lambda v: v == (1, 1))
 DOUBLE_ROUNDING = Constraint("requantisation must round twice, as TensorFlow Lite Micro does",
                              lambda m: m.operator("requantize", Requantize).rounding.value,

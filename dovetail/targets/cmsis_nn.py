@@ -24,6 +24,7 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 from dovetail.target import Constraint, CValue, Match, Offload, Struct, Target, apply, constant, maybe, operand
+from dovetail.target.layers import NO_GROUPS
 from dovetail.target.pattern import Pattern
 from dovetail.targets.cortex_m import cortex_m
 from dovetail.targets.vendor_limits import BATCH, FILL, INT8, ROUNDS, SINGLE, WEIGHTS, padding
@@ -83,8 +84,6 @@ def _pooling(match: Match) -> dict[str, CValue]:
     return {"stride": _tile(*_operator(match, "pool").stride), "padding": _tile(top, left), **_activation(match)}
 
 
-_GROUPS = Constraint("the groups must be 1", lambda m: m.type("x").shape[3] // m.type("weights").shape[3],
-                     lambda groups: groups == 1)  # fmt: skip
 _SIDES = Constraint("padding behind must be that before or one more",
                     lambda m: [b - a for a, b in zip(padding(m).before, padding(m).after)],  # noqa: B905
                     lambda more: set(more) <= {0, 1})  # fmt: skip
@@ -108,7 +107,7 @@ def _convolutions(library: Library) -> tuple[Offload, ...]:
     each = {key: lambda m, key=key: np.broadcast_to(m.array(key), m.result.shape[-1:]) for key in scaling}
     found = []
     for name, kind, parameters, limits in (
-        ("arm_convolve_wrapper_s8", Conv2d, struct("cmsis_nn_conv_params", _window), (_GROUPS,)),
+        ("arm_convolve_wrapper_s8", Conv2d, struct("cmsis_nn_conv_params", _window), (NO_GROUPS,)),
         ("arm_depthwise_conv_wrapper_s8", DepthwiseConv2d,
          struct("cmsis_nn_dw_conv_params", lambda m: {"ch_mult": m.result.shape[3] // m.type("x").shape[3],
                                                        **_window(m)}), ()),

@@ -26,7 +26,8 @@ static inline void dovetail_mmio_write(uint32_t address, uint32_t value)
     *(volatile uint32_t *)(uintptr_t)address = value;
 }
 
-/* Sleeps until a device raises its interrupt line. Memory may have changed afterwards, and writes before must
+/* Sleeps until a device raises its interrupt line. Interrupts stay masked, so no handler runs; it returns at once when
+   the line is high already, so no completion can be missed. Memory may have changed afterwards, and writes before must
    have happened: hence the clobber. */
 static inline void dovetail_wait_for_interrupt(void)
 {

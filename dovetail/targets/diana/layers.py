@@ -31,6 +31,7 @@ from dovetail.target import (
     maybe,
     operand,
 )
+from dovetail.target.layers import NO_GROUPS, NO_MULTIPLIER
 from dovetail.target.pattern import Pattern
 from dovetail.targets.diana import costs, packing
 from dovetail.targets.diana.registers import Job, Layer, Operation, Padding, task_words
@@ -264,14 +265,8 @@ WINDOW = (
     Constraint("the dilation must be 1x1", lambda m: getattr(_convolution(m), "dilation", None),
                lambda v: v == (1, 1)),
 )  # fmt: skip
-FULL = (
-    Constraint("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1],
-               lambda v: v == 1),
-)  # fmt: skip
-DEPTHWISE = (
-    Constraint("the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
-               lambda v: v == 1),
-)  # fmt: skip
+FULL = (NO_GROUPS,)
+DEPTHWISE = (NO_MULTIPLIER,)
 ONE_ROW = (
     Constraint("a dense layer must have one row of operands", lambda m: m.type("x").shape[:-1], lambda v: v == (1,)),
 )  # fmt: skip

@@ -49,6 +49,7 @@ from dovetail.target import (
     maybe,
     operand,
 )
+from dovetail.target.layers import NO_GROUPS, NO_MULTIPLIER
 from dovetail.targets.ne16.cycles import job_cycles, layer_cycles
 from dovetail.targets.ne16.job import CHANNELS_IN, Job, Padding, Requantise, problem, task_words
 from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
@@ -202,16 +203,11 @@ IMAGE = (
     Constraint("the stride must be 1x1 or 2x2", lambda m: _convolution(m).stride, lambda v: v in ((1, 1), (2, 2))),
     Constraint("the dilation must be 1x1", lambda m: _convolution(m).dilation, lambda v: v == (1, 1)),
 )
-FULL = (
-    Constraint(
-        "the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], lambda v: v == 1
-    ),
-)
+FULL = (NO_GROUPS,)
 DEPTHWISE = (
-    Constraint("the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
-               lambda v: v == 1),
+    NO_MULTIPLIER,
     Constraint("a depthwise kernel must be 3x3", lambda m: m.type("weights").shape[1:3], lambda v: v == (3, 3)),
-)  # fmt: skip
+)
 LIMIT = (Constraint("the job must be one the engine has", lambda m: problem(job(m, {})), lambda v: v == ""),)
 
 

@@ -40,6 +40,7 @@ from dovetail.target import (
     maybe,
     operand,
 )
+from dovetail.target.layers import NO_GROUPS, NO_MULTIPLIER
 from dovetail.targets.vta import cost
 from dovetail.targets.vta.config import VtaConfig, macs_per_cycle, with_macs
 from dovetail.targets.vta.constants import constants, ones_row
@@ -194,16 +195,8 @@ WINDOW = (
     Constraint("a kernel must be 1x1 to 7x7", lambda m: m.type("weights").shape[1:3], lambda v: max(v) <= 7),
     Constraint("the dilation must be 1x1", lambda m: _layer(m).dilation, lambda v: v == (1, 1)),
 )
-CONVOLUTION = (
-    *WINDOW,
-    Constraint("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1],
-               lambda v: v == 1),
-)  # fmt: skip
-DEPTHWISE = (
-    *WINDOW,
-    Constraint("the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
-               lambda v: v == 1),
-)  # fmt: skip
+CONVOLUTION = (*WINDOW, NO_GROUPS)
+DEPTHWISE = (*WINDOW, NO_MULTIPLIER)
 PADDED = (
     Constraint("there must be padding", lambda m: m.has("pad"), lambda v: v),
     Constraint("padding must be zeros", lambda m: m.operator("pad", Pad).value, lambda v: v == 0),

@@ -1,5 +1,7 @@
 #include "diana.h"
 
+#include "dovetail_rt.h"
+
 /* Byte offsets of the registers (dovetail/targets/diana/registers.py): of both engines, then of each. */
 enum { TRIGGER = 0x00, ACQUIRE = 0x04, FINISHED = 0x08, SOFT_CLEAR = 0x14, WT_CONV_ADDR = 0x40 };
 enum {
@@ -13,26 +15,6 @@ enum {
 /* Word numbers of a task, and the operation that has weights of its own. */
 enum { WEIGHTS = 0, WEIGHT_BYTES = 1, MORE = 2, OPERAND = 3, OPERAND_BYTES = 4, RESULT = 5, RESULT_BYTES = 6, LAYER = 7 };
 enum { LAYER_WORDS = 22, DENSE = 2 };
-
-#ifdef DOVETAIL_HOST
-static inline uint32_t read_register(uint32_t address) { return dovetail_mmio_read(address); }
-static inline void write_register(uint32_t address, uint32_t value) { dovetail_mmio_write(address, value); }
-#else
-static inline uint32_t read_register(uint32_t address) { return *(volatile uint32_t *)(uintptr_t)address; }
-static inline void write_register(uint32_t address, uint32_t value)
-{
-    *(volatile uint32_t *)(uintptr_t)address = value;
-}
-#endif
-
-/* Sleeps until an interrupt line that is enabled in mie is high. Interrupts stay masked, so no handler runs;
- * wfi returns at once when the line is high already, so no completion can be missed. */
-static inline void wait_for_interrupt(void)
-{
-#if defined(__riscv)
-    __asm__ volatile("wfi" ::: "memory");
-#endif
-}
 
 static inline uint32_t address_of(const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
 
@@ -48,24 +30,24 @@ static struct engine analog = { DIANA_ANALOG_BASE, 0u, 0u };
 
 static void init(struct engine *engine)
 {
-    write_register(engine->base + SOFT_CLEAR, 0u);
-    engine->finished = read_register(engine->base + FINISHED);
+    dovetail_mmio_write(engine->base + SOFT_CLEAR, 0u);
+    engine->finished = dovetail_mmio_read(engine->base + FINISHED);
     engine->issued = engine->finished;
 }
 
 /* Looks how many have ended, which lowers the interrupt line; sleeps when there is no news. */
 static void collect(struct engine *engine)
 {
-    const uint32_t count = read_register(engine->base + FINISHED);
+    const uint32_t count = dovetail_mmio_read(engine->base + FINISHED);
     if (count == engine->finished) {
-        wait_for_interrupt();
+        dovetail_wait_for_interrupt();
     }
     engine->finished = count;
 }
 
 static void acquire(struct engine *engine)
 {
-    while (read_register(engine->base + ACQUIRE) == 0xFFFFFFFFu) {
+    while (dovetail_mmio_read(engine->base + ACQUIRE) == 0xFFFFFFFFu) {
         collect(engine);
     }
 }
@@ -73,7 +55,7 @@ static void acquire(struct engine *engine)
 static uint32_t trigger(struct engine *engine)
 {
     __asm__ volatile("" ::: "memory");
-    write_register(engine->base + TRIGGER, 0u);
+    dovetail_mmio_write(engine->base + TRIGGER, 0u);
     engine->issued++;
     return engine->issued;
 }
@@ -96,16 +78,16 @@ uint32_t diana_digital_start(const uint32_t *task)
     const uint32_t base = DIANA_DIGITAL_BASE;
     const uint32_t dense = (task[LAYER] == DENSE) ? 1u : 0u;
     acquire(&digital);
-    write_register(base + ((dense != 0u) ? WT_FC_ADDR : WT_CONV_ADDR), task[WEIGHTS]);
-    write_register(base + ((dense != 0u) ? WT_FC_N : WT_CONV_N), task[WEIGHT_BYTES]);
-    write_register(base + ACT_ADDR, task[OPERAND]);
-    write_register(base + ACT_N, task[OPERAND_BYTES]);
-    write_register(base + ACT_A_ADDR, task[MORE]);
-    write_register(base + OUT_DATA, task[RESULT]);
-    write_register(base + OUT_DATA_N, task[RESULT_BYTES]);
-    write_register(base + CONF_ADDR, address_of(task + LAYER));
-    write_register(base + CONF_N, LAYER_WORDS);
-    write_register(base + NB_TILE, 1u);
+    dovetail_mmio_write(base + ((dense != 0u) ? WT_FC_ADDR : WT_CONV_ADDR), task[WEIGHTS]);
+    dovetail_mmio_write(base + ((dense != 0u) ? WT_FC_N : WT_CONV_N), task[WEIGHT_BYTES]);
+    dovetail_mmio_write(base + ACT_ADDR, task[OPERAND]);
+    dovetail_mmio_write(base + ACT_N, task[OPERAND_BYTES]);
+    dovetail_mmio_write(base + ACT_A_ADDR, task[MORE]);
+    dovetail_mmio_write(base + OUT_DATA, task[RESULT]);
+    dovetail_mmio_write(base + OUT_DATA_N, task[RESULT_BYTES]);
+    dovetail_mmio_write(base + CONF_ADDR, address_of(task + LAYER));
+    dovetail_mmio_write(base + CONF_N, LAYER_WORDS);
+    dovetail_mmio_write(base + NB_TILE, 1u);
     return trigger(&digital);
 }
 
@@ -113,14 +95,14 @@ uint32_t diana_analog_start(const uint32_t *task)
 {
     const uint32_t base = DIANA_ANALOG_BASE;
     acquire(&analog);
-    write_register(base + WT_CONV_ADDR, task[WEIGHTS]);
-    write_register(base + ANA_WT_SIMD_ADDR, task[MORE]);
-    write_register(base + ANA_ACT_ADDR, task[OPERAND]);
-    write_register(base + ANA_ACT_N, task[OPERAND_BYTES]);
-    write_register(base + ANA_OUT_DATA, task[RESULT]);
-    write_register(base + ANA_OUT_DATA_N, task[RESULT_BYTES]);
-    write_register(base + ANA_CONF_ADDR, address_of(task + LAYER));
-    write_register(base + ANA_CONF_N, LAYER_WORDS);
-    write_register(base + ANA_NB_TILE, 1u);
+    dovetail_mmio_write(base + WT_CONV_ADDR, task[WEIGHTS]);
+    dovetail_mmio_write(base + ANA_WT_SIMD_ADDR, task[MORE]);
+    dovetail_mmio_write(base + ANA_ACT_ADDR, task[OPERAND]);
+    dovetail_mmio_write(base + ANA_ACT_N, task[OPERAND_BYTES]);
+    dovetail_mmio_write(base + ANA_OUT_DATA, task[RESULT]);
+    dovetail_mmio_write(base + ANA_OUT_DATA_N, task[RESULT_BYTES]);
+    dovetail_mmio_write(base + ANA_CONF_ADDR, address_of(task + LAYER));
+    dovetail_mmio_write(base + ANA_CONF_N, LAYER_WORDS);
+    dovetail_mmio_write(base + ANA_NB_TILE, 1u);
     return trigger(&analog);
 }

@@ -18,11 +18,6 @@
 #define DIANA_ANALOG_BASE 0x10202000u /* address of the analog engine's registers */
 #endif
 
-#ifdef DOVETAIL_HOST
-uint32_t dovetail_mmio_read(uint32_t address);
-void dovetail_mmio_write(uint32_t address, uint32_t value);
-#endif
-
 /* Drops a task an engine was to be given, and invalidates its tickets. Once, before the first start. */
 void diana_digital_init(void);
 void diana_analog_init(void);

@@ -1,25 +1,15 @@
 #include "maeri.h"
 
+#include "dovetail_rt.h"
+
 /* Byte offsets of the engine's registers (dovetail/targets/maeri/device.py). */
 enum { CONTROL = 0x00, TASK = 0x04, WORDS = 0x08, CONSTANTS = 0x0C, FINISHED = 0x10, ROOM = 0x14 };
 
 #define LAUNCH 1u
 #define PLACES 2u
 
-#ifdef DOVETAIL_HOST
 static inline uint32_t read_register(uint32_t offset) { return dovetail_mmio_read(MAERI_BASE + offset); }
 static inline void write_register(uint32_t offset, uint32_t value) { dovetail_mmio_write(MAERI_BASE + offset, value); }
-#else
-static inline uint32_t read_register(uint32_t offset)
-{
-    return *(volatile uint32_t *)(uintptr_t)(MAERI_BASE + offset);
-}
-
-static inline void write_register(uint32_t offset, uint32_t value)
-{
-    *(volatile uint32_t *)(uintptr_t)(MAERI_BASE + offset) = value;
-}
-#endif
 
 static inline uint32_t address_of(const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
 
@@ -33,9 +23,7 @@ static void collect(void)
 {
     uint32_t count = read_register(FINISHED);
     if (count == finished) {
-#if defined(__riscv)
-        __asm__ volatile("wfi" ::: "memory");
-#endif
+        dovetail_wait_for_interrupt();
     }
     finished = count;
 }

@@ -14,11 +14,6 @@
 #define MAERI_BASE 0x43D00000u /* address of the registers */
 #endif
 
-#ifdef DOVETAIL_HOST
-uint32_t dovetail_mmio_read(uint32_t address);
-void dovetail_mmio_write(uint32_t address, uint32_t value);
-#endif
-
 /* Waits until the engine is idle and invalidates all tickets. Once, before the first start. */
 void maeri_init(void);
 

@@ -1,5 +1,7 @@
 #include "ne16.h"
 
+#include "dovetail_rt.h"
+
 /* Word numbers of the engine's registers. */
 enum { TRIGGER = 0, ACQUIRE = 1, FINISHED = 2, SOFT_CLEAR = 5, TASK = 8 };
 /* Word numbers of a task: three task registers, then what describes a grid. */
@@ -13,22 +15,8 @@ enum {
 #define PAD_BOTTOM 0x00F00000u
 #define PAD_LEFT 0x000F0000u
 
-#ifdef DOVETAIL_HOST
 static inline uint32_t read_register(uint32_t word) { return dovetail_mmio_read(NE16_BASE + 4u * word); }
 static inline void write_register(uint32_t word, uint32_t value) { dovetail_mmio_write(NE16_BASE + 4u * word, value); }
-#else
-static inline uint32_t read_register(uint32_t word) { return ((volatile uint32_t *)NE16_BASE)[word]; }
-static inline void write_register(uint32_t word, uint32_t value) { ((volatile uint32_t *)NE16_BASE)[word] = value; }
-#endif
-
-/* Sleeps until an interrupt line that is enabled in mie is high. Interrupts stay masked, so no handler runs;
- * wfi returns at once when the line is high already, so no completion can be missed. */
-static inline void wait_for_interrupt(void)
-{
-#if defined(__riscv)
-    __asm__ volatile("wfi" ::: "memory");
-#endif
-}
 
 /* Launches handed to the engine, and those known to be finished; both wrap around. */
 static uint32_t issued;
@@ -40,7 +28,7 @@ static void collect(void)
     uint32_t count = read_register(FINISHED);
     finished += count;
     if (count == 0u) {
-        wait_for_interrupt();
+        dovetail_wait_for_interrupt();
     }
 }
 

@@ -15,11 +15,6 @@
 #define NE16_BASE 0x00201000u
 #endif
 
-#ifdef DOVETAIL_HOST
-uint32_t dovetail_mmio_read(uint32_t address);
-void dovetail_mmio_write(uint32_t address, uint32_t value);
-#endif
-
 /* Drops everything the engine holds and invalidates all tickets. Once, before the first start. */
 void ne16_init(void);
 

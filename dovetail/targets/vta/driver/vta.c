@@ -1,5 +1,7 @@
 #include "vta.h"
 
+#include "dovetail_rt.h"
+
 /* Byte offsets of the engine's registers (dovetail/targets/vta/device.py). */
 enum {
     CONTROL = 0x00, INSN_COUNT = 0x08, INSN_ADDR = 0x0C, UOP_POINTER = 0x10, INP_POINTER = 0x14, WGT_POINTER = 0x18,
@@ -11,29 +13,8 @@ enum { COUNT = 0, INSTRUCTIONS = 2 };
 #define LAUNCH 1u
 #define IDLE 2u
 
-#ifdef DOVETAIL_HOST
 static inline uint32_t read_register(uint32_t offset) { return dovetail_mmio_read(VTA_BASE + offset); }
 static inline void write_register(uint32_t offset, uint32_t value) { dovetail_mmio_write(VTA_BASE + offset, value); }
-#else
-static inline uint32_t read_register(uint32_t offset)
-{
-    return *(volatile uint32_t *)(uintptr_t)(VTA_BASE + offset);
-}
-
-static inline void write_register(uint32_t offset, uint32_t value)
-{
-    *(volatile uint32_t *)(uintptr_t)(VTA_BASE + offset) = value;
-}
-#endif
-
-/* Sleeps until an interrupt line that is enabled in mie is high. Interrupts stay masked, so no handler runs;
- * wfi returns at once when the line is high already, so no completion can be missed. */
-static inline void wait_for_interrupt(void)
-{
-#if defined(__riscv)
-    __asm__ volatile("wfi" ::: "memory");
-#endif
-}
 
 static inline uint32_t address_of(const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
 
@@ -46,7 +27,7 @@ static void collect(void)
 {
     uint32_t count = read_register(FINISHED);
     if (count == finished) {
-        wait_for_interrupt();
+        dovetail_wait_for_interrupt();
     }
     finished = count;
 }

@@ -30,11 +30,6 @@
 #define VTA_BATCH 1u /* images of an element */
 #endif
 
-#ifdef DOVETAIL_HOST
-uint32_t dovetail_mmio_read(uint32_t address);
-void dovetail_mmio_write(uint32_t address, uint32_t value);
-#endif
-
 /* Waits until the engine is idle, sets the pointers that never change, and invalidates all tickets. Once, before the
  * first start. */
 void vta_init(void);
