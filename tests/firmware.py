@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def require_cross_compiler(isa: str = "rv32imc") -> None:
         find_compiler(isa)
     except MissingExtraError as missing:
         pytest.skip(str(missing))
+
+
+def require_chip() -> None:
+    """Skip the test where firmware cannot be compiled or simulated."""
+    if find_spec("unicorn") is None:
+        pytest.skip("the instruction-set simulator needs unicorn")
+    require_cross_compiler()
 
 
 def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: int = 4096, data: str = "l2",

@@ -14,7 +14,8 @@ from dovetail.graph.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from test_end_to_end import network_file, require_chip
+from firmware import require_chip
+from test_end_to_end import network_file
 
 LIMITS = {
     ("ic_resnet8", Optimize.SPEED): (12 * 1024, 3.1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +12,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import find_compiler
 from dovetail.cli.main import main
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.emit.project import write_project
-from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.errors import DovetailError
 from dovetail.graph.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Call
@@ -27,6 +25,7 @@ from dovetail.run import RunResult, open_build, run_build
 from dovetail.target.cores import with_cores
 from dovetail.target.description import Target
 from dovetail.targets import load_target
+from firmware import require_chip
 from oracles import NETWORKS
 
 LEAST = {
@@ -39,13 +38,7 @@ SUCCESSIVE = 3
 
 @pytest.fixture(autouse=True)
 def _chip() -> None:
-    """Skips where firmware cannot be compiled or simulated."""
-    if find_spec("unicorn") is None:
-        pytest.skip("the instruction-set simulator needs unicorn")
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
+    require_chip()
 
 
 def model(name: str) -> Path:

@@ -19,10 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import find_compiler
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
 from dovetail.emit import write_project
-from dovetail.errors import MissingExtraError
 from dovetail.frontend import load_model
 from dovetail.graph.graph import Graph, evaluate
 from dovetail.graph.simplify import simplify
@@ -36,6 +34,7 @@ from dovetail.partition import partition
 from dovetail.quantize import quantize
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.targets import load_target
+from firmware import require_chip
 from oracles import NETWORKS, derived_file, references
 
 MOST_CYCLES = {"ic_resnet8": 228_000, "vww_mobilenetv1": 416_000, "ad_autoencoder": 65_000, "kws_dscnn": 176_000}
@@ -54,16 +53,6 @@ def network_file(name: str) -> Path:
     if not folder.is_dir():
         pytest.skip("the reference models of ../shared are not here")
     return folder / f"{name}_int8.tflite"
-
-
-def require_chip() -> None:
-    """Skips the test where firmware cannot be compiled or simulated."""
-    if find_spec("unicorn") is None:
-        pytest.skip("the instruction-set simulator needs unicorn")
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
 
 
 def integer_graph(model: Path) -> Graph:

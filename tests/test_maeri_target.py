@@ -26,7 +26,8 @@ from dovetail.targets.maeri.phases import phases
 from dovetail.targets.maeri.programming import tree_words
 from dovetail.targets.maeri.task import Place, Task, decode, encode
 from dovetail.targets.maeri.work import network
-from test_end_to_end import network_file, require_chip, run, stored
+from firmware import require_chip
+from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network
 
 HAL = """

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dovetail.emit.runtime import runtime_path
 from dovetail.targets.ne16.device import Ne16Device
 from dovetail.targets.ne16.job import Job, task_words
 from test_ne16_device import OneMemory, jobs, load_output, place_operands, small_job
@@ -41,7 +42,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler on this machine")
     folder = tmp_path_factory.mktemp("ne16")
     (folder / "shim.c").write_text(SHIM)
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O2", "-fPIC", "-DDOVETAIL_HOST"]
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O2", "-fPIC", "-DDOVETAIL_HOST",
+             f"-I{runtime_path('dovetail_rt.h').parent}"]  # fmt: skip
     target = folder / "libne16.so"
     sources = [str(DRIVER / "ne16.c"), str(folder / "shim.c")]
     subprocess.run([compiler, *flags, "-shared", "-o", str(target), *sources], check=True)

@@ -14,7 +14,7 @@ from dovetail.frontend import load_model
 from dovetail.graph.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from test_end_to_end import require_chip
+from firmware import require_chip
 
 IMAGES = 24
 

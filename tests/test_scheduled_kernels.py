@@ -27,9 +27,9 @@ from dovetail.simulate.protocol import SimulationResult
 from dovetail.target import CoreInstruction
 from dovetail.targets.riscv_dot4 import DOT4, SDOTSP_B
 from firmware import build as firmware
-from firmware import chip
+from firmware import chip, require_chip
 from test_core_kernels import build, describe, library_text, needs_compiler, run
-from test_end_to_end import compile_with_logits, network_file, require_chip, stored
+from test_end_to_end import compile_with_logits, network_file, stored
 from test_end_to_end import run as run_project
 
 pytest.importorskip("exo", reason="schedules need exo-lang")

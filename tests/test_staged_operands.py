@@ -17,8 +17,8 @@ from dovetail.kernels import CoreTraits, generate, unused_instructions
 from dovetail.operators.linear import Conv2d
 from dovetail.target import CoreInstruction
 from dovetail.targets.cortex_m import M4, SMLAD, UNPACK
+from firmware import require_chip
 from test_core_kernels import build, needs_compiler, run
-from test_end_to_end import require_chip
 from test_end_to_end import run as run_project
 from test_scheduled_kernels import check, convolution, dense, host_text, padded_image, plain
 

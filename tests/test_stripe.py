@@ -32,8 +32,9 @@ from dovetail.run import open_build, run_build
 from dovetail.stripe import Striped, Striping
 from dovetail.stripe.search import Search
 from dovetail.targets import load_target
+from firmware import require_chip
 from oracles import references
-from test_end_to_end import network_file, require_chip
+from test_end_to_end import network_file
 from test_plan import random_network
 
 RISCV = load_target("riscv")

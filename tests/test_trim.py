@@ -20,7 +20,7 @@ from dovetail.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.operators.pooling import AveragePool2d, MaxPool2d
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from test_end_to_end import require_chip
+from firmware import require_chip
 
 
 class Drawn:

@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from dovetail.build.toolchain import find_compiler
 from dovetail.cli.main import main
-from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.errors import DovetailError
 from dovetail.targets import load_target
 from dovetail.tune.file import read_tuning, to_toml
 from dovetail.tune.layer import region_alone
@@ -24,6 +22,7 @@ from dovetail.tune.log import NETWORK
 from dovetail.tune.measure import Outcome, make_task, measure
 from dovetail.tune.network import settle
 from dovetail.tune.tuner import Request, tune
+from firmware import require_chip
 from tuning_cases import digits_file, layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
@@ -35,16 +34,6 @@ QUICK = ("--target", "ne16", "--trials", "40", "--measure", "model")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits model."""
     return digits_file(tmp_path_factory.mktemp("model"))
-
-
-def require_chip() -> None:
-    """Skips the test where firmware cannot be compiled or simulated."""
-    if find_spec("unicorn") is None:
-        pytest.skip("the instruction-set simulator needs unicorn")
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
 
 
 def dovetail(*arguments: object) -> int:

@@ -21,7 +21,7 @@ from dovetail.report import Activity, Report, make_report
 from dovetail.run import open_build, run_build
 from dovetail.target import Memory, Target
 from dovetail.targets import ne16
-from test_end_to_end import require_chip
+from firmware import require_chip
 from two_engines.inception import inception
 from two_engines.twins import machine
 

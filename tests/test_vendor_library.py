@@ -17,7 +17,8 @@ from dovetail.run import open_build, run_build
 from dovetail.target import Target, operand
 from dovetail.targets import riscv
 from dovetail.targets.vendorlib import function, with_library
-from test_end_to_end import network_file, require_chip
+from firmware import require_chip
+from test_end_to_end import network_file
 from vendor_library import LATER, LIBRARY, TARGET, convolution
 
 

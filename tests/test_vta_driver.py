@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.emit.runtime import runtime_path
 from dovetail.targets.vta.device import VtaDevice
 from dovetail.targets.vta.stream import assemble, assemble_uops
 from test_vta_device import BASE, CONFIG, INPUT, PIPELINE_UOPS, RESULT, WEIGHTS, Ram, but, pipeline, pipeline_result
@@ -34,9 +35,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C compiler on this machine")
     folder, source = tmp_path_factory.mktemp("vta"), Path(__file__).resolve().parents[1] / "dovetail/targets/vta/driver"
-    (folder / "shim.c").write_text('#include "vta.h"\n' + SHIM)
+    (folder / "shim.c").write_text('#include "dovetail_rt.h"\n#include "vta.h"\n' + SHIM)
     flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O2", "-fPIC", "-DDOVETAIL_HOST",
-             f"-DVTA_MEMORY={BASE}u", f"-I{source}", "-shared"]  # fmt: skip
+             f"-DVTA_MEMORY={BASE}u", f"-I{source}",
+             f"-I{runtime_path('dovetail_rt.h').parent}", "-shared"]  # fmt: skip
     sources = [str(source / "vta.c"), str(folder / "shim.c")]
     subprocess.run([compiler, *flags, *sources, "-o", str(folder / "libvta.so")], check=True)
     return ctypes.CDLL(str(folder / "libvta.so"))

@@ -18,8 +18,9 @@ from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
+from firmware import require_chip
 from oracles import derived_file
-from test_end_to_end import integer_graph, network_file, output_step, require_chip, run, stored
+from test_end_to_end import integer_graph, network_file, output_step, run, stored
 
 MOST_LSB = {"ic_resnet8": 4, "vww_mobilenetv1": 1}
 """Largest difference from `tflm` before the softmax, in steps of the logits, as measured."""
