@@ -123,11 +123,13 @@ def run_build(
         DovetailError: the board does not answer, the compiler is missing or fails, or the simulated chip does something it must not.
     """
     if board is not None and simulator not in (None, BOARD):
-        raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both")
+        raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both",
+                            hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
+    sizes: Mapping[str, int] = {}
     delay = int(build.manifest.get("delay", 0))
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
@@ -135,12 +137,12 @@ def run_build(
     if board is not None:
         from dovetail.board.session import run_on_board
 
-        simulation, sizes = run_on_board(build, board, sets, wanted, cache), {}
+        simulation = run_on_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
         devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
         simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
     elif simulator == "host":
-        simulation, sizes = _run_host(build, sets, wanted, cache), {}
+        simulation = _run_host(build, sets, wanted, cache)
     else:
         raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
     simulation = replace(simulation, inferences=simulation.inferences[delay:])

@@ -1,4 +1,4 @@
-"""Boards for tests: the emitted firmware on a simulated chip with a UART, or as a process, behind a line with faults."""
+"""Boards for tests: the emitted firmware on a simulated chip with a UART, or as a process; lines with faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-We
 
 
 class Uart:
-    """Registers: bytes that wait (reading it waits for some, or a moment), data, cycles. Its line is a TCP connection."""
+    """Registers: bytes that wait (reading it waits for some, or a moment), data, cycles. Its line is TCP."""
 
     name = "uart"
 
@@ -160,9 +160,12 @@ class Line:
         board: the board's end.
         terminal: a pseudo-terminal in place of TCP.
         fault: what happens to frames on both ways.
+        port: of TCP; 0 for any.
     """
 
-    def __init__(self, board: socket.socket, terminal: bool = False, fault: Fault = no_fault) -> None:
+    def __init__(
+        self, board: socket.socket, terminal: bool = False, fault: Fault = no_fault, port: int = 0
+    ) -> None:
         self._board, self._fault = board, fault
         self._stop, self._stopped = os.pipe()
         self._server: socket.socket | None = None
@@ -172,7 +175,7 @@ class Line:
             self.where = f"serial:{os.ttyname(self._slave)}"
         else:
             self._client = -1
-            self._server = socket.create_server(("127.0.0.1", 0))
+            self._server = socket.create_server(("127.0.0.1", port))
             self.where = f"tcp:127.0.0.1:{self._server.getsockname()[1]}"
         self._thread = threading.Thread(target=self._carry)
         self._thread.start()

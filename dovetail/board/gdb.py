@@ -57,22 +57,24 @@ class Remote:
 
     Args:
         link: the connection to it.
+        patience: seconds an answer may take while the core stands.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, patience: float) -> None:
         self._link = link
+        self._patience = patience
         self._held = bytearray()
 
-    def ask(self, text: str, seconds: float = _ANSWER_SECONDS) -> str:
+    def ask(self, text: str) -> str:
         """Send a packet, again while it is refused; return the answer.
 
         Raises:
-            BoardError: none comes in so many seconds, or it is too long.
+            BoardError: none comes in time, or it is too long.
         """
         packet = _packet(text)
         for _ in range(_ATTEMPTS):
             self._link.write(packet)
-            answer = self._answer(time.monotonic() + seconds)
+            answer = self._answer(time.monotonic() + self._patience)
             if answer is not None:
                 return answer
         raise self._error(f"the debugger's server refuses the packet {text[:24]!r} {_ATTEMPTS} times")
@@ -115,9 +117,11 @@ class Remote:
             except BoardError:
                 self._link.write(b"\x03")  # stop it, so that the next one finds it stopped
                 raise
-            if answer is not None and answer[:1] in ("T", "S"):
+            if answer is None:
+                self._link.write(_packet("c"))
+            elif answer[:1] in ("T", "S"):
                 return
-            if answer is not None and answer[:1] != "O":  # O: what the firmware prints
+            elif answer[:1] != "O":  # O: what the firmware prints
                 raise self._error(f"the core cannot go on: the server says {answer[:24]!r}")
 
     def _answer(self, deadline: float) -> str | None:
@@ -170,7 +174,7 @@ class GdbSession:
 
     def __init__(self, link: Link, build: Build, elf: Path, timeout: float) -> None:
         self._link = link
-        self._remote = Remote(link)
+        self._remote = Remote(link, min(_ANSWER_SECONDS, timeout))
         self._timeout = timeout
         self._manifest = build.manifest
         self._registers = _REGISTERS[instruction_set(build.target.core.isa).family]
@@ -228,9 +232,8 @@ class GdbSession:
         self._set(self._registers.pc, address)
         self._remote.resume(self._timeout)
         answer = self._remote.ask(f"p{self._registers.pc:x}")
-        if answer != struct.pack("<I", self._stop).hex():
-            at = int.from_bytes(bytes.fromhex(answer), "little") if len(answer) == 8 else 0
-            raise BoardError(f"the core stopped at {at:#x} instead of {self._stop:#x}, where main begins",
+        if answer.lower() != struct.pack("<I", self._stop).hex():
+            raise BoardError(f"the core stopped at {_address(answer)} instead of {self._stop:#x}, where main begins",
                              where=self._link.where, hint="it may have met a fault, or another breakpoint")
 
     def _set(self, register: int, value: int) -> None:
@@ -245,6 +248,14 @@ class GdbSession:
 
     def _place(self, port: Mapping[str, object]) -> int:
         return self._symbol(str(port["symbol"])) + int(str(port["offset"]))
+
+
+def _address(answer: str) -> str:
+    """A register's value as the server says it, its bytes in order of addresses."""
+    try:
+        return f"{int.from_bytes(bytes.fromhex(answer[:8]), 'little'):#x}"
+    except ValueError:
+        return f"{answer[:24]!r}"
 
 
 def open_gdb(board: Board, build: Build, elf: Path) -> GdbSession:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.board import Board
-from dovetail.board.frame import ANSWER, MAXIMUM_FRAME, MAXIMUM_PAYLOAD, REFUSED, Decoder, Frame, Kind, encode
+from dovetail.board.frame import ANSWER, MAXIMUM_PAYLOAD, REFUSED, Decoder, Frame, Kind, encode
 from dovetail.board.link import Link, open_link
 from dovetail.errors import BoardError, BuildError
 from dovetail.simulate.protocol import InferenceResult, Marker, SimulationResult
@@ -67,7 +67,7 @@ class FrameSession:
         self._heard = 0
         self.repeated = 0
         """How many requests had to be sent again."""
-        answer = self._ask(Kind.HELLO)
+        answer = self._ask(Kind.HELLO, answer=24)
         if len(answer) != 24:
             raise self._wrong(f"it introduces itself with {len(answer)} bytes, not 24")
         version, payload, count = struct.unpack_from("<HHI", answer)
@@ -90,12 +90,12 @@ class FrameSession:
     def infer(self) -> tuple[int, Sequence[int]]:
         """See `Session`."""
         self._number += 1
-        (total,) = struct.unpack("<Q", self._sized(self._ask(Kind.RUN, struct.pack("<I", self._number)), 8))
+        (total,) = struct.unpack("<Q", self._sized(self._ask(Kind.RUN, struct.pack("<I", self._number), 8), 8))
         layers: list[int] = []
         while len(layers) < self._layers:
             count = min(self._layers - len(layers), self._most // 8)
-            answer = self._sized(self._ask(Kind.CYCLES, struct.pack("<I", len(layers))), 8 * count)
-            layers += struct.unpack(f"<{count}Q", answer)
+            answer = self._ask(Kind.CYCLES, struct.pack("<I", len(layers)), 8 * count)
+            layers += struct.unpack(f"<{count}Q", self._sized(answer, 8 * count))
         return total, layers
 
     def read(self, port: int, nbytes: int) -> bytes:
@@ -103,15 +103,15 @@ class FrameSession:
         found = b""
         while len(found) < nbytes:
             count = min(nbytes - len(found), self._most)
-            found += self._sized(self._ask(Kind.READ, struct.pack("<HHI", port, count, len(found))), count)
+            found += self._sized(self._ask(Kind.READ, struct.pack("<HHI", port, count, len(found)), count), count)
         return found
 
-    def _ask(self, kind: Kind, payload: bytes = b"") -> bytes:
-        """The answer to a request, which is sent again when none comes."""
+    def _ask(self, kind: Kind, payload: bytes = b"", answer: int = 0) -> bytes:
+        """The answer to a request, of so many bytes if all is well; the request is sent again when none comes."""
         self._sequence = (self._sequence + 1) % 256
         request = encode(Frame(kind, self._sequence, payload))
         patience = min(_ANSWER_SECONDS, self._timeout / ATTEMPTS)
-        patience += (len(request) + MAXIMUM_FRAME) * self._link.seconds_per_byte
+        patience += (2 * len(request) + answer) * self._link.seconds_per_byte
         attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is Kind.RUN else ATTEMPTS
         for attempt in range(attempts):
             self.repeated += attempt > 0
@@ -177,7 +177,7 @@ def run_on_board(
                          hint="compile it again, for a target whose core is not this computer")
     if not board.timeout > 0:
         raise BoardError(f"a time-out is more than 0 s, not {board.timeout:g} s", where=board.where)
-    elf = _image(build, board, cache)
+    elf = firmware_of(build, board, cache)
     if board.load:
         _load(board, elf)
     if board.where.partition(":")[0] == "gdb":
@@ -208,7 +208,7 @@ def image_name(build: Build) -> Path:
     return build.folder / f"{build.manifest['model_prefix']}_board.elf"
 
 
-def _image(build: Build, board: Board, cache: Path | None) -> Path:
+def firmware_of(build: Build, board: Board, cache: Path | None = None) -> Path:
     """The firmware's file, made if the board's functions are given; it need not be there otherwise."""
     from dovetail.emit.project import defines
     from dovetail.run import firmware

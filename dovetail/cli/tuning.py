@@ -97,7 +97,8 @@ def _measure(order: Order) -> str:
     if order.board is None:
         return order.measure or default_simulator(load_target(order.target))
     if order.measure is not None:
-        raise DovetailError(f"a choice is measured on a board or by '{order.measure}', not by both")
+        raise DovetailError(f"a choice is measured on a board or by '{order.measure}', not by both",
+                            hint="leave out --measure or --on")
     return BOARD
 
 

@@ -103,8 +103,8 @@ def measured(
     simulator: str | None = "iss",
     board: Board | None = None,
 ) -> int:
-    """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were compared;
-    on `host` the nanoseconds of the fastest of some.
+    """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were
+    compared; on `host` the nanoseconds of the fastest of some.
 
     Raises:
         DovetailError: it cannot be compiled or run, or an output differs from the graph's.

@@ -28,6 +28,6 @@ void board_reset(void);
 
 extern uint64_t board_total_cycles;   /* of the last inference */
 extern uint64_t board_layer_cycles[]; /* of its layers, which add up to the total */
-extern const uint8_t board_digest[16]; /* which build this is: `digest` of dovetail.json */
+extern const volatile uint8_t board_digest[16]; /* which build this is: `digest` of dovetail.json */
 
 #endif
