@@ -120,7 +120,8 @@ def run_build(
         board: what it runs on instead of a simulator; None for none.
 
     Raises:
-        DovetailError: the board does not answer, the compiler is missing or fails, or the simulated chip does something it must not.
+        DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
+            does not answer.
     """
     if board is not None and simulator not in (None, BOARD):
         raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both",

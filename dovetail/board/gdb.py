@@ -223,8 +223,8 @@ class GdbSession:
             return
         self._remote.write(address, content)
         if self._remote.read(address, len(content)) != content:
-            raise BoardError(f"{len(content)} bytes of the firmware at {address:#x} are not on the board, and cannot be "
-                             "written there as into memory", where=self._link.where,
+            what = f"{len(content)} bytes of the firmware at {address:#x} are not on the board, and cannot be written there"
+            raise BoardError(f"{what} as into memory", where=self._link.where,
                              hint="load the firmware into flash first, e.g. by --load 'openocd ... program {elf}'")
 
     def _go(self, address: int) -> None:

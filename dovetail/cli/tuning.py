@@ -149,7 +149,8 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
-    kind = {"iss": "cycles", "board": "cycles", "host": "nanoseconds"}.get(tuning.measure, "cycles as the cost model thinks")
+    kinds = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}
+    kind = kinds.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
         f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"

@@ -1,4 +1,4 @@
-"""What an emitted project has for a board: which network it is, where its inputs and outputs lie, and how to link it."""
+"""What an emitted project has for a board: which network it is, where inputs and outputs lie, and how to link it."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dovetail.target.description import Target
 
 MEASURES = ("iss", "host", "model", "board")
-"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or cycles
-of a board."""
+"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or
+cycles of a board."""
 
 _REPEATED = 8
 """Inferences of which the shortest counts, on this computer; one before them warms up."""

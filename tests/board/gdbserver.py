@@ -106,6 +106,7 @@ def main() -> None:
         print(server.getsockname()[1], flush=True)
         while True:
             with server.accept()[0] as line:
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 serve(board, line)
 
 
