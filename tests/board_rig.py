@@ -75,7 +75,9 @@ def chip(build: Build, elf: Path) -> Iterator[socket.socket]:
         memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in build.target.memories)
         core = build.target.core
         devices = (*_devices(build.target, {}), uart)
-        setup = SimulationSetup(elf, memories, devices, core.isa, core.costs, extension=core.extension)
+        workers = tuple(worker.costs for worker in build.target.workers)
+        setup = SimulationSetup(elf, memories, devices, core.isa, core.costs, extension=core.extension,
+                                workers=workers, mailbox=build.target.mailbox)  # fmt: skip
         session = IssSession(setup)
         line = server.accept()[0]
 

@@ -7,6 +7,7 @@ return to, where a breakpoint is. What the server says is not trusted: answers a
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -180,13 +181,15 @@ class GdbSession:
         self._registers = _REGISTERS[instruction_set(build.target.core.isa).family]
         self._symbols = symbols(elf)
         entry, segments = load_image(elf, self._registers.machine)
+        wide = self._registers.thumb == 0 and "c" not in build.target.core.isa.removeprefix("rv32")
+        self._breakpoint = f"{self._symbol('main'):x},{4 if wide else 2}"
         self._remote.ask("?")
         for segment in segments:
             self._bring(segment.address, segment.data)
         self._stop = self._symbol("main")
-        if self._remote.ask(f"Z0,{self._stop:x},2") != "OK":
-            self._remote.done(f"Z1,{self._stop:x},2")
-        self._go(entry)
+        if self._remote.ask(f"Z0,{self._breakpoint}") != "OK":
+            self._remote.done(f"Z1,{self._breakpoint}")
+        self._go(entry & ~self._registers.thumb)
         digest = self._remote.read(self._symbol("board_digest"), 16).hex()
         check_digest(digest, str(build.manifest["digest"]), link.where)
 
@@ -214,7 +217,11 @@ class GdbSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connection."""
+        """Take the breakpoint away, if the server still listens, and close the connection."""
+        if error is None:
+            with contextlib.suppress(BoardError):
+                if self._remote.ask(f"z0,{self._breakpoint}") != "OK":
+                    self._remote.ask(f"z1,{self._breakpoint}")
         self._link.close()
 
     def _bring(self, address: int, content: bytes) -> None:
@@ -223,8 +230,8 @@ class GdbSession:
             return
         self._remote.write(address, content)
         if self._remote.read(address, len(content)) != content:
-            what = f"{len(content)} bytes of the firmware at {address:#x} are not on the board, and cannot be written there"
-            raise BoardError(f"{what} as into memory", where=self._link.where,
+            what = f"{len(content)} bytes of the firmware at {address:#x} are not on the board"
+            raise BoardError(f"{what}, and cannot be written there as into memory", where=self._link.where,
                              hint="load the firmware into flash first, e.g. by --load 'openocd ... program {elf}'")
 
     def _go(self, address: int) -> None:

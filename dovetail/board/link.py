@@ -157,6 +157,7 @@ def _serial(path: str, baud: int, where: str) -> Link:
     try:
         file = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         control: list[bytes | int] = [0] * len(termios.tcgetattr(file)[6])
+        control[termios.VMIN] = 1  # no byte is "try again", and not the end
         modes = termios.CS8 | termios.CREAD | termios.CLOCAL
         termios.tcsetattr(file, termios.TCSANOW, [0, 0, modes, 0, speed, speed, control])
         termios.tcflush(file, termios.TCIOFLUSH)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from dovetail.board import Board
 from dovetail.board.frame import ANSWER, MAXIMUM_PAYLOAD, REFUSED, Decoder, Frame, Kind, encode
 from dovetail.board.link import Link, open_link
+from dovetail.build.instruction_sets import instruction_set
 from dovetail.errors import BoardError, BuildError
 from dovetail.simulate.protocol import InferenceResult, Marker, SimulationResult
 
@@ -26,7 +27,7 @@ ATTEMPTS = 8
 _ANSWER_SECONDS = 1.0
 _LOAD_SECONDS = 600.0
 _VERSION = 1
-_LEAST_PAYLOAD, _MOST_LAYERS = 32, 1 << 16
+_LEAST_PAYLOAD, _MOST_SECONDS = 32, 86_400
 
 
 class Session(Protocol):
@@ -172,11 +173,12 @@ def run_on_board(
     Raises:
         DovetailError: it cannot be reached, does not answer, or has another firmware.
     """
-    if "digest" not in build.manifest:
+    if "digest" not in build.manifest or instruction_set(build.target.core.isa).is_host:
         raise BuildError(f"{build.folder} has no firmware for a board",
-                         hint="compile it again, for a target whose core is not this computer")
-    if not board.timeout > 0:
-        raise BoardError(f"a time-out is more than 0 s, not {board.timeout:g} s", where=board.where)
+                         hint="compile the model again, for a target whose core is not this computer")
+    if not 0 < board.timeout <= _MOST_SECONDS:
+        raise BoardError(f"a time-out is more than 0 and at most {_MOST_SECONDS} s, not {board.timeout:g} s",
+                         where=board.where, hint="give another --timeout")
     elf = firmware_of(build, board, cache)
     if board.load:
         _load(board, elf)

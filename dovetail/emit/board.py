@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from dovetail.emit.c_text import guard
+from dovetail.emit.runtime import BOARD, runtime_path
 from dovetail.emit.source import Unit, place
 from dovetail.program.ir import View
 
@@ -25,7 +26,13 @@ def board_sources(target_sources: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("runtime/board_main.c" if name == "runtime/sim_main.c" else name for name in target_sources)
 
 
-def board_header(unit: Unit, digest: str) -> str:
+def board_files(unit: Unit, digest: str) -> dict[str, str]:
+    """The files of a board's firmware, by their path in the project."""
+    found = {f"runtime/{name}": runtime_path(name).read_text() for name in BOARD}
+    return {**found, "src/board_network.h": _network_header(unit, digest)}
+
+
+def _network_header(unit: Unit, digest: str) -> str:
     """What board_main.c must know of the network."""
 
     def ports(views: Mapping[str, View]) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
-from dovetail.emit.board import board_header, board_makefile, board_sources, digest_of
+from dovetail.emit.board import board_files, board_makefile, board_sources, digest_of
 from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
 from dovetail.emit.hosted import main_source, makefile
-from dovetail.emit.runtime import BOARD, runtime_path
+from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.emit.source import (
     Unit,
@@ -103,13 +103,10 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
     target_sources = (*shared, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
-    described = {**manifest, **_description(unit, target_sources, host_sources)}
-    if _MAIN not in start:
-        described["digest"] = digest_of(files)
-        described["sources"]["board"] = list(board_sources(target_sources))
-        files.update({f"runtime/{name}": runtime_path(name).read_text() for name in BOARD})
-        files["src/board_network.h"] = board_header(unit, described["digest"])
+    digest = digest_of(files)
+    files.update({} if _MAIN in start else board_files(unit, digest))
     files["Makefile"] = _makefile(unit, target_sources)
+    described = {**manifest, **_description(unit, target_sources, host_sources), "digest": digest}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
 
@@ -230,7 +227,8 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "outputs": ports("output"),
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
-        "sources": {"target": list(target_sources), "host": list(host_sources)},
+        "sources": {"target": list(target_sources), "host": list(host_sources),
+                    "board": list(board_sources(target_sources))},
     }
 
 

@@ -56,6 +56,9 @@ class Board:
         if text.startswith("Z1,"):
             self.stops.add(int(text.split(",")[1], 16))
             return "OK"
+        if text.startswith("z1,"):
+            self.stops.remove(int(text.split(",")[1], 16))
+            return "OK"
         if kind == "c":
             (stop,) = self.stops
             start = self.core.reg_read(REGISTERS[PC])

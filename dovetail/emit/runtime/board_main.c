@@ -12,6 +12,9 @@
 #ifndef BOARD_PAYLOAD
 #define BOARD_PAYLOAD 1024u /* most bytes of a payload; at least 32 */
 #endif
+#if BOARD_PAYLOAD < 32u || BOARD_PAYLOAD > 32768u
+#error "BOARD_PAYLOAD is 32 to 32768 bytes"
+#endif
 #define BOARD_VERSION 1u
 #define HEADER 8u
 #define TRAILER 4u
