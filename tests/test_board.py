@@ -358,18 +358,50 @@ def test_tuning_on_a_board(builds: dict[str, Path], expected: RunResult, tmp_pat
     assert "cannot share one board" in refused(capsys, *new, "--on", "gdb", "--jobs", 2)
 
 
-def test_loading_the_firmware(builds: dict[str, Path], tmp_path: Path) -> None:
+def children() -> set[int]:
+    """Processes this one has started and not collected."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(entry.parent.name))
+    return found
+
+
+def test_loading_the_firmware(builds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_chip()
+    before = children()
     build, seen = open_build(builds["riscv"]), tmp_path / "seen.elf"
     with peer([]) as where, pytest.raises(BoardError, match="does not answer"):
         run_build(build, None, inputs(build), board=Board(where, rig.UART_IO, f"cp {{elf}} {seen}", 0.1))
     assert seen.read_bytes()[:4] == b"\x7fELF"
     for command, message in (("false", "failed with status 1"), ("./no_such_tool {elf}", "does not start"),
-                             ("sh -c 'echo port busy; exit 3'", "failed with status 3: port busy")):  # fmt: skip
+                             ("sh -c 'echo port busy; exit 3'", "failed with status 3: port busy"),
+                             ("'open", "does not start"), (" ", "does not start")):  # fmt: skip
         with pytest.raises(BoardError, match=message):
             run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", rig.UART_IO, command))
     with pytest.raises(BoardError, match="no firmware"):
         run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", load="true {elf}"))
+    monkeypatch.setattr("dovetail.board.session._LOAD_SECONDS", 0.3)
+    begin = time.monotonic()
+    with pytest.raises(BoardError, match=r"took more than 0\.3 s"):
+        hung = f"sh -c 'sleep 60 & echo $! > {tmp_path / 'pid'}; wait'"
+        run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", rig.UART_IO, hung))
+    assert time.monotonic() - begin < 5
+    assert not _runs(int((tmp_path / "pid").read_text()))
+    with peer([]) as where, pytest.raises(BoardError, match="does not answer"):  # the command leaves a server behind
+        server = f"sh -c 'sleep 1 & echo $! > {tmp_path / 'pid'}'"
+        run_build(build, None, inputs(build), board=Board(where, rig.UART_IO, server, 0.1))
+    assert _runs(int((tmp_path / "pid").read_text()))
+    assert children() <= before
+
+
+def _runs(process: int) -> bool:
+    """Whether there is such a process, and it is not dead."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_wishes_that_contradict_each_other(builds: dict[str, Path], capsys: pytest.CaptureFixture[str],

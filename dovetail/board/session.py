@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import signal
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -228,17 +231,34 @@ def _load(board: Board, elf: Path) -> None:
     if not elf.is_file():
         raise BoardError(f"there is no firmware {elf} to load", where=board.where,
                          hint="give --board-io FILE.c, or make board in the build first")
-    command = [word.replace("{elf}", str(elf)) for word in shlex.split(board.load)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-                              timeout=_LOAD_SECONDS, check=False)
-    except (OSError, IndexError) as error:
+        command = [word.replace("{elf}", str(elf)) for word in shlex.split(board.load)]
+        status, said = _carried_out(command, _LOAD_SECONDS)
+    except (OSError, ValueError, IndexError) as error:
         raise BoardError(f"the command that loads the firmware does not start: {error}", where=board.where,
                          hint="look at --load") from None
     except subprocess.TimeoutExpired:
         raise BoardError(f"loading the firmware took more than {_LOAD_SECONDS:g} s", where=board.where,
                          hint="try the command of --load by itself") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-600:]
-        raise BoardError(f"loading the firmware failed with status {done.returncode}: {said}", where=board.where,
+    if status:
+        raise BoardError(f"loading the firmware failed with status {status}: {said}", where=board.where,
                          hint="try the command of --load by itself")
+
+
+def _carried_out(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """The status of a command and the end of what it printed; what it leaves running in the background may go on.
+
+    Raises:
+        OSError, IndexError: it cannot be started.
+        subprocess.TimeoutExpired: it took longer, and was ended with all it has started.
+    """
+    with tempfile.TemporaryFile() as printed:
+        with subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=printed,
+                              stderr=subprocess.STDOUT) as process:  # fmt: skip
+            try:
+                status = process.wait(seconds)
+            except BaseException:  # Ctrl-C too
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        printed.seek(0)
+        return status, printed.read()[-600:].decode(errors="replace").strip()
