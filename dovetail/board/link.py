@@ -88,7 +88,7 @@ class Link:
 
     def _open(self) -> int:
         if self._file is None:
-            raise BoardError("the line is closed", where=self.where)
+            raise BoardError("the line is closed", where=self.where, hint="open it again")
         return self._file
 
     def _gone(self, error: OSError | None) -> BoardError:

@@ -221,7 +221,8 @@ def firmware_of(build: Build, board: Board, cache: Path | None = None) -> Path:
     if board.io is None:
         return image_name(build)
     if not board.io.is_file():
-        raise BoardError(f"there is no file {board.io} with the functions of runtime/board.h", where=board.where)
+        raise BoardError(f"there is no file {board.io} with the functions of runtime/board.h",
+                         where=board.where, hint="give the right file with --board-io")
     sources = [*(Path(name) for name in build.manifest["sources"]["board"]), board.io.resolve()]
     return firmware(build, sources, defines(build.manifest["model_prefix"], build.target, board=True), cache)
 
