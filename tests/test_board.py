@@ -337,10 +337,11 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as line:
 
 
 def test_tuning_on_a_board(builds: dict[str, Path], expected: RunResult, tmp_path: Path,
-                           capsys: pytest.CaptureFixture[str]) -> None:
+                           capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each trial is firmware of its own, which is loaded and run; its outputs are compared, its cycles are near."""
     require_chip()
     pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
+    monkeypatch.setattr("dovetail.tune.network.MOST_TRIALS", 1)
     (tmp_path / "load.py").write_text(LOADER)
     model, build, log = builds["ne16"].parent / "digits.onnx", open_build(builds["ne16"]), tmp_path / "log.jsonl"
     order = ("tune", model, "-t", "ne16", "--trials", "1", "--layers", "dense_13", "-o", tmp_path / "t.toml")
