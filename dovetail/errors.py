@@ -70,3 +70,7 @@ class MissingExtraError(DovetailError):
             f"{purpose} needs the Python package '{package}', which is not installed",
             hint=f"pip install 'dovetail[{extra}]'",
         )
+
+
+class BoardError(DovetailError):
+    """A board that cannot be reached, does not answer, or answers what it must not."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.board import Board
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BuildError, DovetailError
@@ -23,6 +24,8 @@ from dovetail.targets import BUILT_IN, load_target
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
+BOARD = "board"
+"""What stands in place of the simulator's name for a run on a board."""
 
 _MOST_MANIFEST = 64 << 20
 _FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
@@ -103,7 +106,7 @@ def default_simulator(target: Target) -> str:
 
 def run_build(
     build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
-    waves: Waves | None = None,
+    waves: Waves | None = None, board: Board | None = None,
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
@@ -114,23 +117,33 @@ def run_build(
         inputs: arrays by input name, of exactly the model's shapes and types.
         cache: folder of compiled objects; None for the user's.
         waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
+        board: what it runs on instead of a simulator; None for none.
 
     Raises:
-        DovetailError: the compiler is missing or fails, or the simulated chip does something it must not.
+        DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
+            does not answer.
     """
-    simulator = simulator or default_simulator(build.target)
+    if board is not None and simulator not in (None, BOARD):
+        raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both",
+                            hint="leave out one of them")
+    simulator = BOARD if board is not None else simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
     wanted = {_place(port): int(port["bytes"]) for port in build.manifest["outputs"]}
+    sizes: Mapping[str, int] = {}
     delay = int(build.manifest.get("delay", 0))
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
         raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --sim rtl")
-    if simulator in ("iss", "rtl"):
+    if board is not None:
+        from dovetail.board.session import run_on_board
+
+        simulation = run_on_board(build, board, sets, wanted, cache)
+    elif simulator in ("iss", "rtl"):
         devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
         simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
     elif simulator == "host":
-        simulation, sizes = _run_host(build, sets, wanted, cache), {}
+        simulation = _run_host(build, sets, wanted, cache)
     else:
         raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
     simulation = replace(simulation, inferences=simulation.inferences[delay:])
@@ -138,11 +151,37 @@ def run_build(
     return RunResult(build, simulator, outputs, simulation, sizes)
 
 
+def firmware(
+    build: Build, sources: Sequence[Path], macros: Mapping[str, str | None], cache: Path | None = None
+) -> Path:
+    """Compile and link a build for its core; returns the ELF file, or raises DovetailError.
+
+    Args:
+        build: the project.
+        sources: absolute, or relative to its folder.
+        macros: preprocessor definitions.
+        cache: folder of compiled objects; None for the user's.
+    """
+    from dovetail.build.toolchain import compile_firmware
+
+    return compile_firmware(
+        build.folder,
+        sources,
+        linker_script=Path("link.ld"),
+        isa=build.target.core.isa,
+        defines=macros,
+        include=[Path("src"), Path("runtime"), Path("driver")],
+        flags=(*_FLAGS, OPTIMISATION[build.optimize]),
+        cache=cache,
+        compiler_runtime=bool(build.manifest["uses_float"]),
+    )
+
+
 def _run_iss(
     build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
     cache: Path | None,
 ) -> tuple[SimulationResult, Mapping[str, int]]:
-    from dovetail.build.toolchain import compile_firmware, section_sizes
+    from dovetail.build.toolchain import section_sizes
     from dovetail.simulate.architecture import core_costs
     from dovetail.simulate.device import MemoryRegion
     from dovetail.simulate.iss import IssSession
@@ -154,17 +193,8 @@ def _run_iss(
         raise DovetailError(what, hint="use --sim host")
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
-    elf = compile_firmware(
-        build.folder,
-        [Path(name) for name in build.manifest["sources"]["target"]],
-        linker_script=Path("link.ld"),
-        isa=target.core.isa,
-        defines=defines(build.manifest["model_prefix"], target),
-        include=[Path("src"), Path("runtime"), Path("driver")],
-        flags=(*_FLAGS, OPTIMISATION[build.optimize]),
-        cache=cache,
-        compiler_runtime=bool(build.manifest["uses_float"]),
-    )
+    sources = [Path(name) for name in build.manifest["sources"]["target"]]
+    elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
     memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
     core = target.core
     setup = SimulationSetup(

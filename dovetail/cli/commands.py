@@ -12,6 +12,7 @@ from dovetail.cli.console import note, output, progress, say
 from dovetail.errors import BuildError, ModelError
 
 if TYPE_CHECKING:
+    from dovetail.board import Board
     from dovetail.compile import Compiled
     from dovetail.partition import Region
     from dovetail.place import Placing
@@ -140,6 +141,7 @@ def parse_bytes(text: str) -> int:
 def run_folder(
     folder: Path,
     simulator: str | None,
+    board: Board | None,
     source: Path | None,
     result_file: Path | None,
     json_file: Path | None,
@@ -164,9 +166,11 @@ def run_folder(
             inputs = [seeded_inputs(ports)]
         else:
             inputs, batched = read_inputs(source, ports)
-        simulator = simulator or default_simulator(build.target)
-        show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on the {simulator}")
-        result = run_build(build, simulator, inputs, waves=Waves(waves, wave_cycles) if waves else None)
+        where = board.where if board else f"the {simulator or default_simulator(build.target)}"
+        show(f"compiling and running {len(inputs)} inference{'s' if len(inputs) > 1 else ''} on {where}")
+        result = run_build(
+            build, simulator, inputs, waves=Waves(waves, wave_cycles) if waves else None, board=board
+        )  # fmt: skip
         report = make_report(result)
     if source is None:
         note("no --input: the inputs are random numbers with seed 0")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli import board_options as board
 from dovetail.cli import placing_options as placed
 from dovetail.cli import quantising_options as given
 from dovetail.cli import report_options as shown
@@ -109,15 +110,23 @@ def run(
         Path | None, typer.Option(help="With --sim rtl: write the engine's signals here, as VCD.", show_default=False)
     ] = None,
     wave_cycles: Annotated[int, typer.Option(min=1, help="Cycles of them, from the start.")] = 10_000,
+    on: board.On = None,
+    io: board.Io = None,
+    load: board.Load = None,
+    timeout: board.Timeout = 60.0,
 ) -> None:
-    """Run a build on a simulated chip and report what it cost, layer by layer.
+    """Run a build on a simulated chip, or on a board, and report what it cost, layer by layer.
 
     Example: dovetail run build/net --input x.npz --output y.npz
+
+    Example: dovetail run build/net --on serial:/dev/ttyUSB0:921600
+
+    Example: dovetail run build/net --on gdb:localhost:3333 --board-io uart.c
     """
     from dovetail.cli import commands
 
-    simulator = sim.value if sim else None
-    commands.run_folder(build, simulator, input_file, output_file, json_file, target, waves, wave_cycles)
+    where = (sim.value if sim else None, board.board_of(on, io, load, timeout))
+    commands.run_folder(build, *where, input_file, output_file, json_file, target, waves, wave_cycles)
 
 
 @app.command()
@@ -242,18 +251,25 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     requant: Requant = None,
     rounding: Rounding = RoundingChoice.DOUBLE,
+    on: board.On = None,
+    io: board.Io = None,
+    load: board.Load = None,
+    timeout: board.Timeout = 60.0,
 ) -> None:
     """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
 
     Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
+
+    Example: dovetail tune net.tflite --target ne16 --on tcp:lab:4000 --board-io uart.c --load 'flash.sh {elf}'
     """
     from dovetail.cli import tuning
 
     names = tuple(name.strip() for name in layers.split(",") if name.strip()) if layers else ()
     by = measure.value if measure else None
     order = tuning.Order(
-        model, target, requant, rounding.value, trials, by, names, seed, jobs, scheduler, output, log
-    )
+        model, target, requant, rounding.value, trials, by, names, seed, jobs, scheduler, output, log,
+        board.board_of(on, io, load, timeout),
+    )  # fmt: skip
     tuning.tune_to(order)
 
 

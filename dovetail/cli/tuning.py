@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.cli.console import note, output, progress, say
+from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
+    from dovetail.board import Board
     from dovetail.tune.tuner import LayerResult, Progress, Request, Tuned
 
 INTERRUPTED = 130
@@ -33,6 +35,7 @@ class Order:
     scheduler: str | None
     output: Path | None
     log: Path | None
+    board: Board | None = None
 
     @property
     def stem(self) -> str:
@@ -69,8 +72,6 @@ def tune_to(order: Order) -> None:
 def _request(order: Order, log: Path) -> Request:
     from dovetail.compile import Options
     from dovetail.operators.arithmetic import Rounding
-    from dovetail.run import default_simulator
-    from dovetail.targets import load_target
     from dovetail.tune.tuner import Request
 
     return Request(
@@ -79,12 +80,26 @@ def _request(order: Order, log: Path) -> Request:
         log=log,
         trials=order.trials,
         options=Options(order.policy, Rounding(order.rounding)),
-        measure=order.measure or default_simulator(load_target(order.target)),
+        measure=_measure(order),
         layers=order.layers,
         seed=order.seed,
         jobs=order.jobs,
         scheduler=order.scheduler,
+        board=order.board,
     )
+
+
+def _measure(order: Order) -> str:
+    """What is gone by; raises DovetailError where two things are asked for."""
+    from dovetail.run import BOARD, default_simulator
+    from dovetail.targets import load_target
+
+    if order.board is None:
+        return order.measure or default_simulator(load_target(order.target))
+    if order.measure is not None:
+        raise DovetailError(f"a choice is measured on a board or by '{order.measure}', not by both",
+                            hint="leave out --measure or --on")
+    return BOARD
 
 
 def _shown(show: Callable[[str], None]) -> Callable[[Progress], None]:
@@ -134,7 +149,8 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
-    kind = {"iss": "cycles", "host": "nanoseconds"}.get(tuning.measure, "cycles as the cost model thinks")
+    kinds = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}
+    kind = kinds.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
         f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"

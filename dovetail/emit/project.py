@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.build.instruction_sets import instruction_set
+from dovetail.emit.board import board_files, board_makefile, board_sources, digest_of
 from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
 from dovetail.emit.hosted import main_source, makefile
@@ -102,8 +103,10 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
     target_sources = (*shared, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
+    digest = digest_of(files)
+    files.update({} if _MAIN in start else board_files(unit, digest))
     files["Makefile"] = _makefile(unit, target_sources)
-    described = {**manifest, **_description(unit, target_sources, host_sources)}
+    described = {**manifest, **_description(unit, target_sources, host_sources), "digest": digest}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
     return Project(files, target_sources, host_sources)
 
@@ -150,13 +153,14 @@ def _linker_script(unit: Unit) -> str:
     )
 
 
-def defines(unit_model: str, target: Target) -> dict[str, str | None]:
-    """Preprocessor definitions of a firmware for the simulator."""
-    found: dict[str, str | None] = {
+def defines(unit_model: str, target: Target, board: bool = False) -> dict[str, str | None]:
+    """Preprocessor definitions of a firmware for the simulator, or for a board."""
+    simulated = {
         "DOVETAIL_SIM": None,
         "DOVETAIL_MODEL_HEADER": f'"{unit_model}.h"',
         "DOVETAIL_MODEL_RUN": f"{unit_model}_run",
     }
+    found: dict[str, str | None] = {"DOVETAIL_BOARD": None} if board else {**simulated}
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
     if target.workers:
@@ -169,9 +173,9 @@ def defines(unit_model: str, target: Target) -> dict[str, str | None]:
 def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
     if instruction_set(unit.target.core.isa).is_host:
         return makefile(unit, sources, OPTIMISATION[unit.optimize])
-    given = " ".join(
-        f"-D{name}" if value is None else f"-D{name}='{value}'"
-        for name, value in defines(unit.model, unit.target).items()
+    given, of_board = (
+        " ".join(f"-D{name}" if value is None else f"-D{name}='{value}'" for name, value in found.items())
+        for found in (defines(unit.model, unit.target), defines(unit.model, unit.target, board=True))
     )
     core = instruction_set(unit.target.core.isa)
     return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {core.name}.
@@ -184,9 +188,10 @@ SOURCES = {" ".join(sources)}
 {unit.model}.elf: $(SOURCES) link.ld
 \t$(CC) $(CFLAGS) $(DEFINES) -Isrc -Iruntime -Idriver -nostdlib -Wl,--gc-sections -T link.ld $(SOURCES) -lgcc -o $@
 
+{board_makefile(unit.model, sources, of_board)}
 clean:
-\trm -f {unit.model}.elf
-.PHONY: clean
+\trm -f {unit.model}.elf {unit.model}_board.elf
+.PHONY: clean board
 """
 
 
@@ -222,7 +227,8 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
         "outputs": ports("output"),
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
-        "sources": {"target": list(target_sources), "host": list(host_sources)},
+        "sources": {"target": list(target_sources), "host": list(host_sources),
+                    "board": list(board_sources(target_sources))},
     }
 
 

@@ -181,10 +181,9 @@ def _devices(result: RunResult) -> tuple[str, ...]:
 
 
 def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
-    timed = inference.total_cycles is not None
     cycles: dict[str, int | None] = {"total": inference.total_cycles, "core": inference.core_cycles}
     for name in devices:
-        cycles[name] = _busy(inference.activities.get(name, ())) if timed else None
+        cycles[name] = _busy(inference.activities[name]) if name in inference.activities else None
     return Totals(inference.instructions, cycles)
 
 

@@ -35,8 +35,10 @@ def totals(report: Report) -> list[str]:
     """The lines below the table."""
     lines = []
     if report.cycles["total"] is not None:
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in report.cycles.items() if name != "total")
-        lines.append(f"cycles        {_number(report.cycles['total'])} (busy: {parts})")
+        busy = {name: value for name, value in report.cycles.items() if name != "total" and value is not None}
+        parts = ", ".join(f"{name} {_number(value)}" for name, value in busy.items())
+        lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
+    if report.instructions is not None:
         lines.append(f"instructions  {_number(report.instructions)}")
     lines.append(f"MACs          {_share(report)}")
     if report.conversions:

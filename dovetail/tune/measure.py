@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.compile import Options, compile_graph, reserved, sample_inputs
 from dovetail.emit import write_project
-from dovetail.errors import DovetailError, MissingExtraError, SimulationError
+from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
 from dovetail.graph.graph import Graph, evaluate_all
 from dovetail.layout import choose_layouts
 from dovetail.partition import partition
@@ -26,10 +26,12 @@ from dovetail.tune.estimate import Estimator
 from dovetail.tune.layer import distinct_layers, region_alone
 
 if TYPE_CHECKING:
+    from dovetail.board import Board
     from dovetail.target.description import Target
 
-MEASURES = ("iss", "host", "model")
-"""What is measured: cycles of the simulated chip, nanoseconds on this computer, or the cost model's own estimate."""
+MEASURES = ("iss", "host", "model", "board")
+"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or
+cycles of a board."""
 
 _REPEATED = 8
 """Inferences of which the shortest counts, on this computer; one before them warms up."""
@@ -46,6 +48,8 @@ class Task:
     policy: str | None
     measure: str
     """One of `MEASURES`."""
+    board: Board | None = None
+    """What is measured on, if it is a board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,11 @@ class Outcome:
     """Why it failed."""
 
 
-def make_task(graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str) -> Task:
+def make_task(
+    graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str, board: Board | None = None
+) -> Task:
     """The task of measuring a graph; arguments as the fields of `Task`."""
-    return Task(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure)
+    return Task(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure, board)
 
 
 def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
@@ -69,17 +75,18 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
     A choice that cannot be compiled, or computes something else than the graph, is an outcome, not an error.
 
     Raises:
-        DovetailError: the compiler or the simulator is not installed.
+        DovetailError: the compiler or the simulator is not installed, or the board does not answer.
         OSError: the disk is full, or the like.
     """
     try:
         if task.measure == "model":
             return Outcome(_estimated(task, choices))
         graph, near = _opened(task.payload)
-        return Outcome(measured(graph, _target(task.target), task.policy, choices, near, task.measure))
+        where = (None, task.board) if task.board else (task.measure, None)
+        return Outcome(measured(graph, _target(task.target), task.policy, choices, near, *where))
     except MissingExtraError as error:  # of a form that can be sent back from another process
         raise DovetailError(error.what, hint=error.hint) from None
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, BoardError):  # a board that is gone is no fault of the choice
         raise
     except DovetailError as error:
         return Outcome(None, f"{error.where}: {error.what}" if error.where else error.what)
@@ -93,10 +100,11 @@ def measured(
     policy: str | None,
     choices: Mapping[str, Choice],
     near: Collection[str] = (),
-    simulator: str = "iss",
+    simulator: str | None = "iss",
+    board: Board | None = None,
 ) -> int:
-    """Cycles of one inference on the simulator `iss`, with seeded inputs, after its outputs were compared; on `host`
-    the nanoseconds of the fastest of some.
+    """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were
+    compared; on `host` the nanoseconds of the fastest of some.
 
     Raises:
         DovetailError: it cannot be compiled or run, or an output differs from the graph's.
@@ -109,7 +117,7 @@ def measured(
         write_project(compiled.project, Path(folder) / "build")
         build = open_build(Path(folder) / "build", target)
         count = 1 + _REPEATED if simulator == "host" else 1
-        result = run_build(build, simulator, [inputs] * count, Path(folder) / "cache")
+        result = run_build(build, simulator, [inputs] * count, Path(folder) / "cache", board=board)
     (expected,) = evaluate_all(graph, [{name: inputs[name] for name in graph.given}])
     for name, array in result.outputs[0].items():
         if not np.array_equal(array, expected[name]):
@@ -118,7 +126,8 @@ def measured(
     if simulator == "host":
         return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
     cycles = result.simulation.inferences[0].total_cycles
-    assert cycles is not None
+    if cycles is None:
+        raise BoardError("the board counts no cycles", hint="let board_cycles of its C file read a counter")
     return cycles
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from dovetail.board import Board
 from dovetail.compile import Options, prepare, reserved
 from dovetail.errors import DovetailError, TargetError
 from dovetail.graph.graph import Graph
@@ -47,6 +48,8 @@ class Request:
     """Processes on this machine."""
     scheduler: str | None = None
     """Address of a Dask scheduler used instead."""
+    board: Board | None = None
+    """What is measured on, with `measure` "board"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class Bench:
     def task(self, graph: Graph, near: Sequence[str]) -> Task:
         """The task of measuring a graph as this request says."""
         request = self.request
-        return make_task(graph, near, request.target, request.options.policy, request.measure)
+        return make_task(graph, near, request.target, request.options.policy, request.measure, request.board)
 
     def batch(
         self, task: Task, key: str, choices: Sequence[Choice], name: str, ended: Callable[[Outcome], None]
@@ -185,6 +188,11 @@ def _check(request: Request) -> None:
         raise DovetailError(f"{request.trials} trials are too few: the least is 1, the default")
     if request.seed < 0:
         raise DovetailError(f"a seed is 0 or more, not {request.seed}")
+    if request.board is not None and (request.jobs != 1 or request.scheduler is not None):
+        raise DovetailError(f"{request.jobs} jobs cannot share one board", hint="leave out --jobs and --scheduler")
+    if request.board is not None and not request.board.io:
+        raise DovetailError("every trial is another firmware, and nothing says how it is made for the board",
+                            where=request.board.where, hint="give --board-io FILE.c, and --load but for gdb")
     if request.measure not in MEASURES:
         raise DovetailError(f"'{request.measure}' cannot be measured", hint=f"use one of {', '.join(MEASURES)}")
 

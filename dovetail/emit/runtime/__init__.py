@@ -17,6 +17,9 @@ CORES = ("cores.h", "cores.c")
 SIMULATION_MAIN = "sim_main.c"
 """The harness that runs a model under a simulator."""
 
+BOARD = ("board.h", "board_main.c")
+"""The firmware of a board, which answers `dovetail run --on`."""
+
 
 def runtime_path(name: str) -> Path:
     """Return the file `name` of this folder.

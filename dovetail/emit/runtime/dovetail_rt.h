@@ -68,8 +68,11 @@ static inline void dovetail_compiler_barrier(void)
 #define DOVETAIL_SIM_DONE 2u
 #define DOVETAIL_SIM_EXIT 3u
 
-/* At the start of layer `index`: tells the simulator. DOVETAIL_MARK_END after the last layer. */
-#if defined(DOVETAIL_SIM) && !defined(DOVETAIL_HOST)
+/* At the start of layer `index`: tells the simulator or board_main.c. DOVETAIL_MARK_END after the last layer. */
+#if defined(DOVETAIL_BOARD)
+void board_mark(uint32_t layer);
+#define DOVETAIL_MARK(index) board_mark((uint32_t)(index))
+#elif defined(DOVETAIL_SIM) && !defined(DOVETAIL_HOST)
 #define DOVETAIL_MARK(index) dovetail_mmio_write(DOVETAIL_SIM_MARKER, (uint32_t)(index))
 #else
 #define DOVETAIL_MARK(index) ((void)(index))

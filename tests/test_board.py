@@ -1,0 +1,448 @@
+"""Running on a board: the emitted firmware at the other end of TCP, a pseudo-terminal, faulty lines and a debugger.
+
+The outputs must be those of the simulator `iss`, which takes another way: another main, and no line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import board_rig as rig
+from dovetail.board import Board
+from dovetail.board.frame import Decoder, Frame, Kind, encode
+from dovetail.board.link import open_link
+from dovetail.board.session import FrameSession, firmware_of, image_name
+from dovetail.build.toolchain import find_compiler
+from dovetail.cli.arrays import seeded_inputs
+from dovetail.cli.main import main
+from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError
+from dovetail.run import Build, RunResult, open_build, run_build
+from dovetail.targets import load_target
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
+INFERENCES = 3
+
+
+def dovetail(*arguments: object) -> int:
+    """Run the command line in this process; its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The message of a command that must end with status 1, and say what to do."""
+    capsys.readouterr()
+    assert dovetail(*arguments) == 1
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1 and "what to do: " in said and "Traceback" not in said
+    return said
+
+
+def require_chip() -> None:
+    """Skips the test where firmware cannot be compiled or simulated."""
+    if find_spec("unicorn") is None:
+        pytest.skip("the instruction-set simulator needs unicorn")
+    try:
+        find_compiler("rv32imc")
+    except MissingExtraError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Builds of two models: for a core with an engine, for a core alone, and another network for the first."""
+    folder = tmp_path_factory.mktemp("builds")
+    assert dovetail("zoo", "digits", "-o", folder / "digits.onnx") == 0
+    for target in ("ne16", "riscv"):
+        assert dovetail("compile", folder / "digits.onnx", "--target", target, "-o", folder / target) == 0
+    return {target: folder / target for target in ("ne16", "riscv")}
+
+
+def inputs(build: Build) -> list[dict[str, np.ndarray]]:
+    """Those of every test."""
+    return [seeded_inputs(build.manifest["inputs"], seed) for seed in range(INFERENCES)]
+
+
+@pytest.fixture(scope="module")
+def expected(builds: dict[str, Path]) -> RunResult:
+    """The build with an engine on the simulator."""
+    require_chip()
+    build = open_build(builds["ne16"])
+    return run_build(build, "iss", inputs(build))
+
+
+@pytest.fixture(scope="module")
+def program(builds: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its firmware as a program of this computer."""
+    return rig.compile_process(open_build(builds["ne16"]), tmp_path_factory.mktemp("program") / "board")
+
+
+def check(result: RunResult, expected: RunResult) -> None:
+    """Outputs are equal, and the layers' cycles add up."""
+    for found, wanted in zip(result.outputs, expected.outputs, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert array.tobytes() == found[name].tobytes()
+    for inference in result.simulation.inferences:
+        assert inference.total_cycles == sum(m.end_cycle - m.start_cycle for m in inference.markers) > 0
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["tcp", "serial"])
+def test_the_simulated_chip_behind_a_line(terminal: bool, builds: dict[str, Path], expected: RunResult,
+                                          tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build = open_build(builds["ne16"])
+    elf = firmware_of(build, Board("", rig.UART_IO))
+    with rig.chip(build, elf) as board, rig.Line(board, terminal) as line:
+        result = run_build(build, None, inputs(build), board=Board(line.where))
+        check(result, expected)
+        # a counter read at every layer is all that is different
+        here, there = (r.simulation.inferences[0].total_cycles or 0 for r in (result, expected))
+        assert there < here < 1.1 * there
+        for attempt in range(2):  # one user after another
+            assert dovetail("run", builds["ne16"], "--on", line.where, "--json", tmp_path / f"{attempt}.json") == 0
+    report = json.loads((tmp_path / "1.json").read_text())
+    assert report["simulator"] == "board" and report["cycles"]["ne16"] is None and report["instructions"] is None
+    assert sum(layer["cycles"] for layer in report["layers"]) == report["cycles"]["total"] > 0
+    assert "on ne16 (board, policy engine)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["tcp", "serial"])
+def test_a_process_behind_a_line(terminal: bool, builds: dict[str, Path], expected: RunResult, program: Path) -> None:
+    build = open_build(builds["ne16"])
+    with rig.process(program) as board, rig.Line(board, terminal) as line:
+        check(run_build(build, None, inputs(build), board=Board(line.where)), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_faults_of_the_line_change_nothing(seed: int, builds: dict[str, Path], expected: RunResult,
+                                           program: Path) -> None:
+    build, faults = open_build(builds["ne16"]), rig.Faults(seed, 0.05)
+    with rig.process(program) as board, rig.Line(board, terminal=seed % 2 == 1, fault=faults) as line:
+        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+    assert faults.count
+
+
+def test_what_is_kept_between_inferences_survives_faults(builds: dict[str, Path], tmp_path: Path) -> None:
+    """A pipeline for two cores: an inference that is run twice would shift its steps, as would what is left."""
+    model = builds["ne16"].parent / "digits.onnx"
+    assert dovetail("compile", model, "-t", "riscv_big_small", "--pipeline", "-o", tmp_path / "build") == 0
+    build, faults = open_build(tmp_path / "build"), rig.Faults(5, 0.06)
+    expected = run_build(build, "host", inputs(build))
+    program = rig.compile_process(build, tmp_path / "board")
+    with rig.process(program) as board, rig.Line(board, fault=faults) as line:
+        for _ in range(2):
+            check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+    assert faults.count
+
+
+def test_small_frames_and_a_bounded_number_of_retries(builds: dict[str, Path], expected: RunResult,
+                                                      tmp_path: Path) -> None:
+    build, faults = open_build(builds["ne16"]), rig.Faults(11, 0.02)
+    small = rig.compile_process(build, tmp_path / "small", "BOARD_PAYLOAD=32u")
+    (port,), (result,) = build.manifest["inputs"], build.manifest["outputs"]
+    with rig.process(small) as board, rig.Line(board, fault=faults) as line, open_link(line.where) as link:
+        session = FrameSession(link, build.manifest["digest"], len(build.manifest["layers"]), 0.8)
+        for given, wanted in zip(inputs(build), expected.outputs, strict=True):
+            session.write(0, given[port["name"]].tobytes())
+            total, layers = session.infer()
+            assert total == sum(layers) > 0
+            assert session.read(0, result["bytes"]) == wanted[result["name"]].tobytes()
+    assert 0 < session.repeated <= 2 * faults.count
+
+
+def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path) -> None:
+    """A request that comes again, with its number, gets the same answer; the counter of the process shows it."""
+    build = open_build(builds["ne16"])
+    with rig.process(program) as board:
+        decoder, found = Decoder(), []
+        for request in [Frame(Kind.HELLO, 1), *[Frame(Kind.RUN, 2, b"\1\0\0\0")] * 3, Frame(Kind.CYCLES, 3, bytes(4)),
+                        Frame(Kind.READ, 4, b"\1\0\1\0\0\0\0\0"), Frame(Kind.WRITE, 5, b"\0\0\0\0\xff\xff\xff\xff1"),
+                        Frame(99, 6), Frame(Kind.READ, 7, b"\0\0\xff\xff\0\0\0\0")]:  # fmt: skip
+            board.sendall(encode(request))
+        board.settimeout(10)
+        while len(found) < 9:
+            found += decoder.feed(board.recv(4096))
+    assert found[0].payload[8:].hex() == build.manifest["digest"]
+    assert [frame.payload for frame in found[2:4]] == [found[1].payload] * 2
+    assert sum(np.frombuffer(found[4].payload, "<u8")) == int.from_bytes(found[1].payload, "little")
+    assert [(frame.kind, frame.sequence) for frame in found[5:]] == [(0xFF, sequence) for sequence in (4, 5, 6, 7)]
+
+
+@contextmanager
+def peer(answers: list[bytes]) -> Iterator[str]:
+    """A board that answers every packet by the next of these, then by the last again; none for silence."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        """One connection."""
+        with server.accept()[0] as line, suppress(ConnectionError):
+            position = 0
+            while line.recv(4096):
+                if answers:
+                    line.sendall(answers[min(position, len(answers) - 1)])
+                    position += 1
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"tcp:127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        thread.join(10)
+        server.close()
+
+
+def test_a_board_that_never_answers(builds: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with peer([]) as where:
+        begin = time.monotonic()
+        said = refused(capsys, "run", builds["ne16"], "--on", where, "--timeout", "0.4")
+        assert time.monotonic() - begin < 3
+    assert f"{where}: the board does not answer: HELLO was sent 8 times in 0.4 s" in said
+
+
+def test_a_serial_port_without_a_board(builds: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    master, slave = os.openpty()
+    name = os.ttyname(slave)
+    said = refused(capsys, "run", builds["ne16"], "--on", f"serial:{name}:9600", "--timeout", "0.01")
+    assert "the board does not answer" in said and "at this speed" in said
+    os.close(master)
+    said = refused(capsys, "run", builds["ne16"], "--on", f"serial:{name}", "--timeout", "0.01")
+    os.close(slave)
+    assert "the other end of the line is gone" in said or "cannot be opened" in said
+
+
+def test_a_board_with_another_model(builds: dict[str, Path], capsys: pytest.CaptureFixture[str],
+                                    program: Path) -> None:
+    with rig.process(program) as board, rig.Line(board) as line:
+        said = refused(capsys, "run", builds["riscv"], "--on", line.where)
+    digest = open_build(builds["riscv"]).manifest["digest"]
+    assert "the firmware of another build" in said and digest in said and "make board" in said
+
+
+HELLO = (1).to_bytes(2, "little") + (1024).to_bytes(2, "little")
+
+
+@pytest.mark.parametrize(
+    ("payloads", "message"),
+    [
+        ([b""], "introduces itself with 0 bytes"),
+        ([b"\xff" * 24], "speaks version 65535"),
+        ([HELLO + b"\xff\xff\xff\xffDIGEST"], "4294967295 layers"),
+        ([HELLO[:2] + b"\x01\x00COUNTDIGEST"], "takes 1 bytes in a frame"),
+        ([HELLO + b"COUNTDIGEST", b"", b"much too long"], "an answer has 13 bytes instead of 0"),
+    ],
+)
+def test_hostile_answers(payloads: list[bytes], message: str, builds: dict[str, Path]) -> None:
+    build = open_build(builds["ne16"])
+    known = {b"COUNT": len(build.manifest["layers"]).to_bytes(4, "little"),
+             b"DIGEST": bytes.fromhex(build.manifest["digest"])}  # fmt: skip
+    kinds, answers = (Kind.HELLO, Kind.RESET, Kind.WRITE), []
+    for sequence, payload in enumerate(payloads, 1):
+        for name, value in known.items():
+            payload = payload.replace(name, value)
+        answers.append(encode(Frame(kinds[sequence - 1] | 0x80, sequence, payload)))
+    with peer(answers) as where, pytest.raises(BoardError, match=message):
+        run_build(build, None, inputs(build), board=Board(where, timeout=1))
+
+
+def test_a_peer_that_talks_without_end(builds: dict[str, Path]) -> None:
+    noise = b"\xd7\xe9\x81\x01\xff\xff" * 2000
+    with peer([noise]) as where, pytest.raises(BoardError, match="belong to no frame"):
+        build = open_build(builds["ne16"])
+        run_build(build, None, inputs(build), board=Board(where, timeout=0.4))
+
+
+@contextmanager
+def gdb_server(build: Build, **variables: str) -> Iterator[str]:
+    """A debugger's server with a core of the build's memories."""
+    memories = [f"{m.name}={m.base:#x}:{m.size:#x}" for m in build.target.memories]
+    command = [sys.executable, Path(__file__).parent / "board" / "gdbserver.py", *memories]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}) as server:
+        try:
+            assert server.stdout is not None
+            yield f"gdb:127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+def test_a_debugger(builds: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    require_chip()
+    build = open_build(builds["riscv"])
+    expected = run_build(build, "host", inputs(build))
+    io = Path(__file__).parent / "board" / "counter_io.c"
+    with gdb_server(build, WRITABLE="1") as where:
+        for _ in range(2):
+            check(run_build(build, None, inputs(build), board=Board(where, io)), expected)
+        assert "there is no firmware" in refused(capsys, "run", builds["riscv"], "--on", where)
+    with gdb_server(build) as where:
+        said = refused(capsys, "run", builds["riscv"], "--on", where, "--board-io", io)
+        assert "does not know" in said or "answers 'E0e'" in said
+    with peer([]) as tcp:
+        where = tcp.replace("tcp", "gdb")
+        with pytest.raises(BoardError, match="does not answer"):
+            run_build(build, None, inputs(build), board=Board(where, io, timeout=0.2))
+    with peer([b"$" + b"0" * 100_000]) as tcp, pytest.raises(BoardError, match="longer than 16384 bytes"):
+        run_build(build, None, inputs(build), board=Board(tcp.replace("tcp", "gdb"), io))
+    assert "nobody answers" in refused(capsys, "run", builds["riscv"], "--on", "gdb:127.0.0.1:1", "--board-io", io)
+
+
+@contextmanager
+def bench(build: Build, control: socket.socket) -> Iterator[str]:
+    """A board that can be loaded: who connects to `control` says the file of the firmware, and waits until it runs."""
+    running = ExitStack()
+
+    def load() -> None:
+        """Chips, one after another."""
+        while True:
+            with control.accept()[0] as asked:
+                path = asked.recv(4096).decode()
+                if path == "end":
+                    break
+                running.close()
+                running.enter_context(rig.Line(running.enter_context(rig.chip(build, Path(path))), port=port))
+                asked.sendall(b"running")
+        running.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield f"tcp:127.0.0.1:{port}"
+    finally:
+        with socket.create_connection(control.getsockname()) as end:
+            end.sendall(b"end")
+        thread.join(20)
+
+
+LOADER = """import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as line:
+    line.sendall(sys.argv[2].encode())
+    sys.exit(line.recv(10) != b"running")
+"""
+
+
+def test_tuning_on_a_board(builds: dict[str, Path], expected: RunResult, tmp_path: Path,
+                           capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial is firmware of its own, which is loaded and run; its outputs are compared, its cycles are near."""
+    require_chip()
+    pytest.importorskip("lightgbm", reason="tuning needs lightgbm (dovetail[tune])")
+    monkeypatch.setattr("dovetail.tune.network.MOST_TRIALS", 1)
+    (tmp_path / "load.py").write_text(LOADER)
+    model, build, log = builds["ne16"].parent / "digits.onnx", open_build(builds["ne16"]), tmp_path / "log.jsonl"
+    order = ("tune", model, "-t", "ne16", "--trials", "1", "--layers", "dense_13", "-o", tmp_path / "t.toml")
+    with socket.create_server(("127.0.0.1", 0)) as control, bench(build, control) as where:
+        load = f"{sys.executable} {tmp_path / 'load.py'} {control.getsockname()[1]} {{elf}}"
+        on = ("--on", where, "--board-io", rig.UART_IO, "--load", load)
+        assert dovetail(*order, "--log", log, *on) == 0
+    layer, *network = [json.loads(line)["cycles"] for line in log.read_text().splitlines()[1:]]
+    there = expected.simulation.inferences[0].total_cycles or 0
+    assert 0 < layer < there and network and all(there < found < 1.1 * there for found in network)
+    assert 'measure = "board"' in (tmp_path / "t.toml").read_text()
+    new = (*order, "--log", tmp_path / "new.jsonl")
+    assert "nobody answers" in refused(capsys, *new, "--on", "tcp:127.0.0.1:1", "--board-io", rig.UART_IO)
+    assert "every trial is another firmware" in refused(capsys, *new, "--on", "gdb")
+    assert "cannot share one board" in refused(capsys, *new, "--on", "gdb", "--jobs", 2)
+
+
+def children() -> set[int]:
+    """Processes this one has started and not collected."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(entry.parent.name))
+    return found
+
+
+def test_loading_the_firmware(builds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_chip()
+    before = children()
+    build, seen = open_build(builds["riscv"]), tmp_path / "seen.elf"
+    with peer([]) as where, pytest.raises(BoardError, match="does not answer"):
+        run_build(build, None, inputs(build), board=Board(where, rig.UART_IO, f"cp {{elf}} {seen}", 0.1))
+    assert seen.read_bytes()[:4] == b"\x7fELF"
+    for command, message in (("false", "failed with status 1"), ("./no_such_tool {elf}", "does not start"),
+                             ("sh -c 'echo port busy; exit 3'", "failed with status 3: port busy"),
+                             ("'open", "does not start"), (" ", "does not start")):  # fmt: skip
+        with pytest.raises(BoardError, match=message):
+            run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", rig.UART_IO, command))
+    with pytest.raises(BoardError, match="no firmware"):
+        run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", load="true {elf}"))
+    monkeypatch.setattr("dovetail.board.session._LOAD_SECONDS", 0.3)
+    begin = time.monotonic()
+    with pytest.raises(BoardError, match=r"took more than 0\.3 s"):
+        hung = f"sh -c 'sleep 60 & echo $! > {tmp_path / 'pid'}; wait'"
+        run_build(build, None, inputs(build), board=Board("tcp:127.0.0.1:1", rig.UART_IO, hung))
+    assert time.monotonic() - begin < 5
+    assert not _runs(int((tmp_path / "pid").read_text()))
+    with peer([]) as where, pytest.raises(BoardError, match="does not answer"):  # the command leaves a server behind
+        server = f"sh -c 'sleep 1 & echo $! > {tmp_path / 'pid'}'"
+        run_build(build, None, inputs(build), board=Board(where, rig.UART_IO, server, 0.1))
+    assert _runs(int((tmp_path / "pid").read_text()))
+    assert children() <= before
+
+
+def _runs(process: int) -> bool:
+    """Whether there is such a process, and it is not dead."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_wishes_that_contradict_each_other(builds: dict[str, Path], capsys: pytest.CaptureFixture[str],
+                                           tmp_path: Path) -> None:
+    assert "not on both" in dovetail_error("run", builds["ne16"], "--on", "tcp:a:1", "--sim", "iss")
+    for seconds in ("0", "nan", "inf"):
+        assert "a time-out is more than 0" in refused(
+            capsys, "run", builds["ne16"], "--on", "tcp:127.0.0.1:1", "--timeout", seconds
+        )
+    assert "none is given" in refused(capsys, "run", builds["ne16"], "--load", "true")
+    model = builds["ne16"].parent / "digits.onnx"
+    assert "not by both" in dovetail_error("tune", model, "-t", "ne16", "--on", "gdb", "--measure", "model")
+    folder = tmp_path / "host"
+    assert dovetail("compile", model, "--target", "opencl", "-o", folder) == 0
+    build = open_build(folder)
+    assert not (folder / "runtime" / "board.h").exists()
+    with pytest.raises(BuildError, match="has no firmware for a board"):
+        run_build(build, None, inputs(build), board=Board("tcp:a:1"))
+
+
+def dovetail_error(*arguments: object) -> str:
+    """The message of the error a command ends with."""
+    from dovetail.cli.main import app
+
+    with pytest.raises(DovetailError) as raised:
+        app([str(argument) for argument in arguments], standalone_mode=False)
+    assert raised.value.hint
+    return str(raised.value)
+
+
+def test_make_board_has_the_files_it_names(builds: dict[str, Path]) -> None:
+    text = (builds["ne16"] / "Makefile").read_text()
+    names = re.findall(r"^BOARD_SOURCES = (.*)$", text, re.MULTILINE)[0].split()
+    assert "runtime/board_main.c" in names and "runtime/sim_main.c" not in names
+    assert all((builds["ne16"] / name).is_file() for name in names)
+    (defines,) = re.findall(r"^BOARD_DEFINES = (.*)$", text, re.MULTILINE)
+    assert "-DDOVETAIL_BOARD" in defines and "DOVETAIL_SIM" not in defines and "-DDOVETAIL_DMA_BASE" in defines
+    build = open_build(builds["ne16"])
+    assert image_name(build).name == f"{build.manifest['model_prefix']}_board.elf"
+    for target in ("ne16", "riscv"):
+        assert load_target(target).name == target
+    without = subprocess.run(["make", "-s", "board"], cwd=builds["ne16"], capture_output=True, text=True, timeout=30)
+    assert without.returncode and "BOARD_IO=file.c" in without.stdout
