@@ -118,14 +118,17 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
     outputs = on_model(compiled, inputs, seconds) if simulator == "model" else _on_simulator(
         compiled, machine, inputs, simulator, seconds
     )  # fmt: skip
-    return [_outcome(case, layer, compiled, outputs) for case, layer in zip(cases, layers, strict=True)]
+    return [_outcome(case, layer, f"c{index}_", compiled, outputs)
+            for index, (case, layer) in enumerate(zip(cases, layers, strict=True))]  # fmt: skip
 
 
-def _outcome(case: Case, layer: Layer, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
-    region = next(region for region in compiled.regions if region.output == layer.root)
-    if case.taken and region.engine is None:
-        return Outcome(case, error=f"every limit takes it, and no engine did: {region.reason}")
-    if not case.taken and region.engine is not None:
+def _outcome(case: Case, layer: Layer, origin: str, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
+    regions = [region for region in compiled.regions if origin in region.origins]
+    taken = any(region.engine is not None for region in regions)
+    if case.taken and not taken:
+        reason = next((region.reason for region in regions if region.reason), "")
+        return Outcome(case, error=f"every limit takes it, and no engine did: {reason}")
+    if not case.taken and taken:
         return Outcome(case, error=f"the engine took it, against its limit: {case.failure}")
     return Outcome(case, outputs[layer.root], layer.expected)
 
@@ -165,8 +168,8 @@ def _on_simulator(
 @contextmanager
 def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
     """Adds the last register accesses to the error of a simulator that gives up."""
-    from dovetail.simulate.watch import accesses
     from dovetail.errors import SimulationError
+    from dovetail.simulate.watch import accesses
 
     try:
         yield
@@ -174,4 +177,5 @@ def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
         found = [f"{file.stem}: {access}" for file in sorted(folder.glob("*.accesses"))
                  for access in accesses(file)[-_LAST:]]  # fmt: skip
         last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"
-        raise SimulationError(error.what, where=error.where, hint=f"{error.hint}; {last}" if error.hint else last) from error
+        hint = f"{error.hint}; {last}" if error.hint else last
+        raise SimulationError(error.what, where=error.where, hint=hint) from error
