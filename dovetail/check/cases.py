@@ -1,4 +1,4 @@
-"""Cases from declarations: a layer every limit takes, then each axis at, just inside and just outside where that ends."""
+"""Cases from declarations: a layer every limit takes, then each axis at and on both sides of where that ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dovetail.check.layers import LEAST, NUMBERS, OWN, PADS, SIZES, Layer, Point
 from dovetail.target.description import Engine, Offload
 from dovetail.target.pattern import Match, Scope, match_pattern
 
-_LADDER = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257,
-           511, 512, 513, 1023, 1024, 1025, 4095, 4096, 32767, 32768, 65535, 65536)  # fmt: skip
+_LADDER = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 256,
+           257, 511, 512, 513, 1023, 1024, 1025, 4095, 4096, 32767, 32768, 65535, 65536)  # fmt: skip
 _BASES = ({}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1})
 
 

@@ -141,8 +141,9 @@ def _weight_orders(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterato
                 lambda weights, order=order: np.ascontiguousarray(weights.transpose(order))  # type: ignore[misc]
             )
     for axis, name in enumerate(names):
-        text = {"O": "output channels permuted: weight order", "I": "input channels permuted: weight order",
-                "H": "the kernel is upside down: weight order", "W": "the kernel is mirrored: weight order"}[name]  # fmt: skip
+        what = {"O": "output channels permuted", "I": "input channels permuted",
+                "H": "rows of the kernel permuted", "W": "columns of the kernel permuted"}[name]  # fmt: skip
+        text = f"{what}: weight order"
         yield f"{text} (reversed)", ordered(lambda weights, axis=axis: np.flip(weights, axis))  # type: ignore[misc]
         for step in (1, -1):
             yield f"{text} (shifted by {step})", ordered(
