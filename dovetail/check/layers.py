@@ -23,7 +23,7 @@ from dovetail.target.pattern import Apply, Leaf, Pattern
 Point = Mapping[str, int]
 """Axis -> setting."""
 
-SIZES = {"rows": 7, "columns": 6, "channels": 16, "outputs": 16, "kernel_rows": 3, "kernel_columns": 3,
+SIZES = {"rows": 6, "columns": 5, "channels": 8, "outputs": 8, "kernel_rows": 3, "kernel_columns": 3,
          "stride_rows": 1, "stride_columns": 1, "dilation_rows": 1, "dilation_columns": 1, "top": 1, "left": 1,
          "bottom": 1, "right": 1, "batch": 1, "groups": 1, "depth": 1}  # fmt: skip
 """Axes that count something, with what they are where nothing is said. `depth` is a depthwise layer's multiplier."""

@@ -105,19 +105,33 @@ def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: flo
     return [outcome for part in (cases[:half], cases[half:]) for outcome in _attempt(target, part, simulator, seconds)]
 
 
-def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
+def compiled_cases(
+    target: Target, cases: Sequence[Case]
+) -> tuple[Compiled, Mapping[str, Array], tuple[Layer, ...]]:
+    """Cases of one offload as one compiled network, its inputs, and the layers in it.
+
+    Raises:
+        DovetailError: it cannot be compiled.
+    """
     from dovetail.compile import Options, compile_graph
 
     machine = _alone(target, cases[0])
     builder = GraphBuilder("check")
     pattern = offload_of(target, cases[0]).pattern
-    layers = [add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases)]
+    layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
     graph = builder.finish([layer.root for layer in layers])
-    compiled = compile_graph(graph, machine, Options(), interpret=False)
-    inputs = {name: array for layer in layers for name, array in layer.inputs.items()}
-    outputs = on_model(compiled, inputs, seconds) if simulator == "model" else _on_simulator(
-        compiled, machine, inputs, simulator, seconds
-    )  # fmt: skip
+    several = len(target.engines) > 1 and cases[0].taken  # else the core may be thought to be quicker
+    pins = {f"c{index}_": case.engine for index, case in enumerate(cases)} if several else {}
+    compiled = compile_graph(graph, machine, Options(pins=pins), interpret=False)
+    return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
+
+
+def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
+    compiled, inputs, layers = compiled_cases(target, cases)
+    if simulator == "model":
+        outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
+    else:
+        outputs = _on_simulator(compiled, inputs, simulator, seconds)
     return [_outcome(case, layer, f"c{index}_", compiled, outputs)
             for index, (case, layer) in enumerate(zip(cases, layers, strict=True))]  # fmt: skip
 
@@ -150,7 +164,7 @@ def _alone(target: Target, case: Case) -> Target:
 
 
 def _on_simulator(
-    compiled: Compiled, target: Target, inputs: Mapping[str, Array], simulator: str, seconds: float
+    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, seconds: float
 ) -> Mapping[str, Array]:
     """The outputs of the network in C on a simulated chip, or on this computer."""
     from dovetail.emit.project import write_project
@@ -159,7 +173,7 @@ def _on_simulator(
     with tempfile.TemporaryDirectory(prefix="dovetail-check-") as name:
         folder = Path(name)
         write_project(compiled.project, folder / "build")
-        build = open_build(folder / "build", target)
+        build = open_build(folder / "build", compiled.unit.target)
         with _last_accesses(folder, simulator):
             watchdog = Watchdog(INSTRUCTIONS, seconds, folder)
             return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]

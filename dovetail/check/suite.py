@@ -71,7 +71,7 @@ class Order:
     simulators: tuple[str, ...] = ()
     """Of `SIMULATORS` and "model"; empty for the quickest that shows the engine, then the simulated chip."""
     offloads: tuple[str, ...] = ()
-    """Only those whose name contains one of these; empty for all."""
+    """Only those of these names; empty for all."""
     seconds: float = SECONDS
     """That a batch of cases may take."""
 
@@ -88,10 +88,10 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
     for engine in target.engines:
         for offload in engine.offloads:
-            if not order.offloads or any(part in offload.name for part in order.offloads):
+            if not order.offloads or offload.name in order.offloads:
                 _offload(target, engine, offload, order, found, progress)
     if order.offloads and not found.tested:
-        raise TargetError(f"no offload's name contains {' or '.join(order.offloads)}", where=target.name,
+        raise TargetError(f"there is no offload {' or '.join(order.offloads)}", where=target.name,
                           hint=f"there is {', '.join(o.name for e in target.engines for o in e.offloads)}")
     found.findings[:] = _merged(found.findings)
     return found
