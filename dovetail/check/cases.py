@@ -14,6 +14,9 @@ from dovetail.target.pattern import Match, Scope, match_pattern
 
 _LADDER = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 256,
            257, 511, 512, 513, 1023, 1024, 1025, 4095, 4096, 32767, 32768, 65535, 65536)  # fmt: skip
+_TOGETHER = (("stride_rows", "stride_columns"), ("kernel_rows", "kernel_columns"),
+             ("dilation_rows", "dilation_columns"), ("rows", "columns"), PADS)  # fmt: skip
+"""Axes that limits often want to be equal."""
 _BASES = ({}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1})
 
 
@@ -45,6 +48,10 @@ class Case:
     """Whether the limits let the engine take it."""
     failure: str = ""
     """The limit that keeps it out, where they do not."""
+    aligned: bool = False
+    """On a model alone: everything lies at multiples of 256 bytes, whatever the declarations say."""
+    dense: bool = False
+    """On a model alone: rows and pixels lie side by side, although operands may have strides."""
     room: int = 0
     """Bytes the engine's memory is cut down to, so that the layer is computed in tiles; 0 for all there is."""
 
@@ -182,6 +189,11 @@ def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> li
         else:
             for value in choices(axis):
                 keep({**start, axis: value}, f"{axis} = {value}")
+    for axes in _TOGETHER:
+        for size in (1, 2, 3, 4, 5, 7):
+            point = {**start, **dict.fromkeys(axes, size)}
+            if axes[0] in tried.layer.used:
+                keep(point, f"{axes[0].split('_')[0]} = {size} both ways" if axes != PADS else f"padding of {size}")
     for step, axes in ((offload.channel_step, ("outputs", "channels")), (offload.row_step, ("rows", "columns"))):
         for size in (step - 1, step, step + 1, 2 * step + 1) if step > 1 else ():
             for axis in (axis for axis in axes if axis in tried.layer.used and size > 0):

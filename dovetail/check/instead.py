@@ -103,17 +103,19 @@ def _of_linear(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterator[Ch
         for axis, name in ((1, "row"), (2, "column")):
             yield f"the last {name} of the kernel is not read: halo off by one", _without_last(linear, axis)
         if max(linear.stride) > 1:
-            yield "the stride is forgotten", _strideless(linear)
+            yield "the stride is forgotten", _strideless(linear, replace(linear, stride=(1, 1)))
         if max(linear.dilation) > 1:
-            yield "the dilation is forgotten", _strideless(replace(linear, dilation=(1, 1), stride=(1, 1)))
+            yield "the dilation is forgotten", _strideless(linear, replace(linear, dilation=(1, 1)))
     yield from _weight_orders(linear)
 
 
-def _strideless(linear: Conv2d | DepthwiseConv2d) -> Callable[[Sequence[Array]], Array]:
+def _strideless(
+    linear: Conv2d | DepthwiseConv2d, other: Conv2d | DepthwiseConv2d
+) -> Callable[[Sequence[Array]], Array]:
     def compute(inputs: Sequence[Array]) -> Array:
         """As many results as there should be, one beside the other."""
         right = linear.evaluate(inputs).shape
-        found = replace(linear, stride=(1, 1)).evaluate(inputs)
+        found = other.evaluate(inputs)
         return found[:, : right[1], : right[2]]
     return compute
 

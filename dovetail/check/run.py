@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dovetail.check.cases import Case
+from dovetail.check.cases import Case, ask
+from dovetail.check.direct import fits_directly, on_device
 from dovetail.check.layers import Layer, add_layer
 from dovetail.check.model import on_model
 from dovetail.errors import DovetailError, PlanError
@@ -26,6 +27,8 @@ INSTRUCTIONS = 30_000_000
 """That a batch may take on the simulated chip."""
 SECONDS = 60.0
 """That a batch may take."""
+ENOUGH = 3
+"""Errors after which others are not looked for: each may have taken as long as it could."""
 _BATCH = 24
 _LAST = 8
 """Register accesses shown of a driver that hangs."""
@@ -71,18 +74,41 @@ def run(
         seconds: that a batch may take.
         progress: told how many are done.
     """
-    done: dict[int, Outcome] = {}
-    for batch in _batches(cases):
+    done = _directly(target, cases, seconds) if simulator == "model" else {}
+    for batch in _batches({index: case for index, case in enumerate(cases) if index not in done}):
+        if sum(bool(outcome.error) for outcome in done.values()) >= ENOUGH:
+            done.update((index, Outcome(cases[index], skipped=f"not tried after {ENOUGH} errors")) for index in batch)
+            continue
         outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
         done.update(zip(batch, outcomes, strict=True))
         progress(len(done))
     return [done[index] for index in range(len(cases))]
 
 
-def _batches(cases: Sequence[Case]) -> Iterator[list[int]]:
+def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int, Outcome]:
+    """Those cases that are one launch of a Python model, carried out without compiling anything."""
+    done: dict[int, Outcome] = {}
+    for index, case in enumerate(cases):
+        offload = offload_of(target, case)
+        asked = ask(offload, case.point) if case.taken and not case.room else None
+        if asked is None or not fits_directly(offload, asked.match):
+            continue
+        try:
+            found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer,
+                              case, seconds)  # fmt: skip
+            skipped = "" if found is not None else f"{target.engine(case.engine).memory} does not hold it"
+            done[index] = Outcome(case, found, asked.layer.expected, skipped=skipped)
+        except DovetailError as error:
+            done[index] = Outcome(case, error=str(error))
+        except Exception as error:  # the port's own code: pack, commands, the device
+            done[index] = Outcome(case, error=f"{type(error).__name__}: {error}")
+    return done
+
+
+def _batches(cases: Mapping[int, Case]) -> Iterator[list[int]]:
     """Indices of cases that go into one network: of one offload and one size of memory."""
     groups: dict[tuple[str, str, int, bool], list[int]] = {}
-    for index, case in enumerate(cases):
+    for index, case in cases.items():
         groups.setdefault((case.engine, case.offload, case.room, case.taken), []).append(index)
     for group in groups.values():
         yield from (group[start : start + _BATCH] for start in range(0, len(group), _BATCH))
@@ -102,7 +128,10 @@ def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: flo
             text = last[0] if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
             return [Outcome(cases[0], error=text)]
     half = len(cases) // 2
-    return [outcome for part in (cases[:half], cases[half:]) for outcome in _attempt(target, part, simulator, seconds)]
+    found = _attempt(target, cases[:half], simulator, seconds)
+    if simulator != "model" and sum(bool(outcome.error) for outcome in found) >= min(ENOUGH, half):
+        return found + [Outcome(case, skipped="not tried after errors of all before") for case in cases[half:]]
+    return found + _attempt(target, cases[half:], simulator, seconds)
 
 
 def compiled_cases(
@@ -190,6 +219,8 @@ def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
     except SimulationError as error:
         found = [f"{file.stem}: {access}" for file in sorted(folder.glob("*.accesses"))
                  for access in accesses(file)[-_LAST:]]  # fmt: skip
+        if "last register accesses" in error.hint:
+            raise
         last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"
         hint = f"{error.hint}; {last}" if error.hint else last
         raise SimulationError(error.what, where=error.where, hint=hint) from error

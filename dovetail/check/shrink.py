@@ -12,7 +12,7 @@ from dovetail.target.description import Offload
 
 _SIMPLEST = {"input_zero": 0, "weight_zero": 0, "output_zero": 0, "pad_offset": 0, "per_channel": 0, "bias": 0,
              "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0}  # fmt: skip
-_ROUNDS = 9
+_ROUNDS, _ROUNDS_OF_ERRORS = 9, 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]
         attempt: carries cases out.
     """
     needed: tuple[str, ...] = ()
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
         single = {axis: case for axis, case in _simpler(outcome.case, offload)}
         results = dict(zip(single, attempt(list(single.values())), strict=True))
         failing = {axis: result for axis, result in results.items() if _same(outcome, result)}

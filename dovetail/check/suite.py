@@ -132,6 +132,7 @@ def _offload(
         return
     except Unasked as error:
         found.findings.append(Finding(f"{where}: {error}", (str(error),)))
+        found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "a limit raises"))
         return
     for simulator in simulators(target, engine, order):
         began = time.monotonic()
@@ -173,15 +174,28 @@ def _explained(
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
             continue
-        first = min(failed, key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
+        failed.sort(key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
+        first = failed[0]
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds))
         title = f"{where}, {simulator}: {word} in {len(failed)} of {len(outcomes)} cases, e.g. {first.case.why}"
-        found = suspicions(small, first, offload)
+        found = suspicions(small, failed, offload)
+        if simulator == "model" and not kind:
+            found[:0] = _where_it_lies(target, small.outcome, order)
         if first.case.room:
             found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
         yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
+
+
+def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:
+    """Whether all is well once operands lie more conveniently."""
+    for change, sentence in (
+        ({"aligned": True}, "bad alignment: all is well where everything is aligned to 256 bytes"),
+        ({"dense": True}, "strides: all is well where rows and pixels lie side by side"),
+    ):
+        if not run(target, [replace(outcome.case, **change)], "model", order.seconds)[0].failed:
+            yield sentence
 
 
 def _size(offload: Offload, outcome: Outcome) -> int:

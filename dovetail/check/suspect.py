@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -32,24 +32,25 @@ _NEEDED = (
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
 )
 _UNWRITTEN = 0xA5
+_ASKED = 10
+"""Failing cases that mistakes are compared with."""
 
 
-def suspicions(shrunk: Shrunk, original: Outcome, offload: Offload) -> list[str]:
+def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], offload: Offload) -> list[str]:
     """Sentences, the likeliest first; at least one.
 
     Args:
         shrunk: the smallest form of a failure.
-        original: the form it was found in, which shows more elements.
+        failed: all that failed alike, the one that was shrunk first.
         offload: what computes it.
     """
     found: list[str] = []
-    for outcome in (shrunk.outcome, original):
-        if outcome.error:
-            found += _of_error(outcome.error)
-        elif outcome.actual is not None and outcome.expected is not None:
-            found += _of_instead(outcome, offload)
-    if not shrunk.outcome.error and original.actual is not None and original.expected is not None:
-        found += _of_difference(original.actual, original.expected)
+    if shrunk.outcome.error:
+        found += _of_error(shrunk.outcome.error)
+    else:
+        found += _of_instead([shrunk.outcome, *failed[:_ASKED]], offload)
+        assert failed[0].actual is not None and failed[0].expected is not None
+        found += _of_difference(failed[0].actual, failed[0].expected)
     found += _of_needed(shrunk)
     return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
 
@@ -61,6 +62,7 @@ def _of_error(error: str) -> list[str]:
         ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
         ("instructions without an end", "the port hangs: the driver polls for what never comes"),
         ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
+        ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
         ("not inside one memory", "an address is wrong: halo, size or stride"),
         ("align", "bad alignment: of an address, a stride or packed constants"),
         ("multiple of", "bad alignment: of an address, a stride or packed constants"),
@@ -70,15 +72,16 @@ def _of_error(error: str) -> list[str]:
     return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
 
 
-def _of_instead(outcome: Outcome, offload: Offload) -> list[str]:
-    """Meanings that give the very result, the first few."""
-    assert outcome.actual is not None and outcome.expected is not None
-    graph, layer = single(offload.pattern, outcome.case.point)
-    found = []
-    for sentence, other in instead(graph, layer):
-        if other.shape == outcome.actual.shape and np.array_equal(other, outcome.actual):
-            found.append(sentence)
-    return found[:2]
+def _of_instead(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Mistakes that give the very results, those that explain the most cases first."""
+    explained: dict[str, int] = {}
+    for outcome in outcomes:
+        assert outcome.actual is not None
+        graph, layer = single(offload.pattern, outcome.case.point)
+        for sentence, other in instead(graph, layer):
+            if other.shape == outcome.actual.shape and np.array_equal(other, outcome.actual):
+                explained[sentence] = explained.get(sentence, 0) + 1
+    return sorted(explained, key=lambda sentence: -explained[sentence])[:2]
 
 
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
