@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from dovetail.emit.write import write_files
 from dovetail.errors import TargetError
 from dovetail.graph.types import Array
 from dovetail.program.interpret import observe
-from dovetail.program.ir import Launch, Role
+from dovetail.program.ir import Role
 from dovetail.target.description import Command, Engine, Offload, Target
 
 FORMATS = ("hex", "bin", "npz")
@@ -99,16 +99,20 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
     expected, mask = expected_bytes(launch.result, observed.result)
     result = Block("expected", places["result"].address, np.frombuffer(expected, np.uint8))
     counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
-    writes = _writes(target, engine, launch, [command for _, command in unit.commands[observed.index]], case)
+    if has_model(target, engine):
+        commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
+        writes = tuple(write for command in commands for write in writes_of(command))
+    else:
+        writes = writes_seen(target, engine, case)
     return Vectors(offload.name, engine.name, engine.memory, tuple(given), writes, result, counts * 255)
 
 
-def _writes(
-    target: Target, engine: Engine, launch: Launch, commands: Sequence[object], case: Case
-) -> tuple[tuple[int, int], ...]:
-    """What the driver writes for a launch: by the protocol of `JobRegisters`, else as seen on the simulated chip."""
-    if has_model(target, engine):
-        return tuple(write for command in commands if isinstance(command, Command) for write in writes_of(command))
+def writes_seen(target: Target, engine: Engine, case: Case) -> tuple[tuple[int, int], ...]:
+    """Byte offset and value of each register the driver writes for a case, as seen on the simulated chip.
+
+    Raises:
+        DovetailError: the case cannot be compiled or run.
+    """
     from dovetail.emit.project import write_project
     from dovetail.run import Watchdog, open_build, run_build
     from dovetail.simulate.watch import accesses
@@ -176,7 +180,8 @@ def _files(made: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[
               (*made.given, made.expected)}  # fmt: skip
     if form == "npz":
         stream = io.BytesIO()
-        np.savez(stream, **{name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        whole: dict[str, Any] = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        np.savez(stream, **whole)
         return {f"{stem}.npz": stream.getvalue()}, {**entry, "file": f"{stem}.npz", "blocks": blocks}
     written = {f"{stem}/{name}.{form}": _raw(array) if form == "bin" else _hex(array) for name, array in arrays.items()}
     return written, {**entry, "folder": stem, "blocks": blocks}

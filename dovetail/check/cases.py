@@ -17,7 +17,9 @@ _LADDER = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 6
 _TOGETHER = (("stride_rows", "stride_columns"), ("kernel_rows", "kernel_columns"),
              ("dilation_rows", "dilation_columns"), ("rows", "columns"), PADS)  # fmt: skip
 """Axes that limits often want to be equal."""
-_BASES = ({}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1})
+_BASES: tuple[dict[str, int], ...] = (
+    {}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def ask(offload: Offload, point: Point) -> Tried | None:
     match = match_pattern(offload.pattern, graph, layer.root)
     if not isinstance(match, Match):
         return None
-    failures = []
+    failures: list[str] = []
     for limit in offload.constraints:
         if limit.scope is Scope.TILES:
             continue

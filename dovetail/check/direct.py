@@ -1,4 +1,4 @@
-"""One layer, whole, given to an engine's Python model: constants packed, a command made, memory looked at afterwards."""
+"""One layer, whole, given to an engine's Python model; memory is looked at afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def on_device(
     views = {name: room.view(name, match.graph.types[name], offload, leaf, apart) for leaf, name in
              match.values.items() if name in layer.inputs}  # fmt: skip
     packed = {name: array.reshape(-1).view(np.uint8) for name, array in offload.pack(match).items()}
-    places = {name: room.take(array.size, max(_CONSTANTS, alignment) if case.aligned else _CONSTANTS) for name, array in packed.items()}
+    step = alignment if case.aligned else _CONSTANTS
+    places = {name: room.take(array.size, step) for name, array in packed.items()}
     scratch = room.take(offload.scratch(match), memory.alignment)
     result = room.view("result", match.result, offload, "result", apart)
     if room.used > memory.size:

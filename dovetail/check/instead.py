@@ -183,7 +183,7 @@ def _of_requantize(requantize: Requantize) -> Iterator[Change]:
         requantize, output_zero_point=-requantize.output_zero_point
     ).evaluate
     for step in (1, -1):
-        yield f"requantisation: the shift is off by {step}", lambda i, step=step: same([i[0], i[1], i[2] + step])
+        yield f"requantisation: the shift is off by {step}", _with_shift(same, step)
     yield from _per_channel(same)
 
 
@@ -192,9 +192,15 @@ def _per_channel(same: Callable[[Sequence[Array]], Array]) -> Iterator[Change]:
         [inputs[0], *(array[:1] for array in inputs[1:])]
     )
     for step in (1, -1):
-        yield f"parameters per channel are shifted by {step}", lambda inputs, step=step: same(
-            [inputs[0], *(np.roll(array, step) for array in inputs[1:])]
-        )
+        yield f"parameters per channel are shifted by {step}", _rolled(same, step)
+
+
+def _with_shift(same: Callable[[Sequence[Array]], Array], step: int) -> Callable[[Sequence[Array]], Array]:
+    return lambda inputs: same([inputs[0], inputs[1], inputs[2] + step])
+
+
+def _rolled(same: Callable[[Sequence[Array]], Array], step: int) -> Callable[[Sequence[Array]], Array]:
+    return lambda inputs: same([inputs[0], *(np.roll(array, step) for array in inputs[1:])])
 
 
 def _of_scale_shift(scale_shift: ScaleShift) -> Iterator[Change]:

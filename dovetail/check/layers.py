@@ -93,7 +93,8 @@ class Making:
         self.work += operator.macs(kinds)
         if self.work > MOST_WORK or max(made.elements, *(kind.elements for kind in kinds)) > MOST_ELEMENTS:
             raise ValueError("too large to be tried")
-        value = self.builder.add(operator, inputs, f"{self.prefix}{type(operator).__name__.lower()}", self.prefix or "case")
+        stem = f"{self.prefix}{type(operator).__name__.lower()}"
+        value = self.builder.add(operator, inputs, stem, self.prefix or "case")
         self.arrays[value] = operator.evaluate([self.arrays[name] for name in inputs])
         return value
 

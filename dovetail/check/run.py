@@ -15,7 +15,7 @@ from dovetail.check.cases import Case, ask
 from dovetail.check.direct import fits_directly, on_device
 from dovetail.check.layers import Layer, add_layer
 from dovetail.check.model import on_model
-from dovetail.errors import DovetailError, PlanError
+from dovetail.errors import DovetailError, PlaceError, PlanError
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array
 from dovetail.target.description import Engine, Offload, Target
@@ -27,7 +27,7 @@ INSTRUCTIONS = 30_000_000
 """That a batch may take on the simulated chip."""
 SECONDS = 60.0
 """That a batch may take."""
-ENOUGH = 3
+ENOUGH = 2
 """Errors after which others are not looked for: each may have taken as long as it could."""
 _BATCH = 24
 _LAST = 8
@@ -120,7 +120,8 @@ def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: flo
         return _batch(target, cases, simulator, seconds)
     except DovetailError as error:
         if len(cases) == 1:
-            skip = isinstance(error, PlanError) or "no core kernel" in error.hint or not cases[0].taken
+            room = isinstance(error, PlanError) or (isinstance(error, PlaceError) and "no tile of" in str(error))
+            skip = room or "no core kernel" in error.hint or not cases[0].taken
             return [Outcome(cases[0], skipped=str(error)) if skip else Outcome(cases[0], error=str(error))]
     except Exception as error:  # the port's own code: pack, commands, the device
         if len(cases) == 1:

@@ -18,7 +18,7 @@ from dovetail.errors import TargetError
 from dovetail.run import SIMULATORS
 from dovetail.target.description import Engine, Offload, Target
 
-_TILED, _OUTSIDE = 4, 6
+_TILED, _OUTSIDE = 3, 5
 """Cases computed in tiles, and cases outside a limit, that are carried out for each offload."""
 
 
@@ -190,11 +190,11 @@ def _explained(
 
 def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:
     """Whether all is well once operands lie more conveniently."""
-    for change, sentence in (
-        ({"aligned": True}, "bad alignment: all is well where everything is aligned to 256 bytes"),
-        ({"dense": True}, "strides: all is well where rows and pixels lie side by side"),
+    for case, sentence in (
+        (replace(outcome.case, aligned=True), "bad alignment: all is well where everything is aligned to 256 bytes"),
+        (replace(outcome.case, dense=True), "strides: all is well where rows and pixels lie side by side"),
     ):
-        if not run(target, [replace(outcome.case, **change)], "model", order.seconds)[0].failed:
+        if not run(target, [case], "model", order.seconds)[0].failed:
             yield sentence
 
 

@@ -32,7 +32,7 @@ _NEEDED = (
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
 )
 _UNWRITTEN = 0xA5
-_ASKED = 10
+_ASKED = 6
 """Failing cases that mistakes are compared with."""
 
 
