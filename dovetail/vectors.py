@@ -147,7 +147,8 @@ def write_vectors(target: Target, form: str, folder: Path, force: bool = False) 
     if not engines:
         raise TargetError("it has no engine with registers", where=target.name, hint="give a target with an engine")
     if force and folder.exists() and not (folder / "index.json").is_file():
-        raise TargetError(f"{folder} holds no vectors and is not replaced", where="vectors", hint="choose another folder")
+        raise TargetError(f"{folder} holds no vectors and is not replaced", where="vectors",
+                          hint="choose another folder")
     files: dict[str, bytes] = {}
     kernels, without = [], []
     for engine in engines:

@@ -92,7 +92,8 @@ def test_a_driver_that_hangs_shows_its_last_accesses(tmp_path: Path) -> None:
 
 
 def test_a_model_that_hangs_is_stopped(tmp_path: Path) -> None:
-    target = port(tmp_path, "    sums = np.zeros(", "    while job['outputs'] == 3:\n        pass\n    sums = np.zeros(")
+    hanging = "    while job['outputs'] == 3:\n        pass\n    sums = np.zeros("
+    target = port(tmp_path, "    sums = np.zeros(", hanging)
     found = check(target, order("dense", seconds=0.2))
     assert "the port hangs" in found.findings[0].suspicions[0]
     assert "small.py:" in finding_text(found.findings[0]), finding_text(found.findings[0])

@@ -30,11 +30,9 @@ def replay(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> tu
     expected = blocks.pop("expected")
     for block, place in blocks.items():
         bus.view(place["address"], place["bytes"])[:] = arrays[block]
-    now = 0
-    for offset, value in arrays["registers"].tolist():
+    for now, (offset, value) in enumerate(arrays["registers"].tolist()):
         device.advance(now)
         device.write(offset, value, now)
-        now += 1
     while (event := device.next_event()) is not None:
         device.advance(event)
     result = bus.view(expected["address"], expected["bytes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from dovetail.check.cases import Unasked, ask
 from dovetail.check.layers import LEAST, Point, setting
@@ -72,6 +73,6 @@ def lint_cost(engine: Engine, offload: Offload, start: Point) -> Iterator[str]:
                 yield f"{where}: its cycles are {cycles} for {at}; they must be positive"
                 return
             costs.append((max(setting(point, axis), LEAST[axis]) if axis else 0, cycles))
-        for (small, few), (large, more) in zip(costs, costs[1:], strict=False):
+        for (small, few), (large, more) in pairwise(costs):
             if more < _SLACK * few:
                 yield f"{where}: its cycles fall from {few} to {more} as {axis} grow from {small} to {large}"

@@ -12,7 +12,7 @@ from dovetail.target.description import Offload
 
 _SIMPLEST = {"input_zero": 0, "weight_zero": 0, "output_zero": 0, "pad_offset": 0, "per_channel": 0, "bias": 0,
              "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0}  # fmt: skip
-_ROUNDS, _ROUNDS_OF_ERRORS = 9, 2
+_ROUNDS, _ROUNDS_OF_ERRORS = 9, 1
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def _of_error(error: str) -> list[str]:
         ("align", "bad alignment: of an address, a stride or packed constants"),
         ("multiple of", "bad alignment: of an address, a stride or packed constants"),
         ("does not fit 32 bits", "a register is given a number that is too large: too wide a limit"),
-        ("against its limit", "the limits are asked differently of the same layer: a measure depends on something else"),
+        ("against its limit", "a limit is asked differently of the same layer: what its measure depends on"),
     )
     return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
 
