@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from dovetail.check.model import MemoryView, carry_out, device_of, time_limit, w
 from dovetail.errors import ProgramError
 from dovetail.graph.types import Array, TensorType
 from dovetail.program.ir import View, dense_view, element_places, load, store
-from dovetail.target.description import Command, Engine, Offload, Operand, Target
+from dovetail.target.description import Command, Engine, LibraryCall, Offload, Operand, Target
 from dovetail.target.pattern import Match, Scope
 
 _UNWRITTEN = 0xA5
@@ -65,15 +65,22 @@ def on_device(
     operands |= {name: Operand(memory.base + place, (1,)) for name, place in places.items()}
     operands |= {"result": Operand(memory.base + result.offset, result.strides)}
     operands |= {"scratch": Operand(memory.base + scratch, (1,))}
-    others = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
-    device = device_of(engine, MemoryView(target, {**others, memory.name: contents}))
-    for command in offload.commands(match, operands):
-        if isinstance(command, Command):
-            with time_limit(seconds, f"the job {_words(command)}"):
-                carry_out(device, command)
+    _carry_out(target, engine, offload.commands(match, operands), contents, seconds)
     before[scratch : scratch + offload.scratch(match)] = contents[scratch : scratch + offload.scratch(match)]
     _written_elsewhere(before, contents, result)
     return load(contents, result, 0)
+
+
+def _carry_out(
+    target: Target, engine: Engine, commands: Sequence[Command | LibraryCall], contents: Array, seconds: float
+) -> None:
+    """Every command, on the contents of the engine's memory."""
+    others = {other.name: np.full(other.size, _UNWRITTEN, np.uint8) for other in target.memories}
+    device = device_of(engine, MemoryView(target, {**others, engine.memory: contents}))
+    for command in commands:
+        if isinstance(command, Command):
+            with time_limit(seconds, f"the job {_words(command)}"):
+                carry_out(device, command)
 
 
 def _words(command: Command) -> Mapping[str, str]:

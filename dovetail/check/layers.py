@@ -143,7 +143,8 @@ def _has(pattern: Pattern, kind: type[Operator]) -> bool:
 def _make(making: Making, part: Pattern) -> str:
     if isinstance(part, Leaf):
         return _leaf(making, part)
-    if part.optional and part.operator is not Pad and not making.get(f"with:{part.name}"):
+    left_out = part.operator not in _MAKERS or (part.operator is not Pad and not making.get(f"with:{part.name}"))
+    if part.optional and left_out:
         return _make(making, part.inputs[0])
     maker = _MAKERS.get(part.operator)
     if maker is None:
