@@ -42,6 +42,17 @@ class Waves:
 
 
 @dataclass(frozen=True)
+class Watchdog:
+    """How long a run may take, and where the register accesses of devices are noted."""
+
+    instructions: int
+    """Of the core."""
+    seconds: float
+    folder: Path
+    """A file for each device, `NUMBER.accesses` (dovetail/simulate/watch.py)."""
+
+
+@dataclass(frozen=True)
 class Build:
     """An emitted project on disk."""
 
@@ -106,7 +117,7 @@ def default_simulator(target: Target) -> str:
 
 def run_build(
     build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
-    waves: Waves | None = None, board: Board | None = None,
+    waves: Waves | None = None, board: Board | None = None, watchdog: Watchdog | None = None,
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
@@ -118,6 +129,7 @@ def run_build(
         cache: folder of compiled objects; None for the user's.
         waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
         board: what it runs on instead of a simulator; None for none.
+        watchdog: of a simulated chip; None for the usual limits.
 
     Raises:
         DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
@@ -141,7 +153,7 @@ def run_build(
         simulation = run_on_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
         devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
-        simulation, sizes = _run_iss(build, devices, sets, wanted, cache)
+        simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog)
     elif simulator == "host":
         simulation = _run_host(build, sets, wanted, cache)
     else:
@@ -179,13 +191,14 @@ def firmware(
 
 def _run_iss(
     build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
-    cache: Path | None,
+    cache: Path | None, watchdog: Watchdog | None = None,
 ) -> tuple[SimulationResult, Mapping[str, int]]:
     from dovetail.build.toolchain import section_sizes
     from dovetail.simulate.architecture import core_costs
     from dovetail.simulate.device import MemoryRegion
-    from dovetail.simulate.iss import IssSession
-    from dovetail.simulate.protocol import SimulationSetup
+    from dovetail.simulate.iss import DEFAULT_TIMEOUT, IssSession
+    from dovetail.simulate.protocol import DEFAULT_INSTRUCTION_LIMIT, SimulationSetup
+    from dovetail.simulate.watch import watched
 
     target = build.target
     if instruction_set(target.core.isa).is_host:
@@ -201,8 +214,13 @@ def _run_iss(
         elf, memories, tuple(devices), core.isa, core.costs, extension=core.extension,
         workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
     )  # fmt: skip
-    with IssSession(setup) as session:
-        result = session.run(list(inputs), dict(wanted))
+    limit, seconds = DEFAULT_INSTRUCTION_LIMIT, DEFAULT_TIMEOUT
+    if watchdog is not None:
+        limit, seconds = watchdog.instructions, watchdog.seconds
+        noted = [watched(spec, watchdog.folder / f"{number}.accesses") for number, spec in enumerate(setup.devices)]
+        setup = replace(setup, devices=tuple(noted))
+    with IssSession(setup, seconds) as session:
+        result = session.run(list(inputs), dict(wanted), limit)
     return result, section_sizes(elf)
 
 

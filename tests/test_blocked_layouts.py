@@ -25,7 +25,7 @@ from dovetail.operators.arithmetic import Add, Requantize
 from dovetail.operators.movement import Concat, Pad, Relayout
 from dovetail.partition import partition
 from dovetail.plan import Plan, plan
-from dovetail.program.interpret import _Machine, check_program
+from dovetail.program.interpret import Machine, check_program
 from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
 from dovetail.program.printer import print_program
 from dovetail.program.verify import verify as verify_program
@@ -50,7 +50,7 @@ class Found:
         return [statement for statement in self.plan.program.statements if isinstance(statement, Copy)]
 
 
-class Emulator(_Machine):
+class Emulator(Machine):
     """Launches are carried out by the engine's emulator, from task words and blob alone."""
 
     def __init__(self, found: Found, target: Target) -> None:

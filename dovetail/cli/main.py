@@ -10,6 +10,7 @@ import typer
 
 from dovetail.cli import board_options as board
 from dovetail.cli import placing_options as placed
+from dovetail.cli import porting_options as port
 from dovetail.cli import quantising_options as given
 from dovetail.cli import report_options as shown
 from dovetail.cli.common_options import (
@@ -420,6 +421,48 @@ def accuracy(
     simulator = sim.value if sim else None
     order = quantising.AccuracyOrder(model, given_data, target, float_model, simulator, json_file)
     quantising.accuracy_of(order)
+
+
+@app.command("new-target")
+def new_target(name: port.Name, folder: port.Where = Path("."), force: port.Force = False) -> None:
+    """Write a target file to start a port from, with its driver in C; it compiles and runs as it is.
+
+    Example: dovetail new-target mine -o port
+    """
+    from dovetail.cli import porting
+
+    porting.new_target(name, folder, force)
+
+
+@app.command()
+def check(
+    target: port.Target,
+    sim: port.Sims = None,
+    only: port.Only = None,
+    full: port.Full = False,
+    timeout: port.Seconds = 60.0,
+    junit: port.Junit = None,
+    markdown: port.Markdown = None,
+) -> None:
+    """Try a port at every limit it declares; say what is likely wrong, in the smallest form. Status 1 on findings.
+
+    Example: dovetail check port/mine.py --junit check.xml
+    """
+    from dovetail.cli import porting
+
+    chosen = (tuple(sim or ()), tuple(only or ()), full, timeout, junit, markdown)
+    porting.check_target(porting.CheckOrder(target, *chosen))
+
+
+@app.command()
+def vectors(target: port.Target, output: port.Into, form: port.Format = "hex", force: port.Force = False) -> None:
+    """Write what each kernel finds in memory, its register writes and the result, for a Verilog test bench.
+
+    Example: dovetail vectors macarray --format hex -o vectors
+    """
+    from dovetail.cli import porting
+
+    porting.vectors_to(target, form, output, force)
 
 
 @app.command()

@@ -81,7 +81,7 @@ def _launch(unit: Unit, observed: Observed, stem: str) -> tuple[dict[str, bytes]
         names = {name: f"{stem}/{name}{suffix}.bin" for name in parts}
         files.update({names[name]: part for name, part in parts.items()})
         commands.append(_command(engine, target, command, names, places, blob))
-    expected, mask = _expected(launch.result, observed.result)
+    expected, mask = expected_bytes(launch.result, observed.result)
     files[f"{stem}/image.bin"] = image.bytes()
     files[f"{stem}/expected.bin"] = expected
     if mask is not None:
@@ -156,7 +156,7 @@ def _buffer(name: str, view: View, address: int, role: str) -> dict[str, Any]:
     }
 
 
-def _expected(view: View, result: Array) -> tuple[bytes, bytes | None]:
+def expected_bytes(view: View, result: Array) -> tuple[bytes, bytes | None]:
     """The bytes of a result as they lie, and which of them count; None when all do."""
     size = view.span[1] - view.span[0]
     own = replace(view, offset=0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from dovetail import kernels
 from dovetail.emit.c_text import C_TYPES, array_definition, elements
 from dovetail.emit.source import Unit, driver_headers, place
+from dovetail.errors import TargetError
 from dovetail.graph.graph import Graph
 from dovetail.kernels import CoreKernel
 from dovetail.program.ir import Launch, View
@@ -66,14 +66,26 @@ def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functio
 
 
 def _computable(graph: Graph) -> tuple[Graph, ...]:
-    """A launch as graphs core kernels compute, in turn: pointwise operators before all others are one of their own."""
-    if kernels.supports(graph) is None:
+    """A launch as graphs core kernels compute, in turn: what no kernel takes as one, e.g. pointwise operators before
+    all others, or padding wider than a kernel, is cut in two.
+
+    Raises:
+        TargetError: the core has no kernels for either.
+    """
+    refusal = kernels.supports(graph)
+    if refusal is None:
         return (graph,)
-    head = list(takewhile(lambda node: kernels.is_pointwise(node.operator), graph.nodes))
-    tail = graph.nodes[len(head) :]
-    middle = head[-1].output
-    first = replace(graph, name="operand", outputs=(middle,), nodes=tuple(head))
-    return first, replace(graph, name="result", inputs=(middle,), nodes=tail)
+    for count in range(1, len(graph.nodes)):
+        head, tail = graph.nodes[:count], graph.nodes[count:]
+        middle = head[-1].output
+        if any(name in graph.inputs for node in tail for name in node.inputs):
+            continue
+        first = replace(graph, name="operand", outputs=(middle,), nodes=head)
+        second = replace(graph, name="result", inputs=(middle,), nodes=tail)
+        if kernels.supports(first) is None and kernels.supports(second) is None:
+            return first, second
+    raise TargetError(f"what an engine takes cannot be computed on this computer: {refusal}", where=graph.name,
+                      hint="give the offload a limit that keeps it out")
 
 
 def _host_task(

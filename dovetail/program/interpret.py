@@ -21,7 +21,7 @@ def interpret(program: Program, target: Target, inputs: Iterable[Mapping[str, Ar
     Raises:
         ProgramError: an engine finds other bytes than its packed constants.
     """
-    machine, found = _Machine(program, target), []
+    machine, found = Machine(program, target), []
     for arrays in inputs:
         for name, array in arrays.items():
             machine.write(program.inputs[name], array)
@@ -45,7 +45,7 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
     Raises:
         ProgramError: names the first layer whose value differs.
     """
-    machine, held = _Machine(program, target), dict(inputs)
+    machine, held = Machine(program, target), dict(inputs)
     for kept, (name, _, _) in zip(program.states, graph.kept, strict=True):
         machine.write(kept.view, inputs[name])
     for _ in range(2 if graph.states else 1):
@@ -53,7 +53,7 @@ def check_program(program: Program, target: Target, graph: Graph, inputs: Mappin
         held |= {read: expected[written] for read, written, _ in graph.kept}
 
 
-def _compare(machine: _Machine, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """One inference of `check_program`; returns the values of the graph."""
     program, written = machine.program, {node.output for node in graph.nodes}
     kept = [name for name in program.values if name in written]
@@ -95,7 +95,7 @@ class Observed:
 
 def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> Iterator[Observed]:
     """Every launch of one inference, the first, in order."""
-    machine = _Machine(program, target)
+    machine = Machine(program, target)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
     for index, statement in enumerate(program.statements):
@@ -128,7 +128,7 @@ def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
     return found
 
 
-class _Machine:
+class Machine:
     """The memories of the machine and what each statement does to them."""
 
     def __init__(self, program: Program, target: Target) -> None:

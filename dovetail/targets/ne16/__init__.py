@@ -189,6 +189,8 @@ CONSTRAINTS = (
                lambda v: v in ("int2", "int4", "int8")),
     Constraint("weights must be symmetric (zero point 0)",
                lambda m: getattr(m.nodes["layer"].operator, "weight_zero_point", 0), lambda v: v == 0),
+    Constraint("the operand's zero point must be folded into the bias",
+               lambda m: getattr(m.nodes["layer"].operator, "input_zero_point", 0), lambda v: v == 0),
     Constraint("the batch must be 1", lambda m: m.result.shape[0], lambda v: v == 1),
 )  # fmt: skip
 REQUANTISED = (

@@ -1,0 +1,287 @@
+"""Layers made from a pattern: a point says how large they are and what their numbers are like.
+
+A point is a setting for every axis below; axes that are absent have their first default. What a layer does with the
+operators of a pattern stands in `_MAKERS`; a pattern with another operator cannot be tried and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dovetail.graph.graph import Graph, GraphBuilder
+from dovetail.graph.types import Array, DType, TensorType
+from dovetail.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
+from dovetail.operators.base import Operator
+from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.operators.movement import Pad
+from dovetail.operators.pooling import MaxPool2d
+from dovetail.target.pattern import Apply, Leaf, Pattern
+
+Point = Mapping[str, int]
+"""Axis -> setting."""
+
+SIZES = {"rows": 6, "columns": 5, "channels": 8, "outputs": 8, "kernel_rows": 3, "kernel_columns": 3,
+         "stride_rows": 1, "stride_columns": 1, "dilation_rows": 1, "dilation_columns": 1, "top": 1, "left": 1,
+         "bottom": 1, "right": 1, "batch": 1, "groups": 1, "depth": 1}  # fmt: skip
+"""Axes that count something, with what they are where nothing is said. `depth` is a depthwise layer's multiplier."""
+PADS = ("top", "bottom", "left", "right")
+LEAST = {name: 0 if name in PADS else 1 for name in SIZES}
+"""The least each may be."""
+TYPES = (DType.INT8, DType.UINT8, DType.INT16)
+WEIGHTS = (DType.INT8, DType.INT4, DType.INT2)
+RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-32, 31))
+"""Limits of a clip before those of its type."""
+NUMBERS = {"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3), "type": (0, 1, 2),
+           "weight_type": (0, 1, 2), "rounding": (0, 1, 2), "per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0),
+           "x": (1, 0)}  # fmt: skip
+"""Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1."""
+OWN = {"range": (0, 1, 2, 3, 4), "result": (0, 1, 2), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0)}
+"""Axes of one operator of the pattern, as `axis:name`. Of a ScaleShift, `scale` 1: a shift only, one for all channels;
+`offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there."""
+
+
+MOST_WORK, MOST_ELEMENTS = 2_000_000, 200_000
+"""Multiply-accumulates of a layer, and elements of a value, beyond which none is made."""
+
+
+class Underivable(Exception):
+    """A pattern has an operator that no layer can be made with."""
+
+
+def setting(point: Point, axis: str) -> int:
+    """What a point says of an axis, or the default."""
+    if axis in point:
+        return point[axis]
+    if axis in SIZES:
+        return SIZES[axis]
+    return NUMBERS[axis][0] if axis in NUMBERS else OWN[axis.split(":")[0]][0]
+
+
+@dataclass
+class Making:
+    """A layer being made: what was computed so far, and which axes mattered."""
+
+    builder: GraphBuilder
+    point: Point
+    prefix: str
+    generator: np.random.Generator
+    arrays: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Leaf -> value, of run-time operands."""
+    used: dict[str, None] = field(default_factory=dict)
+    work: int = 0
+    matrix: bool = False
+
+    def get(self, axis: str) -> int:
+        """The setting of an axis, which is thereby one that matters."""
+        self.used[axis] = None
+        return setting(self.point, axis)
+
+    def constant(self, name: str, array: Array, dtype: DType | None = None) -> str:
+        """Add a constant."""
+        value = self.builder.constant(f"{self.prefix}{name}", array, dtype)
+        self.arrays[value] = array
+        return value
+
+    def add(self, operator: Operator, *inputs: str) -> str:
+        """Add an operator and compute it; raises ValueError where it does not take its operands."""
+        kinds = [self.builder.type_of(name) for name in inputs]
+        made = operator.infer(kinds)
+        self.work += operator.macs(kinds)
+        if self.work > MOST_WORK or max(made.elements, *(kind.elements for kind in kinds)) > MOST_ELEMENTS:
+            raise ValueError("too large to be tried")
+        stem = f"{self.prefix}{type(operator).__name__.lower()}"
+        value = self.builder.add(operator, inputs, stem, self.prefix or "case")
+        self.arrays[value] = operator.evaluate([self.arrays[name] for name in inputs])
+        return value
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer in a graph, with operands and what it must give."""
+
+    root: str
+    inputs: Mapping[str, Array]
+    expected: Array
+    used: tuple[str, ...]
+    """Axes that matter."""
+    work: int
+    """Multiply-accumulates."""
+
+
+def add_layer(builder: GraphBuilder, pattern: Pattern, point: Point, prefix: str) -> Layer:
+    """Put a layer of the pattern into a graph; its numbers depend on nothing but the point.
+
+    Raises:
+        ValueError: there is no such layer, e.g. a kernel larger than its image.
+        Underivable: the pattern has an operator that cannot be made.
+    """
+    seed = [abs(setting(point, axis)) for axis in (*SIZES, *NUMBERS)]
+    making = Making(builder, point, prefix, np.random.default_rng(seed))
+    making.matrix = _has(pattern, FullyConnected)
+    root = _make(making, pattern)
+    arrays = {name: making.arrays[name] for name in making.inputs.values()}
+    return Layer(root, arrays, making.arrays[root], tuple(making.used), making.work)
+
+
+def single(pattern: Pattern, point: Point) -> tuple[Graph, Layer]:
+    """A network of one layer; raises as `add_layer`."""
+    builder = GraphBuilder("case")
+    layer = add_layer(builder, pattern, point, "")
+    return builder.finish([layer.root]), layer
+
+
+def _has(pattern: Pattern, kind: type[Operator]) -> bool:
+    if isinstance(pattern, Leaf):
+        return False
+    return pattern.operator is kind or any(_has(part, kind) for part in pattern.inputs)
+
+
+def _make(making: Making, part: Pattern) -> str:
+    if isinstance(part, Leaf):
+        return _leaf(making, part)
+    left_out = part.operator not in _MAKERS or (part.operator is not Pad and not making.get(f"with:{part.name}"))
+    if part.optional and left_out:
+        return _make(making, part.inputs[0])
+    maker = _MAKERS.get(part.operator)
+    if maker is None:
+        raise Underivable(f"no layer is made with {part.operator.__name__}")
+    return maker(making, part)
+
+
+def _leaf(making: Making, leaf: Leaf) -> str:
+    """A run-time operand, once however often the pattern reads it."""
+    if leaf.constant:
+        raise Underivable(f"no constant is made for {leaf.name} where it stands")
+    if leaf.name in making.inputs:
+        return making.inputs[leaf.name]
+    dtype, rows = TYPES[making.get("type")], making.get("batch")
+    image = () if making.matrix else (making.get("rows"), making.get("columns"))
+    shape = (rows, *image, making.get("channels"))
+    if TensorType(shape, dtype).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    array = np.full(shape, dtype.low + 3) if not making.get("x") else making.generator.integers(
+        max(dtype.low, -(1 << 11)), min(dtype.high, 1 << 11) + 1, shape
+    )  # fmt: skip
+    value = making.builder.input(f"{making.prefix}{leaf.name}", TensorType(shape, dtype))
+    making.arrays[value], making.inputs[leaf.name] = array.astype(dtype.numpy), value
+    return value
+
+
+def _input_zero(making: Making) -> int:
+    return making.get("input_zero")
+
+
+def _weights(making: Making, shape: tuple[int, ...]) -> str:
+    if TensorType(shape, DType.INT8).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    dtype, kind = WEIGHTS[making.get("weight_type")], making.get("weights")
+    low, high = (-1, 1) if kind == 2 else (dtype.low, dtype.high)
+    array = making.generator.integers(low, high + 1, shape) if kind else np.ones(shape)
+    return making.constant("weights", array.astype(dtype.numpy), dtype)
+
+
+def _linear(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    channels, outputs = making.builder.type_of(x).shape[-1], 0
+    zeros = {"input_zero_point": _input_zero(making), "weight_zero_point": making.get("weight_zero")}
+    operator: Operator
+    if part.operator is FullyConnected:
+        outputs = making.get("outputs")
+        weights, operator = _weights(making, (outputs, channels)), FullyConnected(**zeros)
+    else:
+        kernel = (making.get("kernel_rows"), making.get("kernel_columns"))
+        stride = (making.get("stride_rows"), making.get("stride_columns"))
+        dilation = (making.get("dilation_rows"), making.get("dilation_columns"))
+        if part.operator is Conv2d:
+            outputs, groups = making.get("outputs"), making.get("groups")
+            if channels % groups:
+                raise ValueError("groups divide the channels")
+            weights = _weights(making, (outputs, *kernel, channels // groups))
+            operator = Conv2d(stride, dilation, **zeros)
+        else:
+            outputs = channels * making.get("depth")
+            weights, operator = _weights(making, (1, *kernel, outputs)), DepthwiseConv2d(stride, dilation, **zeros)
+    if len(part.inputs) < 3:
+        return making.add(operator, x, weights)
+    bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
+    wide = DType.INT64 if making.builder.type_of(x).dtype is DType.INT16 else DType.INT32
+    return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
+
+
+def _pad(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
+    if part.optional and not any(pads):
+        return x
+    value = _input_zero(making) + making.get("pad_offset")
+    return making.add(Pad((0, *pads[:2], 0), (0, *pads[2:], 0), value), x)
+
+
+def _spread(making: Making, value: str) -> Array:
+    """What each channel of sums is to be multiplied with so that the results fill a byte."""
+    sums = making.arrays[value].astype(np.float64)
+    across = tuple(range(sums.ndim - 1))
+    width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
+    factors = 70.0 / np.maximum(width, 1.0) * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    return np.asarray(factors if making.get("per_channel") else factors[:1])
+
+
+def _requantize(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    mantissa, exponent = np.frexp(_spread(making, x))
+    multiplier = np.minimum(np.rint(mantissa * (1 << 31)), (1 << 31) - 1).astype(np.int32)
+    rounding = tuple(Rounding)[making.get("rounding")]
+    operator = Requantize(rounding, output_zero_point=making.get("output_zero"))
+    constants = [making.constant(name, array) for name, array in
+                 (("multiplier", multiplier), ("shift", exponent.astype(np.int32)))]  # fmt: skip
+    return making.add(operator, x, *constants)
+
+
+def _scale_shift(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    factors, mode, odd = _spread(making, x), making.get(f"scale:{part.name}"), making.get(f"offset:{part.name}")
+    if mode:
+        factors = factors[:1]
+    bits = 0 if mode else 7
+    exponent = np.clip(np.floor(bits - np.log2(np.maximum(factors, 1e-9))), 0, 31).astype(np.int64)
+    shift = np.full(factors.size, exponent.min()) if mode else exponent
+    scale = np.ones(factors.size) if mode else np.clip(np.rint(factors * 2.0**shift), 1, 255)
+    steps = making.generator.integers(-700, 701, factors.size)
+    offset = {0: scale * steps + (steps % np.maximum(scale, 1)), 1: scale * steps, 2: steps * 0}[odd]
+    constants = [making.constant(name, array.astype(np.int32)) for name, array in
+                 (("scale", scale), ("offset", offset), ("shift", shift))]  # fmt: skip
+    return making.add(ScaleShift(), x, *constants)
+
+
+def _clip(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    inner = isinstance(part.inputs[0], Leaf)
+    dtype = making.builder.type_of(x).dtype if inner else TYPES[making.get(f"result:{part.name}")]
+    low, high = RANGES[making.get(f"range:{part.name}")]
+    return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
+
+
+def _max_pool(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
+    kernel = (making.get("kernel_rows"), making.get("kernel_columns"))
+    stride = (making.get("stride_rows"), making.get("stride_columns"))
+    return making.add(MaxPool2d(kernel, stride, (pads[0], pads[1])), x)
+
+
+def _add(making: Making, part: Apply) -> str:
+    return making.add(Add(), *(_make(making, operand) for operand in part.inputs))
+
+
+def _offset(making: Making, part: Apply) -> str:
+    return making.add(Offset(0, DType.INT32), _make(making, part.inputs[0]))
+
+
+_MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
+    Conv2d: _linear, DepthwiseConv2d: _linear, FullyConnected: _linear, Pad: _pad, Requantize: _requantize,
+    ScaleShift: _scale_shift, Clip: _clip, MaxPool2d: _max_pool, Add: _add, Offset: _offset,
+}  # fmt: skip

@@ -1,0 +1,100 @@
+"""A failure in its smallest form: every axis as simple as it can be with the failure still there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dovetail.check.cases import Case, ask
+from dovetail.check.layers import LEAST, PADS, SIZES, setting
+from dovetail.check.run import Outcome
+from dovetail.target.description import Offload
+
+_SIMPLEST = {"input_zero": 0, "weight_zero": 0, "output_zero": 0, "pad_offset": 0, "per_channel": 0, "bias": 0,
+             "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0}  # fmt: skip
+_ROUNDS, _ROUNDS_OF_ERRORS = 9, 1
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The smallest form found."""
+
+    outcome: Outcome
+    needed: tuple[str, ...]
+    """Axes that cannot be simpler: without what they are, all is well."""
+
+
+def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]], list[Outcome]]) -> Shrunk:
+    """Make a failing case as simple as it goes.
+
+    Args:
+        outcome: of the case.
+        offload: what it is about.
+        attempt: carries cases out.
+    """
+    needed: tuple[str, ...] = ()
+    for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
+        single = {axis: case for axis, case in _simpler(outcome.case, offload)}
+        results = dict(zip(single, attempt(list(single.values())), strict=True))
+        failing = {axis: result for axis, result in results.items() if _same(outcome, result)}
+        needed = tuple(axis for axis in _ends(outcome.case) if axis not in failing)
+        if not failing:
+            break
+        outcome = _together(outcome, failing, offload, attempt)
+    return Shrunk(outcome, needed)
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    """Whether two cases fail alike: with a wrong result, or with an error."""
+    return other.failed and bool(one.error) == bool(other.error)
+
+
+def _together(
+    outcome: Outcome, failing: Mapping[str, Outcome], offload: Offload,
+    attempt: Callable[[Sequence[Case]], list[Outcome]],
+) -> Outcome:
+    """Every simplification that fails by itself at once, if that fails too; else half of them, at last one alone."""
+    axes = list(failing)
+    tries = []
+    while len(axes) > 1:
+        point = {**outcome.case.point, **{axis: failing[axis].case.point[axis] for axis in axes}}
+        asked = ask(offload, point)
+        if asked is not None and not asked.failures:
+            tries.append(replace(outcome.case, point={axis: setting(point, axis) for axis in asked.layer.used}))
+        axes = axes[: len(axes) // 2]
+    found = [result for result in attempt(tries) if _same(outcome, result)] if tries else []
+    return found[0] if found else next(iter(failing.values()))
+
+
+def _ends(case: Case) -> Iterator[str]:
+    """Axes that are not yet as simple as can be."""
+    for axis, value in case.point.items():
+        if value != _simplest(axis, value):
+            yield axis
+
+
+def _simplest(axis: str, value: int) -> int:
+    return LEAST[axis] if axis in SIZES else _SIMPLEST.get(axis.split(":")[0], value)
+
+
+def _simpler(case: Case, offload: Offload) -> Iterator[tuple[str, Case]]:
+    """For each axis the simplest setting the limits take with all others as they are."""
+    for axis in _ends(case):
+        value = case.point[axis]
+        steps = [_simplest(axis, value)]
+        if axis in SIZES:
+            steps += [size for size in (2, 3, value // 2, value - 1) if LEAST[axis] < size < value]
+        for size in steps:
+            point = _smaller_image({**case.point, axis: size}, axis)
+            asked = ask(offload, point)
+            if asked is not None and not asked.failures:
+                yield axis, replace(case, point={name: setting(point, name) for name in asked.layer.used})
+                break
+
+
+def _smaller_image(point: dict[str, int], axis: str) -> dict[str, int]:
+    """A kernel that gets smaller takes the padding beyond it along."""
+    if axis in ("kernel_rows", "kernel_columns"):
+        sides = PADS[:2] if axis == "kernel_rows" else PADS[2:]
+        point |= {side: min(point[side], point[axis] - 1) for side in sides if side in point}
+    return point

@@ -1,0 +1,144 @@
+"""What is likely wrong: what the result equals instead, how it differs, and what the failure cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dovetail.check.instead import instead
+from dovetail.check.layers import PADS, single
+from dovetail.check.run import Outcome
+from dovetail.check.shrink import Shrunk
+from dovetail.graph.types import Array
+from dovetail.target.description import Offload
+
+_NEEDED = (
+    (("input_zero",), "the operand's zero point: forgotten, or not taken off everywhere"),
+    (("output_zero",), "the result's zero point: forgotten, or its sign"),
+    (("weight_zero",), "the weights' zero point: forgotten"),
+    (("pad_offset",), "the value of padding: too wide a limit, or not told to the engine"),
+    (("groups",), "groups: too wide a limit"),
+    (("dilation_rows", "dilation_columns"), "dilation: too wide a limit, or not told to the engine"),
+    (("stride_rows", "stride_columns"), "stride: too wide a limit, or not told to the engine"),
+    (("bias",), "the bias: forgotten, or in the wrong place"),
+    (PADS, "padding or halo"),
+    (("per_channel", "scale"), "parameters per channel: their order or their number"),
+    (("kernel_rows", "kernel_columns"), "kernel or halo: too wide a limit, or the order of the taps"),
+    (("batch",), "several images: too wide a limit"),
+    (("rounding",), "rounding: too wide a limit"),
+    (("channels",), "input channels: weight order, alignment or too wide a limit"),
+    (("outputs",), "output channels: weight order, alignment or too wide a limit"),
+    (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
+)
+_UNWRITTEN = 0xA5
+_ASKED = 6
+"""Failing cases that mistakes are compared with."""
+
+
+def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Sentences, the likeliest first; at least one.
+
+    Args:
+        shrunk: the smallest form of a failure.
+        failed: all that failed alike, the one that was shrunk first.
+        offload: what computes it.
+    """
+    found: list[str] = []
+    if shrunk.outcome.error:
+        found += _of_error(shrunk.outcome.error)
+    else:
+        found += _of_instead([shrunk.outcome, *failed[:_ASKED]], offload)
+        assert failed[0].actual is not None and failed[0].expected is not None
+        found += _of_difference(failed[0].actual, failed[0].expected)
+    found += _of_needed(shrunk)
+    return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
+
+
+def _of_error(error: str) -> list[str]:
+    """What an error that is no wrong result points to."""
+    text = error.lower()
+    known = (
+        ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
+        ("instructions without an end", "the port hangs: the driver polls for what never comes"),
+        ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
+        ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
+        ("not inside one memory", "an address is wrong: halo, size or stride"),
+        ("align", "bad alignment: of an address, a stride or packed constants"),
+        ("multiple of", "bad alignment: of an address, a stride or packed constants"),
+        ("does not fit 32 bits", "a register is given a number that is too large: too wide a limit"),
+        ("against its limit", "a limit is asked differently of the same layer: what its measure depends on"),
+    )
+    return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
+
+
+def _of_instead(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Mistakes that give the very results, those that explain the most cases first."""
+    explained: dict[str, int] = {}
+    for outcome in outcomes:
+        assert outcome.actual is not None
+        graph, layer = single(offload.pattern, outcome.case.point)
+        for sentence, other in instead(graph, layer):
+            if other.shape == outcome.actual.shape and np.array_equal(other, outcome.actual):
+                explained[sentence] = explained.get(sentence, 0) + 1
+    return sorted(explained, key=lambda sentence: -explained[sentence])[:2]
+
+
+def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
+    """What the places and sizes of the differences look like."""
+    wrong, gap = actual != expected, actual.astype(np.int64) - expected.astype(np.int64)
+    if (np.ascontiguousarray(actual[wrong]).view(np.uint8) == _UNWRITTEN).all():
+        yield f"never written: {_where(wrong) or 'part of the result'}"
+    across = tuple(range(actual.ndim - 1))
+    order = _permutation(actual, expected)
+    if order is not None:
+        yield f"output channels permuted: weight order (result channels are {order[:8]}...)"
+    if actual.ndim == 4 and actual.shape[1] == actual.shape[2] and np.array_equal(actual.swapaxes(1, 2), expected):
+        yield "rows and columns of the result are swapped: strides"
+    place = _where(wrong)
+    if place:
+        yield f"differs only {place}"
+    if np.abs(gap).max() == 1 and expected.dtype.itemsize == 1:
+        yield "off by one in rounding"
+    if actual[..., 0].size > 3 and (gap == gap[(0,) * len(across)]).all():
+        yield "differs by a constant per channel: the bias, or the zero point times the sum of the weights"
+
+
+def _where(wrong: Array) -> str:
+    """The part of the result all differences lie in, where that says something; empty otherwise."""
+    if wrong.ndim == 4:
+        for axis, name in ((1, "row"), (2, "column")):
+            size = wrong.shape[axis]
+            lines = np.flatnonzero(wrong.any(axis=tuple(other for other in range(4) if other != axis)))
+            if size > 2 and lines.size == 1 and lines[0] in (0, size - 1):
+                return f"on the {'last' if lines[0] else 'first'} {name}: padding or halo"
+        inner = wrong[:, 1:-1, 1:-1]
+        if inner.size and not inner.any():
+            return "on the border: padding or halo"
+    channels = np.flatnonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))
+    if channels.size and channels[0] > 0 and wrong.shape[-1] - channels[0] <= wrong.shape[-1] // 2:
+        return f"from channel {channels[0]} on: what does not fill a block of channels"
+    return ""
+
+
+def _permutation(actual: Array, expected: Array) -> list[int] | None:
+    """Which expected channel each channel is, where they are all there in another order."""
+    flat, wanted = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
+    if len(flat) < 4 or flat.shape[1] < 2:
+        return None
+    order = []
+    for channel in range(flat.shape[1]):
+        same = np.flatnonzero((wanted == flat[:, channel : channel + 1]).all(axis=0))
+        if not same.size:
+            return None
+        order.append(int(same[0]))
+    return order if order != sorted(order) else None
+
+
+def _of_needed(shrunk: Shrunk) -> Iterator[str]:
+    needed = {axis.split(":")[0] for axis in shrunk.needed}
+    for axes, sentence in _NEEDED:
+        if needed & set(axes):
+            yield sentence
+    if "weights" in needed:
+        yield "weight order: it is right where all weights are the same"

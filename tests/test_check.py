@@ -1,0 +1,156 @@
+"""`dovetail check` finds planted port bugs and says the right thing about each; it finds nothing in a right port."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dovetail.check.cases import Limits, ask, base, derive
+from dovetail.check.report import finding_text, junit, markdown, summary
+from dovetail.check.suite import Checked, Order, check
+from dovetail.newtarget import write_new_target
+from dovetail.target import Constraint, Memory, Target
+from dovetail.targets import load_target
+
+SMALL = Limits(30_000, 6_000, 2)
+
+PLANTS = (
+    ("padding swapped", "top=layer.before[0], left=layer.before[1]", "top=layer.before[1], left=layer.before[0]",
+     "padding swapped: rows and columns"),
+    ("halo off by one", "before = [lead for", "before = [lead + 1 for", "halo off by one"),
+    ("last row of the kernel", "for row in range(kernel[0]):", "for row in range(max(kernel[0] - 1, 1)):",
+     "the last row of the kernel is not read"),
+    ("weight order", "layer.weights, np.int8)", "layer.weights.transpose(0, 2, 1, 3), np.int8)", "weight order"),
+    ("output channels", "layer.weights, np.int8)", "layer.weights[::-1], np.int8)",
+     "output channels permuted: weight order"),
+    ("operand's zero point", "astype(np.int64) - x_zero", "astype(np.int64)", "forgotten zero point: .*operand's"),
+    ("result's zero point", "Rounding.DOUBLE) + y_zero", "Rounding.DOUBLE)", "forgotten zero point of the result"),
+    ("bias", "np.int64) + bias", "np.int64)", "the bias is forgotten"),
+    ("rounding", "fixed_point(sums, multiplier, shift, Rounding.DOUBLE)", "((sums * multiplier) >> (31 - shift))",
+     "wrong rounding"),
+    ("single rounding", "shift, Rounding.DOUBLE", "shift, Rounding.SINGLE", "off by one in rounding"),
+    ("limits", "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, low, high)",
+     "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, -128, 127)",
+     "limits? of the activation"),
+    ("padding of zeros", "constant_values=x_zero", "constant_values=0",
+     "filled with 0 in place of the zero point"),
+    ("alignment", 'bus.view(job["parameters"]', 'bus.view(job["parameters"] & ~63', "bad alignment"),
+    ("strides between rows", "x_row=x.row", "x_row=x.columns * x.pixel", "strides: all is well where rows"),
+    ("stride", 'stride=layer.stride[0]', "stride=1", "the stride is forgotten"),
+    ("parameters", "[layer.bias, layer.multiplier,", "[layer.bias, np.roll(layer.multiplier, 1),",
+     "parameters per channel"),
+    ("too wide: dilation", "layers.NO_DILATION, *layers.zero", "*layers.zero", "dilation"),
+    ("too wide: groups", "layers.NO_GROUPS, ", "", "groups"),
+    ("last columns", 'columns = slice(column, column + (job["y_columns"] - 1)',
+     'columns = slice(column, column + (job["y_columns"] // 4 * 4 - 1)', "port's own code"),
+)  # fmt: skip
+
+
+def port(folder: Path, old: str = "", new: str = "") -> Target:
+    """The starting file's target, with a bug in it."""
+    path = write_new_target("small", folder)[0]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new) if old else text)
+    return load_target(str(path))
+
+
+def order(*offloads: str, simulators: tuple[str, ...] = ("model",), seconds: float = 30.0) -> Order:
+    """A small check."""
+    return Order(SMALL, simulators, offloads, seconds)
+
+
+@pytest.mark.parametrize(("old", "new", "suspicion"), [plant[1:] for plant in PLANTS], ids=[p[0] for p in PLANTS])
+def test_a_planted_bug_is_found_and_suspected(tmp_path: Path, old: str, new: str, suspicion: str) -> None:
+    found = check(port(tmp_path, old, new), order("convolution"))
+    assert found.findings
+    text = finding_text(found.findings[0])
+    assert re.search(suspicion, "\n".join(found.findings[0].suspicions[:2])), text
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 240, text
+
+
+def test_a_right_port_has_no_findings(tmp_path: Path) -> None:
+    target = port(tmp_path)
+    found = check(target, order("dense", simulators=("model", "iss")))
+    assert found.findings == []
+    assert [(one.simulator, one.failed) for one in found.tested] == [("model", 0), ("iss", 0)]
+    assert found.tested[0].cases > 15
+
+
+def test_a_driver_that_hangs_shows_its_last_accesses(tmp_path: Path) -> None:
+    target = port(tmp_path)
+    driver = tmp_path / "small.c"
+    driver.write_text(driver.read_text().replace("SMALL_BASE + START, 1u", "SMALL_BASE + JOB, 1u"))
+    few = replace(order("dense", simulators=("iss",)), limits=Limits(2_000, 200, 0))
+    found = check(target, few)
+    text = finding_text(found.findings[0])
+    assert "the port hangs" in text and "last register accesses" in text and "= 0x" in text, text
+
+
+def test_a_model_that_hangs_is_stopped(tmp_path: Path) -> None:
+    hanging = "    while job['outputs'] == 3:\n        pass\n    sums = np.zeros("
+    target = port(tmp_path, "    sums = np.zeros(", hanging)
+    found = check(target, order("dense", seconds=0.2))
+    assert "the port hangs" in found.findings[0].suspicions[0]
+    assert "small.py:" in finding_text(found.findings[0]), finding_text(found.findings[0])
+
+
+def lints(target: Target) -> str:
+    """Sentences about declarations alone."""
+    found = check(target, replace(order("dense"), limits=Limits(1, 1, 0)))  # no case is as small: lint alone
+    return "\n".join(finding.title for finding in found.findings if finding.outcome is None)
+
+
+def test_declarations_are_linted(tmp_path: Path) -> None:
+    right = port(tmp_path)
+    engine = right.engines[0]
+    dense = next(offload for offload in engine.offloads if offload.name == "dense")
+
+    def with_dense(**changes: object) -> Target:
+        """The target with another declaration of its dense layer, and that alone."""
+        return replace(right, engines=(replace(engine, offloads=(replace(dense, **changes),)),))  # type: ignore[arg-type]
+
+    assert lints(right) == ""
+    never = Constraint("the moon must be full", lambda m: "new", lambda v: v == "full")
+    assert "no layer reaches it" in lints(with_dense(constraints=(never,)))
+    silent = Constraint(" ", lambda m: 0, lambda v: True)
+    assert "limit 1 has no sentence" in lints(with_dense(constraints=(silent, *dense.constraints)))
+    raising = Constraint("it must be", lambda m: m.nodes["nothing"], lambda v: True)
+    assert "'it must be' raises KeyError" in lints(with_dense(constraints=(raising,)))
+    assert "its cycles are 0" in lints(with_dense(cycles=lambda m: 0))
+    assert "its cycles are -4" in lints(with_dense(cycles=lambda m: -4))
+    assert "cycles fall from" in lints(with_dense(cycles=lambda m: 100_000 // m.result.elements))
+    assert "nothing can reach it" in lints(replace(right, engines=(replace(engine, offloads=(dense, dense)),)))
+    spare = Memory("SPARE", 0x20000000, 4096)
+    assert "nobody can fill the memory SPARE" in lints(replace(right, memories=(*right.memories, spare)))
+    over = Memory("OVER", 0x10000100, 4096)
+    assert "overlap" in lints(replace(right, memories=(*right.memories, over)))
+
+
+def test_both_sides_of_every_limit_are_tried(tmp_path: Path) -> None:
+    target = port(tmp_path)
+    offload = target.engines[0].offloads[0]
+    start = base(offload)
+    assert start is not None
+    cases = derive(target.engines[0], offload, start, Limits(300_000, 20_000, 0))
+    kernels = {case.point["kernel_rows"]: case.taken for case in cases if case.why.startswith("kernel_rows")}
+    assert kernels[7] and not kernels[8], "the kernel must be at most 7x7"
+    strides = {case.point["stride_rows"] for case in cases if not case.taken}
+    assert 3 in strides or 2 in strides
+    broken = {case.failure.split(";")[0] for case in cases if not case.taken}
+    known = {limit.sentence for limit in offload.constraints}
+    assert broken <= known and len(broken) >= 8, sorted(known - broken)
+    assert all(not asked.failures for case in cases if case.taken if (asked := ask(offload, case.point)))
+
+
+def test_reports_for_ci(tmp_path: Path) -> None:
+    found = check(port(tmp_path, "np.int64) + bias", "np.int64)"), order("dense"))
+    suite = ElementTree.fromstring(junit(found))
+    assert suite.get("failures") == "1" and "bias" in suite.findall(".//failure")[0].get("message", "")
+    assert "## Finding 1" in markdown(found) and "| small | dense | model |" in markdown(found)
+    assert summary(found).startswith("small: 1 finding, ")
+    assert summary(Checked("x")) == "x: no findings, 0 cases"

@@ -1,0 +1,26 @@
+"""The targets that come with Dovetail pass a quick check; dovetail check TARGET tries all they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.check.cases import Limits
+from dovetail.check.report import finding_text
+from dovetail.check.suite import Order, check
+from dovetail.targets import load_target
+
+QUICK = (
+    ("macarray", ("convolution",), ("model",)),
+    ("macarray", ("dense without bias",), ("iss",)),
+    ("ne16", ("dense",), ("iss",)),
+    ("vta", ("dense",), ("iss",)),
+    ("diana", ("sum",), ("iss",)),
+    ("maeri", ("dense",), ("iss",)),
+)
+
+
+@pytest.mark.parametrize(("name", "offloads", "simulators"), QUICK, ids=[f"{one[0]}-{one[1][0]}" for one in QUICK])
+def test_a_built_in_target_passes(name: str, offloads: tuple[str, ...], simulators: tuple[str, ...]) -> None:
+    found = check(load_target(name), Order(Limits(8_000, 1_500, 1), simulators, offloads))
+    assert found.findings == [], "\n\n".join(map(finding_text, found.findings))
+    assert found.tested[0].cases >= 12

@@ -1,0 +1,69 @@
+"""The commands of docs/port.md do what the page says; wrong wishes get a message."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.main import main
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "port.md"
+
+
+def status(arguments: list[str]) -> int:
+    """Run a command; its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("    dovetail ")]
+    assert len(lines) == 6
+    for line in lines:
+        assert status(shlex.split(line)[1:]) == 0, line
+    assert (tmp_path / "vectors" / "dense" / "registers.hex").is_file()
+
+
+def test_findings_give_status_1_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status(["new-target", "mine"]) == 0
+    path = tmp_path / "mine.py"
+    path.write_text(path.read_text().replace("np.int64) + bias", "np.int64)"))
+    wish = ["check", "mine.py", "--only", "dense", "--sim", "model", "--junit", "c.xml", "--markdown", "c.md"]
+    assert status(wish) == 1
+    assert "suspicion the bias is forgotten" in capsys.readouterr().out
+    assert "the bias is forgotten" in (tmp_path / "c.xml").read_text()
+    assert "the bias is forgotten" in (tmp_path / "c.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "riscv"], "it has no engine to check"),
+        (["check", "ne16", "--sim", "model"], "has no Python model that works by itself"),
+        (["check", "macarray", "--sim", "soup"], "there is no simulator 'soup'"),
+        (["check", "macarray", "--only", "soup"], "there is no offload soup"),
+        (["vectors", "riscv", "-o", "v"], "it has no engine with registers"),
+        (["new-target", "Mine!"], "cannot name a target"),
+    ],
+)
+def test_wrong_wishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert status(arguments) == 1
+    said = capsys.readouterr().err
+    assert message in said and "what to do" in said
+
+
+@pytest.mark.parametrize("command", ["check", "new-target", "vectors"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([command, "--help"]) == 0
+    assert f"Example: dovetail {command}" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""Test vectors replayed on the device, as a test bench does, give the expected bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.errors import DovetailError
+from dovetail.simulate.device import MemoryBus, MemoryRegion
+from dovetail.simulate.factory import make_device
+from dovetail.simulate.protocol import DeviceSpec
+from dovetail.targets import load_target
+from dovetail.vectors import FORMATS, read_vectors, write_vectors
+
+
+def replay(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """The result the device leaves in memory, and the expected one, where they count."""
+    target = load_target(name)
+    bus = MemoryBus([MemoryRegion(m.name, m.base, m.size) for m in target.memories])
+    model = target.engine(entry["engine"]).device
+    assert model is not None
+    device = make_device(DeviceSpec(model.factory, model.base, model.size, model.arguments), bus)
+    device.reset()
+    blocks = dict(entry["blocks"])
+    expected = blocks.pop("expected")
+    for block, place in blocks.items():
+        bus.view(place["address"], place["bytes"])[:] = arrays[block]
+    for now, (offset, value) in enumerate(arrays["registers"].tolist()):
+        device.advance(now)
+        device.write(offset, value, now)
+    while (event := device.next_event()) is not None:
+        device.advance(event)
+    result = bus.view(expected["address"], expected["bytes"])
+    counts = arrays["mask"] != 0
+    return result[counts].tobytes(), arrays["expected"][counts].tobytes()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_replayed_vectors_of_the_mac_array(tmp_path: Path, form: str) -> None:
+    count, without = write_vectors(load_target("macarray"), form, tmp_path / "vectors")
+    assert (count, without) == (4, ())
+    index = json.loads((tmp_path / "vectors" / "index.json").read_text())
+    read = read_vectors(tmp_path / "vectors")
+    for entry in index["kernels"]:
+        actual, expected = replay("macarray", entry, read[entry["kernel"]])
+        assert actual == expected, entry["kernel"]
+        assert len(set(expected)) > 4
+        changed = dict(read[entry["kernel"]])
+        changed["weights"] = np.roll(changed["weights"], 1)
+        assert replay("macarray", entry, changed)[0] != expected, "the weights matter"
+
+
+def test_hex_is_what_readmemh_takes(tmp_path: Path) -> None:
+    write_vectors(load_target("macarray"), "hex", tmp_path / "v")
+    folder = tmp_path / "v" / "convolution"
+    assert all(len(line) == 2 and int(line, 16) < 256 for line in (folder / "x.hex").read_text().split())
+    writes = [(int(line[:8], 16), int(line[8:], 16)) for line in (folder / "registers.hex").read_text().split()]
+    assert writes[-1] == (0, 1), "START comes last"
+    assert [offset for offset, _ in writes[:-1]] == [0x10 + 4 * word for word in range(13)]
+
+
+def test_register_writes_seen_on_the_chip(tmp_path: Path) -> None:
+    from dovetail.check.cases import Case, base
+    from dovetail.vectors import vectors_of, writes_seen
+
+    target = load_target("macarray")
+    engine = target.engines[0]
+    offload = next(one for one in engine.offloads if one.name == "dense")
+    start = base(offload)
+    assert start is not None
+    made = vectors_of(target, engine, offload)
+    assert made is not None
+    assert writes_seen(target, engine, Case(engine.name, offload.name, start, "")) == made.writes
+
+
+def test_bad_wishes(tmp_path: Path) -> None:
+    for target, form, hint in (("macarray", "csv", "use one of"), ("riscv", "hex", "an engine")):
+        with pytest.raises(DovetailError) as raised:
+            write_vectors(load_target(target), form, tmp_path / "v")
+        assert raised.value.where and hint in raised.value.hint
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(DovetailError, match="holds no vectors"):
+        write_vectors(load_target("macarray"), "hex", tmp_path / "mine", force=True)
