@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.board import Board
-from dovetail.build.instruction_sets import instruction_set
+from dovetail.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BuildError, DovetailError
 from dovetail.graph.layout import from_notation, from_physical, to_physical
@@ -28,7 +28,6 @@ BOARD = "board"
 """What stands in place of the simulator's name for a run on a board."""
 
 _MOST_MANIFEST = 64 << 20
-_FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def firmware(
         isa=build.target.core.isa,
         defines=macros,
         include=[Path("src"), Path("runtime"), Path("driver")],
-        flags=(*_FLAGS, OPTIMISATION[build.optimize]),
+        flags=(*EMITTED_C, OPTIMISATION[build.optimize]),
         cache=cache,
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
@@ -278,7 +277,7 @@ def _run_host(
         [Path(name) for name in build.manifest["sources"]["host"]],
         defines={"DOVETAIL_HOST": None, **software},
         include=[Path("src"), Path("runtime"), Path("driver")],
-        flags=("-O2", *_FLAGS),
+        flags=("-O2", *EMITTED_C),
         cache=cache,
         libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )

@@ -61,13 +61,13 @@ def test_mutated_models_import_or_are_refused(source: str, tmp_path: Path) -> No
     refused = 0
     for number, spoilt in enumerate(mutations(data, count, seed=len(source))):
         path.write_bytes(spoilt)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             load_model(path)
         except DovetailError as error:
             refused += 1
             assert path.name in str(error), f"mutation {number} does not name the file: {error}"
-        assert time.perf_counter() - start < SECONDS, f"mutation {number} took too long"
+        assert time.process_time() - start < SECONDS, f"mutation {number} took too long"
     # Truncation alone must be noticed; a flipped weight bit must not.
     assert count // 5 <= refused < count
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.cli.commands import parse_bytes
+from dovetail.cli.compiling import parse_bytes
 from dovetail.cli.main import main
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, reserved, sample_inputs
 from dovetail.emit import write_project

@@ -24,6 +24,7 @@ def even_borders(largest: int) -> Callable[[Graph], Graph]:
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The layer reading a border of the wanted widths; None where it has them or cannot."""
         operator = node.operator
         if not isinstance(operator, Conv2d | DepthwiseConv2d) or operator.dilation != (1, 1):
             return None

@@ -40,6 +40,7 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """A layer of small weights as the converter computes it; None where it would change too much."""
         scaled = draft.made_by(node.inputs[0], ScaleShift) if isinstance(node.operator, Clip) else None
         layer = draft.made_by(scaled.inputs[0], Conv2d, FullyConnected) if scaled is not None else None
         if scaled is None or layer is None or max(draft.users(scaled.output), draft.users(layer.output)) > 1:

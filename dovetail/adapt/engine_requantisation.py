@@ -108,6 +108,7 @@ def engine_requantisation(accepts: Accepts, limits: RequantisationLimits) -> Cal
     least, most = float(limits.activations.low), float(limits.activations.high)
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The layer scaled by 8 bits and shifted; None where the engine or the numbers do not allow it."""
         narrow = isinstance(node.operator, Clip) and node.operator.dtype.bits <= 8
         scaled = draft.made_by(node.inputs[0], Requantize) if narrow else None
         linear = draft.made_by(scaled.inputs[0], *Linear) if scaled is not None else None
@@ -167,6 +168,7 @@ def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
     """A rewrite: accepted linear layers lose bias and input zero point to an addition behind them. Exact."""
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The layer without bias and zero point, and an addition; None where it has neither."""
         operator = node.operator
         if not isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected) or not accepts(draft.types, node):
             return None

@@ -20,6 +20,7 @@ def convolution_as_patches(chooses: Chooses) -> Callable[[Graph], Graph]:
     """A rewrite: a chosen convolution becomes a 1x1 convolution of its patches."""
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The convolution of patches; None where it was not chosen."""
         operator = node.operator
         if not isinstance(operator, Conv2d) or node.inputs[1] not in draft.constants:
             return None
@@ -41,6 +42,7 @@ def stride_as_slice(chooses: Chooses) -> Callable[[Graph], Graph]:
     """A rewrite: a chosen strided 1x1 convolution becomes a dense one of every n-th pixel."""
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """Every n-th pixel, then a dense convolution; None where it was not chosen."""
         operator = node.operator
         if not isinstance(operator, Conv2d) or operator.stride == (1, 1):
             return None

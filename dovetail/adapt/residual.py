@@ -26,6 +26,7 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The sum as a convolution of both operands; None where it is not such a sum."""
         total = sum_of_two(draft, node, limits.activations)
         if total is None:
             return None

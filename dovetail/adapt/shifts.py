@@ -20,6 +20,7 @@ def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
     of two apart from the result's, becomes (a + b) >> shift, rounded down. The result is within 1 of the original."""
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The sum shifted; None where the scales are not a power of two apart."""
         found = sum_of_two(draft, node, DType.INT8)
         if found is None or found.factors[0] != found.factors[1] or any((*found.zeros, found.zero)):
             return None
@@ -39,6 +40,7 @@ def dense_results_of(multiple: int) -> Callable[[Graph], Graph]:
     cut off again. Exact."""
 
     def rule(draft: Draft, node: Node) -> str | None:
+        """The layer with more rows, and a slice of it; None where there are enough."""
         scaled = draft.made_by(node.inputs[0], ScaleShift) if isinstance(node.operator, Clip) else None
         dense = draft.made_by(scaled.inputs[0], FullyConnected) if scaled is not None else None
         if scaled is None or dense is None or max(draft.users(scaled.output), draft.users(dense.output)) > 1:

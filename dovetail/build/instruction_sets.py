@@ -14,6 +14,9 @@ from dovetail.errors import BuildError
 Family = Literal["riscv", "arm", "host"]
 """What simulator and start-up code tell apart."""
 
+EMITTED_C = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+"""Options emitted C is compiled with wherever it is: bytes are read as other types; no warning is left."""
+
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:

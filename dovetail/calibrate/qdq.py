@@ -60,6 +60,7 @@ class _Writer:
         self.taken = frozenset(self.graph.types)
 
     def run(self) -> Graph:
+        """The whole new graph."""
         for name in self.graph.inputs:
             self._input(name)
         for node in self.graph.nodes:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dovetail.cli import board_options as board
+from dovetail.cli import compile_options as asked
 from dovetail.cli import placing_options as placed
 from dovetail.cli import porting_options as port
 from dovetail.cli import quantising_options as given
@@ -41,39 +42,18 @@ app = typer.Typer(
 def compile_command(
     model: Model,
     target: TargetName,
-    build: Annotated[Path, typer.Option("--output", "-o", help="Folder for the C project.", show_default=False)],
+    build: asked.Folder,
     requant: Requant = None,
     rounding: Rounding = RoundingChoice.DOUBLE,
-    save_stages: Annotated[
-        Path | None, typer.Option(help="Folder for an ONNX model after every stage.", show_default=False)
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
-    ] = False,
+    save_stages: asked.SaveStages = None,
+    check: asked.Check = False,
     allow_float: shown.AllowFloat = False,
-    optimize: Annotated[
-        OptimizeChoice,
-        typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
-    ] = OptimizeChoice.SPEED,
-    force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
-    print_program: Annotated[
-        bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
-    ] = False,
-    tuning: Annotated[
-        Path | None, typer.Option(help="A tuning file made by dovetail tune for this model.", show_default=False)
-    ] = None,
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES|32K",
-            help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
-            show_default=False,
-        ),
-    ] = None,
-    dump: Annotated[
-        Path | None,
-        typer.Option(help="Folder for each launch as raw files: memory, commands, result.", show_default=False),
-    ] = None,
+    optimize: asked.Optimize = OptimizeChoice.SPEED,
+    force: asked.Force = False,
+    print_program: asked.PrintProgram = False,
+    tuning: asked.Tuning = None,
+    memory_budget: placed.Budget = None,
+    dump: asked.Dump = None,
     cores: placed.Cores = None,
     pipeline: placed.InPipeline = False,
     pin: placed.Pin = None,
@@ -87,11 +67,14 @@ def compile_command(
 
     Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
     """
-    from dovetail.cli import commands
+    from dovetail.cli import compiling
 
-    stages = (save_stages, check, force, print_program, tuning, dump, allow_float, optimize.value, memory_budget)
-    where = commands.all_pins(pin or (), pins)
-    commands.compile_to(model, target, build, requant, rounding.value, *stages, cores, pipeline, where)
+    placement = compiling.Placement(cores, pipeline, tuple(pin or ()), pins, memory_budget)
+    order = compiling.CompileOrder(
+        model, target, build, requant, rounding.value, save_stages, check, allow_float, optimize.value, force,
+        print_program, tuning, dump, placement,
+    )  # fmt: skip
+    compiling.compile_to(order)
 
 
 @app.command()
@@ -127,7 +110,8 @@ def run(
     from dovetail.cli import commands
 
     where = (sim.value if sim else None, board.board_of(on, io, load, timeout))
-    commands.run_folder(build, *where, input_file, output_file, json_file, target, waves, wave_cycles)
+    order = commands.RunOrder(build, *where, input_file, output_file, json_file, target, waves, wave_cycles)
+    commands.run_folder(order)
 
 
 @app.command()
@@ -199,10 +183,7 @@ def explain(
     target: TargetName,
     requant: Requant = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES|32K", help="As for dovetail compile: shows the stripes.", show_default=False),
-    ] = None,
+    memory_budget: placed.Budget = None,
     cores: placed.Cores = None,
     pipeline: placed.InPipeline = False,
     pin: placed.Pin = None,
@@ -212,10 +193,10 @@ def explain(
 
     Example: dovetail explain net.tflite --target ne16
     """
-    from dovetail.cli import commands
+    from dovetail.cli import compiling, explaining
 
-    where = commands.all_pins(pin or (), pins)
-    commands.explain(model, target, requant, as_json, memory_budget, cores, pipeline, where)
+    placement = compiling.Placement(cores, pipeline, tuple(pin or ()), pins, memory_budget)
+    explaining.explain(explaining.ExplainOrder(model, target, requant, as_json, placement))
 
 
 @app.command()

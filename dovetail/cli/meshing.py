@@ -71,9 +71,11 @@ def mesh(order: MeshOrder) -> None:
 
 def _topology(order: MeshOrder, target: Target) -> Topology:
     from dovetail.mesh.topology import build_topology, random_faults
+    from dovetail.targets import advice
 
     if target.mesh is None:
-        raise TargetError(f"{target.name} is a machine alone, not a mesh", hint="use --target spinnaker2")
+        raise TargetError(f"{target.name} is a machine alone, not a mesh",
+                          hint=advice(lambda one: one.mesh is not None))  # fmt: skip
     if not 0 <= order.faults < 1:
         raise TargetError(f"--faults is a share from 0 to 1, was given {order.faults}")
     if order.inputs < 1 or order.jobs < 1:

@@ -30,3 +30,11 @@ Cores = Annotated[
 InPipeline = Annotated[
     bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BYTES|32K",
+        help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
+        show_default=False,
+    ),
+]

@@ -33,12 +33,13 @@ def schedule(wish: Wish) -> None:
     from dovetail.compile import Options, prepare, sample_inputs
     from dovetail.emit.write import write_files
     from dovetail.target import OrderRequest
-    from dovetail.targets import load_target
+    from dovetail.targets import advice, load_target
 
     with progress("starting") as show:
         target = load_target(wish.target)
         if target.ordering is None:
-            raise TargetError(f"{target.name} does not order whole networks", hint="use --target maeri")
+            raise TargetError(f"{target.name} does not order whole networks",
+                              hint=advice(lambda one: one.ordering is not None))  # fmt: skip
         graph = prepare(wish.model, target, Options(allow_float=True), show)
 
         def told(text: str) -> None:

@@ -104,6 +104,7 @@ def _measure(order: Order) -> str:
 
 def _shown(show: Callable[[str], None]) -> Callable[[Progress], None]:
     def told(now: Progress) -> None:
+        """Show one step of the search in a line."""
         trials = f"{now.done} of {now.trials}" if now.trials else f"{now.done}"
         cycles = ", ".join(
             f"{what} {count:,}" for what, count in (("best", now.best), ("default", now.default)) if count is not None

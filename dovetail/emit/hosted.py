@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail.build.instruction_sets import EMITTED_C
 from dovetail.emit.c_text import one_line
 from dovetail.emit.source import Unit, place
 from dovetail.program.ir import View
@@ -94,7 +95,7 @@ def makefile(unit: Unit, sources: tuple[str, ...], optimisation: str) -> str:
     libraries = " ".join(dict.fromkeys(flag for engine in engines for flag in engine.libraries))
     return f"""# Builds {unit.model} for this computer. CC is any C99 compiler.
 CC = cc
-CFLAGS = -std=c99 {optimisation} -fno-strict-aliasing -Wall -Wextra -Wconversion -Wshadow
+CFLAGS = -std=c99 {optimisation} {" ".join(EMITTED_C)}
 DEFINES = -DDOVETAIL_HOST {defines}
 LIBRARIES = {libraries}
 SOURCES = {" ".join(sources)}

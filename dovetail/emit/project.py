@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
-from dovetail.build.instruction_sets import instruction_set
+from dovetail.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.emit.board import board_files, board_makefile, board_sources, digest_of
 from dovetail.emit.header import header_source
 from dovetail.emit.host import host_source
@@ -180,8 +180,8 @@ def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
     core = instruction_set(unit.target.core.isa)
     return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {core.name}.
 CC = {core.gcc_command}
-CFLAGS = {" ".join(core.gcc)} -std=c99 {OPTIMISATION[unit.optimize]} -ffreestanding -fno-strict-aliasing \\
-\t-fomit-frame-pointer -ffunction-sections -fdata-sections -Wall -Wextra -Wconversion -Wshadow
+CFLAGS = {" ".join(core.gcc)} -std=c99 {OPTIMISATION[unit.optimize]} -ffreestanding -fomit-frame-pointer \\
+\t-ffunction-sections -fdata-sections {" ".join(EMITTED_C)}
 DEFINES = {given}
 SOURCES = {" ".join(sources)}
 
@@ -199,6 +199,7 @@ def _description(unit: Unit, target_sources: tuple[str, ...], host_sources: tupl
     program = unit.program
 
     def ports(kind: str) -> list[dict[str, Any]]:
+        """Each input or output: type, symbol and offset, bytes, layout."""
         views = program.inputs if kind == "input" else program.outputs
         found = []
         for name, view in views.items():

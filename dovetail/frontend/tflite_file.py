@@ -165,9 +165,11 @@ class _Reader:
         self.option_names = _names(tflite.BuiltinOptions)
 
     def fail(self, what: str, hint: str = "") -> ModelError:
+        """An error of this file."""
         return ModelError(what, where=self.name, hint=hint)
 
     def read(self) -> TfliteFile:
+        """The file's first subgraph and those that CALL_ONCE runs."""
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
             raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}")
@@ -187,6 +189,7 @@ class _Reader:
         return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
 
     def subgraph(self, model: Any, graph: Any) -> TfliteFile:
+        """One subgraph with its tensors and operators."""
         tensors = self.each(graph.TensorsLength(), "tensors", lambda i: self.tensor(model, graph.Tensors(i), i))
         operators = self.each(
             graph.OperatorsLength(), "operators", lambda i: self.operator(model, graph.Operators(i), i, len(tensors))
@@ -200,11 +203,13 @@ class _Reader:
         )
 
     def count(self, length: int, what: str, limit: int = MAX_ENTRIES) -> int:
+        """A length, refused beyond the limit."""
         if length > limit:
             raise self.fail(f"{length} {what}; at most {limit} are supported, the file may be damaged")
         return length
 
     def each(self, length: int, what: str, decode: Callable[[int], Any]) -> list[Any]:
+        """So many entries, each decoded."""
         return [decode(index) for index in range(self.count(length, what))]
 
     def indices(self, raw: object, tensors: int, what: str) -> tuple[int, ...]:
@@ -217,6 +222,7 @@ class _Reader:
         return tuple(int(index) for index in found)
 
     def tensor(self, model: Any, raw: Any, index: int) -> Tensor:
+        """One tensor: type, shape, contents where it is constant, quantisation."""
         encoded = raw.Name() or b""
         if len(encoded) > MAX_NAME:
             raise self.fail(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}")
@@ -233,6 +239,7 @@ class _Reader:
         return Tensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
 
     def shape(self, raw: Any, index: int, name: str) -> Shape:
+        """A shape of fixed, positive sizes."""
         self.count(raw.ShapeLength(), f"axes of tensor {index} ({name})", MAX_RANK)
         shape = tuple(int(size) for size in _vector(raw.ShapeAsNumpy()))
         if any(size <= 0 for size in shape):
@@ -245,6 +252,7 @@ class _Reader:
         return shape
 
     def content(self, model: Any, number: int, shape: Shape, dtype: DType, what: str) -> Array | None:
+        """A constant's array, of exactly the bytes its type takes; None for what is computed."""
         if number >= model.BuffersLength():
             raise self.fail(f"{what} names buffer {number}; the model has {model.BuffersLength()} buffers")
         buffer = model.Buffers(number)
@@ -262,6 +270,7 @@ class _Reader:
         return found
 
     def quantisation(self, raw: Any, shape: Shape, dtype: DType, what: str) -> Quantisation | None:
+        """Scales and zero points that fit the type and the shape; None where there are none."""
         if raw is None or raw.ScaleLength() == 0:
             return None
         if raw.DetailsType() != 0:
@@ -283,6 +292,7 @@ class _Reader:
         return Quantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
 
     def operator(self, model: Any, raw: Any, index: int, tensors: int) -> OperatorEntry:
+        """One operator: name, version, operands, options."""
         number = raw.OpcodeIndex()
         if number >= model.OperatorCodesLength():
             raise self.fail(f"operator {index} names opcode {number} of {model.OperatorCodesLength()}")

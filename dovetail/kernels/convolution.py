@@ -114,6 +114,7 @@ class _Convolution:
 
     @property
     def outputs(self) -> int:
+        """Output channels."""
         return len(self.sums.weights)
 
     @property
@@ -123,6 +124,7 @@ class _Convolution:
 
     @property
     def input(self) -> str:
+        """The input array's name in C."""
         return self.scope.input(self.region.source(), "input")
 
     def packed(self) -> str:

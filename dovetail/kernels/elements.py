@@ -66,6 +66,7 @@ def write_elements(
     index: Index = lambda operand: place_in(operand, places)  # noqa: E731
 
     def write(name: str) -> list[str]:
+        """The kernel."""
         lines, value = element(places)
         lines = [*lines, *finish(scope, region.tree, index, (anchor.output, value))]
         for axis in reversed(range(len(shape))):

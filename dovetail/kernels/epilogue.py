@@ -275,6 +275,7 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     values: dict[str, Expression] = dict([anchor] if anchor else [])
 
     def value_of(name: str) -> Expression:
+        """The expression of a value made before, a constant's element or an operand's."""
         if name not in values:
             kind = graph.types[name]
             if name in graph.constants:

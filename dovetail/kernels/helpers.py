@@ -284,6 +284,7 @@ def needed_helpers(source: str) -> tuple[str, ...]:
     found: list[str] = []
 
     def visit(text: str) -> None:
+        """Add what a text calls, what that needs first."""
         called = set(re.findall(r"\b(\w+)\(", text))
         for name in HELPERS:
             if name in called and name not in found:

@@ -41,6 +41,7 @@ class Pooling:
 
     @property
     def dtype(self) -> DType:
+        """Of the operand."""
         return self.region.graph.types[self.region.source()].dtype
 
     @property

@@ -149,6 +149,7 @@ class _Use:
 
     @classmethod
     def of(cls, value: str, graph: Graph, regions: Sequence[Region]) -> _Use:
+        """Who makes and who reads a value."""
         maker = next((index for index, region in enumerate(regions) if region.output == value), None)
         return cls(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs))
 

@@ -83,6 +83,7 @@ class _Walker:
         self.count = 0
 
     def block(self, statements: Any) -> Iterator[Event]:
+        """The events of a list of statements, in order; buffers made in it are released behind it."""
         from exo.API_cursors import AllocCursor, CallCursor, ForCursor, IfCursor
 
         made: list[str] = []

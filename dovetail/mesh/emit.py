@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.build.instruction_sets import instruction_set
+from dovetail.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.emit.runtime import runtime_path
 from dovetail.emit.runtime.linker import linker_script
 from dovetail.errors import PlanError
@@ -185,8 +185,8 @@ def _files(programs: Mapping[str, str], sizes: Mapping[str, int], target: Target
 def _makefile(command: str, flags: str, start: str) -> str:
     return f"""# Builds every element program. HAL is what supplies the functions of runtime/mesh_hal.h.
 CC = {command}
-CFLAGS = {flags} -std=c99 -O2 -ffreestanding -fno-strict-aliasing -ffunction-sections -fdata-sections \\
-\t-Wall -Wextra -Wconversion -Wshadow
+CFLAGS = {flags} -std=c99 -O2 -ffreestanding -ffunction-sections -fdata-sections \\
+\t{" ".join(EMITTED_C)}
 HAL = runtime/mesh_sim.c -DDOVETAIL_SIM
 PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c))
 

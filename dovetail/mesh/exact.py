@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.build.instruction_sets import instruction_set
+from dovetail.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.build.toolchain import compile_firmware, symbols
 from dovetail.errors import PlanError, SimulationError
 from dovetail.graph.types import Array, box_slices
@@ -42,7 +42,6 @@ from dovetail.simulate.worker_process import WorkerProcess
 from dovetail.target.description import Target
 
 _LIMIT = 2_000_000_000
-_FLAGS = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
                    Path("runtime/mesh_sim.c")]  # fmt: skip
         return name, compile_firmware(
             folder / "programs" / name, [folder / source for source in sources], linker_script=folder / "link.ld",
-            isa=target.core.isa, defines={"DOVETAIL_SIM": None}, include=(folder / "runtime",), flags=_FLAGS,
+            isa=target.core.isa, defines={"DOVETAIL_SIM": None}, include=(folder / "runtime",), flags=EMITTED_C,
             compiler_runtime="float" in project.programs[name],
         )  # fmt: skip
 

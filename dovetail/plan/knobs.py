@@ -47,6 +47,7 @@ def region_space(region: Region, target: Target) -> Space:
     tiles = _Tiles(region, target)
 
     def problem(choice: Choice) -> str | None:
+        """What rules a choice out, None for nothing."""
         if choice.get(PLACEMENT) == "core":
             idle = next((name for name, value in choice.items() if name != PLACEMENT and value != first[name]), None)
             return f"{idle} means nothing on the core" if idle else None

@@ -102,6 +102,7 @@ class _Lowering:
         """New name of each float value that is computed as such."""
 
     def run(self) -> Graph:
+        """The whole integer graph."""
         builder = self.emitter.builder
         for name in self.graph.inputs:
             self.names[name] = builder.input(name, self.graph.types[name])

@@ -118,6 +118,7 @@ class NativeHook:
 
     def _decoder(self, count: Callable[[int, int], BlockCost]) -> Callable[[int, int, Any], None]:
         def decode(address: int, size: int, out: Any) -> None:
+            """Called from C at a block not seen before: fill in its entry of the table."""
             entry = out[0]
             try:
                 cost = count(address, size)

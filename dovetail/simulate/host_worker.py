@@ -30,6 +30,7 @@ def load(setup: Json) -> Runner:
         return SimulationResult(tuple(infer(inputs, request) for inputs in request.inputs))
 
     def infer(inputs: Buffers, request: RunRequest) -> InferenceResult:
+        """Place the inputs, run once, read the outputs."""
         for symbol, content in inputs.items():
             ctypes.memmove(_buffer(library, symbol, len(content)), content, len(content))
         begin = time.perf_counter_ns()

@@ -154,6 +154,7 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
     nodes: dict[str, Node] = {}
 
     def visit(part: Pattern, value: str) -> str | None:
+        """Match a part of the pattern at a value; the first difference, None where there is none."""
         if isinstance(part, Leaf):
             return bind(part, value)
         node = producers.get(value)
@@ -177,6 +178,7 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
         return None
 
     def bind(leaf: Leaf, value: str) -> str | None:
+        """Match a leaf at a value; the difference, None where there is none."""
         if leaf.constant and value not in graph.constants:
             return f"{leaf.name} must be known at compile time; '{value}' is not"
         if values.setdefault(leaf.name, value) != value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.errors import TargetError
@@ -52,3 +53,8 @@ def load_target(name: str) -> Target:
     if not isinstance(target, Target):
         raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
     return target
+
+
+def advice(suits: Callable[[Target], bool]) -> str:
+    """What to do where a target does not suit: the built-in ones that do, as a hint."""
+    return f"use --target {' or '.join(name for name in BUILT_IN if suits(load_target(name)))}, or a file of your own"

@@ -163,6 +163,7 @@ class Bench:
         progress = Progress(layer.names[0], *place, 0, total, None, None)
 
         def ended(outcome: Outcome) -> None:
+            """Count a trial that ended, and show how far it is."""
             nonlocal progress
             known = [c for c in (progress.best, outcome.cycles) if c is not None]
             progress = replace(progress, done=progress.done + 1, best=min(known, default=None))

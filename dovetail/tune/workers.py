@@ -56,6 +56,7 @@ def _processes(jobs: int) -> Iterator[Runner]:
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=begin_worker)
 
     def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+        """Measure a batch on the processes; each outcome as it comes."""
         numbers = {pool.submit(measure, task, choices): number for number, choices in enumerate(batch)}
         try:
             for future in as_completed(numbers):
@@ -105,6 +106,7 @@ def _dask(address: str) -> Iterator[Runner]:
         ) from None
 
     def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+        """Measure a batch on the scheduler's workers; each outcome as it comes."""
         futures = [client.submit(measure, task, choices, pure=False) for choices in batch]
         numbers = {future.key: number for number, future in enumerate(futures)}
         try:

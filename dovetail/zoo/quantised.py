@@ -43,15 +43,18 @@ class _Writer:
     constants: list[TensorProto] = field(default_factory=list)
 
     def constant(self, name: str, array: npt.NDArray[Any]) -> str:
+        """Add a constant; its name."""
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
     def node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """Add an operator with one output; its name."""
         name = output.removesuffix("_output_0")
         self.nodes.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
         return output
 
     def activation_constants(self, tensor: str, quantisation: Quantisation) -> list[str]:
+        """Add scale and zero point of a tensor; their names."""
         scale = self.constant(f"{tensor}_scale", np.array(quantisation.scale))
         return [scale, self.constant(f"{tensor}_zero_point", np.array(quantisation.zero_point, np.int8))]
 

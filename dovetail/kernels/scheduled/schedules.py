@@ -396,6 +396,7 @@ def _calls(p: Procedure, name: str) -> bool:
     from exo.API_cursors import CallCursor, ForCursor
 
     def within(statements: Any) -> bool:
+        """Whether one of the statements, or of those in their loops, is such a call."""
         return any(
             within(s.body()) if isinstance(s, ForCursor) else isinstance(s, CallCursor) and s.subproc().name() == name
             for s in statements

@@ -91,6 +91,7 @@ def write_scheduled(
     promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
 
     def write(name: str) -> list[str]:
+        """The kernel under this name: its end as a function of one sum, then the loops."""
         inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
