@@ -77,12 +77,12 @@ def test_failing_trials_do_not_stop_learning() -> None:
 def test_500_trials_of_the_cost_model_take_seconds() -> None:
     target = load_target("ne16")
     layer = tunable(layer_graph((28, 28, 48), 96, 3), target)
-    start = time.perf_counter()
+    start = time.process_time()
     found = candidates(layer, target, 0)
     task = make_task(layer.graph, layer.near, "ne16", None, "model")
     name = region_alone(layer.graph, target).name
     trials = searched(found, 500, lambda i: measure(task, {name: found.choices[i]}))
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     print(f"500 of {len(found.choices)} choices in {seconds:.1f} s (20 s wanted)")
     assert len(trials) == 500 and not any(trial.outcome.error for trial in trials)
     assert min(trial.outcome.cycles or 0 for trial in trials) == found.estimates.min()

@@ -289,9 +289,9 @@ def test_a_large_layer_takes_seconds_at_most() -> None:
     stream.append(Gemm(True, 0, 196, 4, 1, (196, 0), flags=POP))
     stream += [Gemm(False, 0, 196, 4, 9, (196, 0), (0, 1), (9, 1)) for _ in range(64)]
     stream[-1] = but(stream[-1], flags=PUSH)
-    started = time.perf_counter()
+    started = time.process_time()
     execution = run(Ram(), [*stream, Store(Memory.OUT, 0, 0, 1, 784, 784, STORED), END], uops)
-    assert execution.gemm_tiles == 451584 and time.perf_counter() - started < 5
+    assert execution.gemm_tiles == 451584 and time.process_time() - started < 5
 
 
 # -- time

@@ -398,7 +398,7 @@ def test_estimates_are_fast() -> None:
                    Store(Memory.OUT, 0, 64 * k, 1, 16, 16, STORED)]  # fmt: skip
     image, times = assemble([*stream, END], CONFIG), []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         estimate(image, CONFIG)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 0.1  # 0.03 on a machine with nothing else to do
