@@ -55,7 +55,10 @@ class Runner:
             assert not missing, f"{block.place}: not printed here:\n{missing}\nprinted was:\n{shown_after}"
             self.printed = shown_after
         elif block.language == "sh":
-            self.printed = "".join(self.command(command, block) for command in commands(block.text))
+            *first, last = commands(block.text)
+            status = int(block.said.get("status", "0"))
+            self.printed = "".join(self.command(command, 0, block) for command in first)
+            self.printed += self.command(last, status, block)
         elif block.language == "python":
             self.printed = self.python(block)
         else:
@@ -68,11 +71,10 @@ class Runner:
             exec(code, self.names)
         return out.getvalue()
 
-    def command(self, command: str, block: Block) -> str:
-        """Run a command; what it printed on both of its outputs."""
+    def command(self, command: str, wanted: int, block: Block) -> str:
+        """Run a command, which shall end with the status that is wanted; what it printed on both of its outputs."""
         if look_at(command, block.place):
             return ""
-        wanted = int(block.said.get("status", "0")) if command == commands(block.text)[-1] else 0
         words = shlex.split(command)
         plain = words[0] == "dovetail" and not SHELL & set(re.sub(r"'[^']*'", "", command))
         status, text = in_process(words[1:]) if plain else in_shell(command, self.folder)
