@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,12 @@ ROOT = str(Path(__file__).resolve().parents[1])
 sys.path.insert(0, ROOT)
 os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])  # of notebooks
 
-import dovetail
-
 project = "Dovetail"
-release = dovetail.__version__
+release = import_module("dovetail").__version__
 author = copyright = "the authors of Dovetail"  # the name is Sphinx's
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
-language = "en_GB"
+language = "en"
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence"]
@@ -51,6 +50,7 @@ html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # would fetch pages, which browsers refuse for files
 # All that a page loads lies in the site: it works from a folder, without a network.
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
 pygments_style = "friendly"

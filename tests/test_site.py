@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from browser import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
@@ -120,3 +123,18 @@ def test_the_reference_names_what_a_target_imports(site: Site) -> None:
     page = site.pages[site.folder / "reference" / "target.html"]
     anchors = {anchor.rsplit(".", 1)[-1] for anchor in page.anchors if anchor.startswith("dovetail.")}
     assert [name for name in dovetail.target.__all__ if name not in anchors] == []
+
+
+def test_a_browser_shows_it_from_files_and_searches(site: Site) -> None:
+    with chromium() as browser:
+        for name in ("index", "port", "reference/target", "notebooks/sweep"):
+            browser.open(site.folder / f"{name}.html")
+            assert browser.faults == [], name
+            assert browser.evaluate("document.fonts.size") == 0
+        browser.call("Page.navigate", url=(site.folder / "search.html").as_uri() + "?q=deadlock")
+        found = "document.querySelectorAll('#search-results li a').length"
+        end = time.monotonic() + 20
+        while not browser.evaluate(found) and time.monotonic() < end:
+            time.sleep(0.2)
+        assert browser.evaluate(found) > 0
+        assert browser.faults == []
