@@ -91,3 +91,45 @@ def test_the_commands_of_the_readme_have_these_options() -> None:
     assert len(lines) > 10
     for line in commands("\n".join(lines)):
         options_exist(line)
+
+
+@pytest.mark.parametrize(
+    ("shown", "wrong"),
+    [
+        ("one 1,234\ntwo", ""),
+        ("...\ntwo\n...", ""),
+        ("one …\ntwo", ""),
+        ("one 1,235\ntwo", "one 1,235"),
+        ("one 1,234\nthree", "three"),
+        ("two\none 1,234", "one 1,234"),
+        ("one 1,234\n...\none 1,234", "one 1,234"),
+    ],
+)
+def test_what_is_shown_is_compared(shown: str, wrong: str) -> None:
+    assert differs(shown, "one 1,234  \ntwo\nthree four\n") == wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```sh\necho 1\n```\n\n```text\n2\n```", "not printed here"),
+        ("```text\n2\n```", "what printed this"),
+        ("```sh\nfalse\n```", "ends with status 1"),
+        ("<!-- status: 1 -->\n```sh\ntrue\n```", "ends with status 0"),
+        ("```sh\nmake soup\n```", "make soup"),
+        ("```sh\npip install 'dovetail[soup]'\n```", "no extra of 'soup'"),
+        ("```sh\npython scripts/soup.py\n```", "no scripts/soup.py"),
+        ("```soup\n1\n```", "nothing is known about blocks of 'soup'"),
+        ("```c\nint f(void) { return x; }\n```", "undeclared"),
+        ("words\n\n    dovetail run build\n", "an indented block"),
+    ],
+)
+def test_a_page_that_is_wrong_is_found(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    runner = Runner(tmp_path)
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        for block in blocks(tmp_path / "page.md"):
+            runner.try_block(block)
