@@ -7,10 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := build/demo
+SITE := build/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo lint test clean
+.PHONY: help venv demo lint test site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
+	@echo 'make site    the documentation as HTML, in $(SITE)'
 	@echo 'make clean   remove $(VENV), build/ and caches'
 
 venv: $(INSTALLED)
@@ -46,6 +48,9 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+
+site: $(INSTALLED)
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs $(SITE)
 
 clean:
 	rm -rf '$(VENV)' build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,15 +1,12 @@
-"""The commands of docs/port.md do what the page says; wrong wishes get a message."""
+"""`check`, `new-target` and `vectors` from the command line: status, files, messages, help."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
 from dovetail.cli.main import main
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "port.md"
 
 
 def status(arguments: list[str]) -> int:
@@ -17,15 +14,6 @@ def status(arguments: list[str]) -> int:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     return int(ended.value.code or 0)
-
-
-def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("    dovetail ")]
-    assert len(lines) == 6
-    for line in lines:
-        assert status(shlex.split(line)[1:]) == 0, line
-    assert (tmp_path / "vectors" / "dense" / "registers.hex").is_file()
 
 
 def test_findings_give_status_1_and_files(

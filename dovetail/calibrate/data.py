@@ -192,7 +192,8 @@ def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preproc
         raise InputError(f"'{name}' is empty: {list(array.shape)}", where=str(path), hint="give at least one sample")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         bad = int(array.size - np.isfinite(array).sum())
-        raise InputError(f"'{name}' holds {bad} values that are NaN or infinite", where=str(path))
+        raise InputError(f"'{name}' holds {bad} values that are NaN or infinite", where=str(path),
+                         hint="see how they come about: a division by zero, or values that were never set")
     if kind.dtype.is_integer:
         if array.dtype.kind == "f" or array.min() < kind.dtype.low or array.max() > kind.dtype.high:
             raise InputError(f"'{name}' must be {kind.dtype.text}, got {array.dtype}", where=str(path))

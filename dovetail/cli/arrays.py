@@ -71,6 +71,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
                 f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
+                hint="give what the compiled model takes: a quantised input is integers of its own scale",
             )
 
     array: Array = read_npy(lambda: archive.open(info), info.file_size, str(port["name"]), accept)

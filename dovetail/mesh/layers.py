@@ -207,7 +207,9 @@ def _reading(
 ) -> Reading:  # fmt: skip
     value = behind.get(given, given)
     type_ = whole.types[value]
-    source = image_of(type_.shape)
+    shape = graph.types[name].shape
+    # The network's inputs lie in DRAM as a whole: a view of one is an image of its own.
+    source = image_of(shape if value not in made and len(shape) == 4 else type_.shape)
     first = parts is not None and parts.anchor is not None and name == parts.source()
     step, span, lead, channels = (1, 1), (1, 1), (0, 0), "same"
     anchor = parts.anchor.operator if parts and parts.anchor else None

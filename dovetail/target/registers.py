@@ -35,10 +35,12 @@ class JobRegisters:
         """
         if set(values) != set(self.names):
             wrong = sorted(set(values) ^ set(self.names))
-            raise TargetError(f"{function} is given other registers than the job has: {', '.join(wrong)}")
+            raise TargetError(f"{function} is given other registers than the job has: {', '.join(wrong)}",
+                              hint=f"give a value for each of {', '.join(self.names)}")
         for name, value in values.items():
             if not -(1 << 31) <= value < 1 << 32:
-                raise TargetError(f"{function} sets {name} to {value}, which does not fit 32 bits")
+                raise TargetError(f"{function} sets {name} to {value}, which does not fit 32 bits",
+                                  hint="a register holds -2^31 to 2^32 - 1; a limit of the offload should say so")
         return Command(function, tuple(values[name] & 0xFFFFFFFF for name in self.names))
 
     def job(self, written: Mapping[int, int]) -> dict[str, int]:

@@ -33,7 +33,8 @@ def load_target(name: str) -> Target:
     """A built-in target by name, or the `TARGET` of a Python file by path.
 
     Raises:
-        TargetError: no such target, or the file has no `TARGET`. Errors inside the user's file pass through.
+        TargetError: no such target, the file has no `TARGET`, or it names a memory or a file that is not there. Errors
+            inside the user's file pass through.
     """
     variable = "TARGET"
     if name in BUILT_IN:
@@ -52,9 +53,26 @@ def load_target(name: str) -> Target:
     target = getattr(module, variable, None)
     if not isinstance(target, Target):
         raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
+    _check_names(target, name)
     return target
 
 
 def advice(suits: Callable[[Target], bool]) -> str:
     """What to do where a target does not suit: the built-in ones that do, as a hint."""
     return f"use --target {' or '.join(name for name in BUILT_IN if suits(load_target(name)))}, or a file of your own"
+
+
+def _check_names(target: Target, where: str) -> None:
+    memories = [memory.name for memory in target.memories]
+    named = [("the program", target.code), ("the values", target.values)]
+    named += [(f"the operands of {engine.name}", engine.memory) for engine in target.engines]
+    named += [(f"the constants of {engine.name}", engine.constants) for engine in target.engines if engine.constants]
+    for what, memory in named:
+        if memory not in memories:
+            raise TargetError(f"there is no memory '{memory}' for {what}", where=where,
+                              hint=f"the memories are {', '.join(memories)}")
+    for engine in target.engines:
+        missing = [path for path in engine.files.values() if not path.is_file()]
+        if missing:
+            raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where,
+                              hint=f"write {missing[0]}, or change `files` of the engine")
