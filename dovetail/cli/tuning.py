@@ -98,7 +98,7 @@ def _measure(order: Order) -> str:
         return order.measure or default_simulator(load_target(order.target))
     if order.measure is not None:
         raise DovetailError(f"a choice is measured on a board or by '{order.measure}', not by both",
-                            hint="leave out --measure or --on")
+                            where="--measure, --on", hint="leave out --measure or --on")
     return BOARD
 
 

@@ -78,7 +78,8 @@ def _inputs(network: Network) -> list[tuple[str, TensorType]]:
     for ref in network.inputs:
         entry = layers.get(ref.layer)
         if entry is None or entry.kind != "InputLayer":
-            raise ModelError(f"the input {ref.layer[:80]!r} is not an InputLayer", where=network.layers[0].file)
+            raise ModelError(f"the input {ref.layer[:80]!r} is not an InputLayer", where=network.layers[0].file,
+                             hint="save the whole model with model.save('model.keras')")
         if entry.get("sparse") or entry.get("ragged"):
             raise entry.refuse("sparse and ragged inputs are not supported")
         shape = entry.get("batch_shape", entry.get("batch_input_shape"))

@@ -49,7 +49,8 @@ def parse(file: KerasFile) -> Layer:
 
 
 def _refuse(file: KerasFile, place: str, what: str) -> ModelError:
-    return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}")
+    return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}",
+                      hint="save the whole model again with model.save('model.keras')")
 
 
 def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:

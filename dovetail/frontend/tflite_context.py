@@ -110,7 +110,8 @@ class TfliteContext:
         """Declare an input of the network."""
         tensor = self.file.tensors[index]
         if tensor.is_constant or tensor.is_variable or index in self._values:
-            raise ModelError(f"input {tensor} is a constant, a variable or listed twice", where=self.file.name)
+            raise ModelError(f"input {tensor} is a constant, a variable or listed twice", where=self.file.name,
+                             hint="convert the model again")
         name = self.builder.fresh(tensor.name)
         self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
 
@@ -119,9 +120,11 @@ class TfliteContext:
         if tensor.index not in self._values:
             where = self.where(op) if op else self.file.name
             if tensor.is_variable:
-                raise ModelError(f"tensor {tensor} is a variable, which this operator cannot keep", where=where)
+                raise ModelError(f"tensor {tensor} is a variable, which this operator cannot keep", where=where,
+                                 hint="keep states in a recurrent layer, or give them as an input and an output")
             if not tensor.is_constant:
-                raise ModelError(f"tensor {tensor} is read before it is computed", where=where)
+                raise ModelError(f"tensor {tensor} is read before it is computed", where=where,
+                                 hint="convert the model again: its operators stand in the wrong order")
             self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
         return self._values[tensor.index]
 

@@ -23,8 +23,11 @@ def make_device(spec: DeviceSpec, bus: Bus) -> Device:
     try:
         device: Device = factory(bus, **spec.arguments)
     except TypeError as error:
-        raise SimulationError(f"the device factory '{spec.factory}' failed: {error}",
-                              hint=f"it is called with the bus and {sorted(spec.arguments)}") from None
+        raise SimulationError(
+            f"the device factory failed: {error}",
+            where=spec.factory,
+            hint=f"let it take the bus and {', '.join(sorted(spec.arguments)) or 'nothing else'}",
+        ) from None
     return device
 
 
@@ -40,7 +43,7 @@ def find(place: str, what: str) -> Any:
         module = _from_file(Path(module_name)) if is_file else importlib.import_module(module_name)
         return getattr(module, name)
     except (ImportError, AttributeError, OSError, ValueError) as error:
-        raise SimulationError(f"there is no {what} '{place}': {error}",
+        raise SimulationError(f"there is no such {what}: {error}", where=place,
                               hint="write it as 'module:function' or 'file.py:function'") from None
 
 

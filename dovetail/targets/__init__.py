@@ -42,16 +42,16 @@ def load_target(name: str) -> Target:
     elif name.endswith(".py") and Path(name).is_file():
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         if spec is None or spec.loader is None:
-            raise TargetError(f"{name} cannot be loaded as Python")
+            raise TargetError("the file cannot be loaded as Python", where=name,
+                              hint="give a Python file with TARGET = Target(...)")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     else:
-        raise TargetError(
-            f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
-        )
+        raise TargetError("there is no such target", where=f"target '{name}'",
+                          hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file")
     target = getattr(module, variable, None)
     if not isinstance(target, Target):
-        raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
+        raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
     return target
 
 

@@ -135,7 +135,8 @@ class Datapath:
         """The indices dst, src and wgt of the micro-operations of an instruction."""
         if i.uop_begin > i.uop_end:
             what = f"{name(self._instructions, issue.number)} has micro-operations {i.uop_begin} to {i.uop_end - 1}"
-            raise StreamError(Fault.BOUNDS, f"{what}: the last comes before the first")
+            raise StreamError(Fault.BOUNDS, f"{what}: the last comes before the first",
+                              hint="let uop_end be at least uop_begin")
         self._shadows[Memory.UOP].check_range(issue, i.uop_begin, i.uop_end - 1)
         self._shadows[Memory.UOP].read(issue, np.arange(i.uop_begin, i.uop_end))
         words = self._uop[i.uop_begin : i.uop_end].astype(np.int64)
