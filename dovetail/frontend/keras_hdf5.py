@@ -89,7 +89,7 @@ class Contents:
         if path in self.refused:
             raise self._refuse(path, *self.refused[path])
 
-    def _refuse(self, path: str, what: str, hint: str = "") -> ModelError:
+    def _refuse(self, path: str, what: str, hint: str = SPOILT) -> ModelError:
         return ModelError(what, where=f"{self.name}, /{path}", hint=hint)
 
 

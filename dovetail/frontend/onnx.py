@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.errors import ModelError
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_file import OnnxFile, OnnxNode
 from dovetail.frontend.onnx_folding import fold
 from dovetail.frontend.onnx_operators import IMPORTERS, LATER_RESULTS
@@ -58,7 +58,7 @@ def _output(ctx: OnnxContext, file: OnnxFile, position: int) -> str:
 def _import(ctx: OnnxContext, op: OnnxNode) -> None:
     """Import one operator; what its type rule rejects is the model's fault."""
     if not any(op.outputs) or (not op.outputs[0] and op.op_type not in LATER_RESULTS):
-        raise ctx.refuse(op, "has no first result")
+        raise ctx.refuse(op, "has no first result", AGAIN)
     if fold(ctx, op):
         return
     importer = IMPORTERS.get((op.domain, op.op_type))

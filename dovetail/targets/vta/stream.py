@@ -88,7 +88,8 @@ def disassemble(stream: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
         try:
             found.append(decode_halves(low, high, config))
         except TargetError as error:
-            raise StreamError(Fault.DECODE, f"instruction {number} ({high:016x}{low:016x}): {error.where}: {error.what}",
+            what = f"instruction {number} ({high:016x}{low:016x}): {error.where}: {error.what}"
+            raise StreamError(Fault.DECODE, what,
                               hint="look at where the stream begins and at its length") from None
     return tuple(found)
 
