@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.cli.console import note, output, progress, say
-from dovetail.cli.tuning import INTERRUPTED
+from dovetail.cli.console import INTERRUPTED, note, output, progress, say
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:

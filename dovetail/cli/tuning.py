@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.cli.console import note, output, progress, say
+from dovetail.cli.console import INTERRUPTED, note, output, progress, say
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from dovetail.board import Board
     from dovetail.tune.tuner import LayerResult, Progress, Request, Tuned
 
-INTERRUPTED = 130
-"""Status after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True)

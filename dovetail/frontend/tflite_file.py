@@ -179,7 +179,8 @@ class _Reader:
         """The file's first subgraph and those that CALL_ONCE runs."""
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
-            raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}")
+            raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}",
+                            "convert the model with a current converter")
         if self.count(model.SubgraphsLength(), "subgraphs") < 1:
             raise self.fail("the model has no subgraph")
         for what, length in (("buffers", model.BuffersLength()), ("opcodes", model.OperatorCodesLength())):
@@ -236,7 +237,8 @@ class _Reader:
         name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
         type_name = self.type_names.get(raw.Type(), f"number {raw.Type()}")
         if type_name not in DTYPES:
-            raise self.fail(f"tensor {index} ({name}) has the element type {type_name}, which is not supported", OTHERWISE)
+            raise self.fail(f"tensor {index} ({name}) has the element type {type_name}, which is not supported",
+                            OTHERWISE)
         if raw.Sparsity() is not None:
             raise self.fail(f"tensor {index} ({name}) is stored sparse", "convert the model with dense weights")
         shape = self.shape(raw, index, name)
