@@ -41,6 +41,7 @@ from dovetail.targets.diana.registers import (
 )
 
 _MASK32 = 0xFFFFFFFF
+_ADDRESSES = "look at the addresses and sizes of this job"
 _ACQUIRE = "look at the driver: acquire a job, write its registers, then start it"
 WORDS = 4
 """Bytes of a word, within which activations are swapped."""
@@ -142,10 +143,11 @@ class DianaDevice:
             try:
                 self._kind.execute(launch.work.registers, layer, self._bus)
             except SimulationError as error:
-                raise SimulationError(error.what, where=f"{self.name} job {launch.number}", hint=error.hint) from error
+                raise SimulationError(error.what, where=f"{self.name} job {launch.number}",
+                                      hint=error.hint or _ADDRESSES) from error
             except ValueError as error:
                 raise SimulationError(str(error), where=f"{self.name} job {launch.number}",
-                                      hint="look at the addresses and sizes of this job") from error
+                                      hint=_ADDRESSES) from error
             label = f"{Operation(layer.operation).name.lower()} {layer.fy}x{layer.fx}"
             self._queue.activities.append(Activity(launch.start, launch.end, label, macs=_macs(layer)))
 

@@ -139,7 +139,7 @@ class MaeriDevice:
             cycles = makespan(schedule)
         except DovetailError as error:
             raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name,
-                                  hint=error.hint) from error
+                                  hint=error.hint or "look at the words of the task") from error
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise SimulationError(f"the task cannot be computed: {error}", where=self.name,
                                   hint="look at the words of the task: they contradict each other") from error

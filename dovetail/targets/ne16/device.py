@@ -160,7 +160,8 @@ class Ne16Device:
             try:
                 execute(job.launch, self._bus, self._weights)
             except SimulationError as error:
-                raise SimulationError(error.what, where=f"ne16 job {job.identity}", hint=error.hint) from error
+                raise SimulationError(error.what, where=f"ne16 job {job.identity}",
+                                      hint=error.hint or "look at the addresses of this job") from error
             self._taken[job.context] = False
             self._last_run = job.identity
             self._unacknowledged += 1

@@ -126,7 +126,7 @@ class Datapath:
             span = self._memory.view(rows.address, rows.end - rows.address)
         except SimulationError as error:
             what = f"{name(self._instructions, issue.number)} touches {rows.address:#x} to {rows.end - 1:#x}"
-            raise StreamError(Fault.BOUNDS, f"{what}: {error.what}", hint=error.hint) from None
+            raise StreamError(Fault.BOUNDS, f"{what}: {error.what}", hint=error.hint or "look at the address") from None
         return as_strided(span, (rows.count, rows.nbytes), (rows.step, 1))
 
     # -- micro-operations

@@ -156,4 +156,5 @@ class VtaDevice:
         self._queue.hand_over(_Work(stream, pointers), now, cycles)
 
     def _error(self, error: DovetailError, number: int) -> SimulationError:
-        return SimulationError(error.what, where=f"{self.name} launch {number}", hint=error.hint)
+        return SimulationError(error.what, where=f"{self.name} launch {number}",
+                               hint=error.hint or "look at the addresses the driver gives")
