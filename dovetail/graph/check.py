@@ -25,7 +25,7 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
     try:
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MissingExtraError("onnxruntime", "check", "Running a graph as ONNX") from error
+        raise MissingExtraError("onnxruntime", "check", "running a graph as ONNX") from error
     computed = {node.output for node in graph.nodes}
     names = tuple(dict.fromkeys((*graph.outputs, *(name for name in keep if name in computed))))
     model = to_model(replace(graph, outputs=names))
