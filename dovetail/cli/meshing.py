@@ -77,7 +77,7 @@ def _topology(order: MeshOrder, target: Target) -> Topology:
         raise TargetError("this target is a machine alone, not a mesh", where=target.name,
                           hint=advice(lambda one: one.mesh is not None))
     if not 0 <= order.faults < 1:
-        raise TargetError(f"the share of faulty parts is from 0 to below 1, not {order.faults}", where="--faults",
+        raise TargetError(f"a share is from 0 to below 1, not {order.faults}", where="--faults",
                           hint="such as --faults 0.01")
     if order.inputs < 1 or order.jobs < 1:
         raise TargetError(f"the least is 1, were given {order.inputs} and {order.jobs}", where="--inputs, --jobs",

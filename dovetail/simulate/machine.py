@@ -218,7 +218,7 @@ class Machine:
         used = (self.bus.view(bottom.address, size) != INITIAL_BYTE).nonzero()[0]
         depth = size - int(used[0]) if used.size else 0
         if depth == size:
-            whose = f"the stack of core {suffix[1:]}" if suffix else "the stack"
+            whose = f"stack of core {suffix[1:]}" if suffix else "stack"
             raise SimulationError(f"all of its {size} bytes were used: it has overflowed", where=whose,
-                                  hint=f"reserve a larger stack than {size} bytes (Core.stack)")
+                                  hint="reserve a larger stack (Core.stack)")
         return depth

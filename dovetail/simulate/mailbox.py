@@ -168,9 +168,9 @@ class Worker:
         if kind == "write" and offset == 8:
             self._ended = now
             return value
-        raise SimulationError(f"{kind} of offset {offset:#x} of the mailbox, which does not take it", where=self.name,
-                              hint="look at cores.c: a worker reads its number and job, and writes that the job is "
-                                   "done")
+        raise SimulationError(f"{kind} of offset {offset:#x} by {self.name}: there is no such register",
+                              where="mailbox",
+                              hint="look at cores.c: a worker reads its number and job, and writes its end")
 
 
 class Mailbox:
@@ -193,15 +193,15 @@ class Mailbox:
             return worker.look(now)
         if register in (0, 8):
             return worker.room if register else worker.given
-        raise SimulationError(f"read of offset {offset:#x} of the mailbox, which does not take it", where="core 0",
+        raise SimulationError(f"read of offset {offset:#x} by core 0: there is no such register", where="mailbox",
                               hint="look at cores.c: core 0 writes jobs and reads how many are done")
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
         worker, register = self._find(offset)
         if register:
-            raise SimulationError(f"write of {value:#x} to offset {offset:#x} of the mailbox, which does not take it",
-                                  where="core 0",
+            raise SimulationError(f"write of {value:#x} to offset {offset:#x} by core 0: there is no such register",
+                                  where="mailbox",
                                   hint="look at cores.c: core 0 writes jobs and reads how many are done")
         worker.give(value, now)
 
@@ -225,7 +225,7 @@ class Mailbox:
     def _find(self, offset: int) -> tuple[Worker, int]:
         number, register = divmod(offset - _FIRST, _EACH)
         if not 1 <= number <= len(self._workers):
-            raise SimulationError(f"there is no core for offset {offset:#x} of the mailbox: the chip has "
-                                  f"{len(self._workers) + 1}", where="core 0",
+            raise SimulationError(f"there is no core for offset {offset:#x}: the chip has {len(self._workers) + 1}",
+                                  where="mailbox",
                                   hint="start jobs only on cores the target has")
         return self._workers[number - 1], register

@@ -106,7 +106,7 @@ class WorkerProcess:
         if said:
             rest = "\n".join(line for line in printed.splitlines() if line != said[-1])
             return SimulationError(said[-1].removeprefix(_SAID), where="firmware",
-                                   hint=rest or "look at what that function needs; its layer is named")
+                                   hint=rest or "look up what that means for the driver or library")
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return SimulationError(f"its worker process died ({how})", where="simulator",
                                hint=printed or "look for a bad pointer in the driver or library")

@@ -116,7 +116,7 @@ class Library:
         if found is None:
             declared = re.findall(r"\b(\w+)\s*\([^()]*\)\s*;", self.text)
             near = difflib.get_close_matches(function, declared, 1)
-            hint = f"the nearest it declares is {near[0]}" if near else f"it declares {len(declared)} functions"
+            hint = f"use {near[0]}, the nearest" if near else f"use one of the {len(declared)} functions it declares"
             raise TargetError(f"{self.header} declares no function {function}", where=f"library {self.name}", hint=hint)
         return found[1], found[2]
 
