@@ -15,19 +15,16 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from core_kernel_cases import Case, Maker, fully_connected, padded
-from dovetail.errors import SimulationError, TargetError
+from dovetail.errors import TargetError
 from dovetail.graph.graph import evaluate
 from dovetail.graph.types import DType, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, generate, unused_instructions
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.linear import Conv2d, FullyConnected
 from dovetail.run import run_build
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.protocol import SimulationResult
 from dovetail.target import CoreInstruction
 from dovetail.targets.riscv_dot4 import DOT4, SDOTSP_B
-from firmware import build as firmware
-from firmware import chip, require_chip
+from firmware import require_chip
 from test_core_kernels import build, describe, library_text, needs_compiler, run
 from test_end_to_end import compile_with_logits, network_file, stored
 from test_end_to_end import run as run_project
@@ -243,41 +240,3 @@ def test_the_encoding_is_the_assemblers(tmp_path: Path) -> None:
         word = int.from_bytes(ELFFile(stream).get_section_by_name(".text").data(), "little")
     opcode, funct3, funct7 = word & 0x7F, word >> 12 & 7, word >> 25
     assert f".insn r {opcode:#04x}, {funct3}, {funct7}," in SDOTSP_B.declarations
-
-
-FIRMWARE = """
-int main(void)
-{
-    int32_t total = -7;
-    for (int32_t turn = 0; turn < 10; ++turn) {
-        __asm__ volatile(".insn r OPCODE %0, %1, %2" : "+r"(total) : "r"(0x80ff017f), "r"(0x80ff027f));
-    }
-    exit_with((uint32_t)total);
-    return 0;
-}
-"""
-
-
-def executed(folder: Path, opcode: str, native: bool = True) -> SimulationResult:
-    """Run ten instructions of an opcode, with the hook of `riscv_dot4`."""
-    folder.mkdir()
-    setup = chip(firmware(folder, FIRMWARE.replace("OPCODE", opcode)), native_hook=native)
-    return simulate(replace(setup, extension="dovetail.targets.riscv_dot4:execute"), [], {})
-
-
-def test_the_hook_counts_one_instruction(tmp_path: Path) -> None:
-    """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
-    require_chip()
-    plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
-    left, right = (np.array([127, third, -1, -128]) for third in (1, 2))
-    for native in (True, False):
-        result = executed(tmp_path / f"own_{native}", "0x0b, 0, 0,", native)
-        assert result.exit_code == -7 + 10 * int(left @ right)
-        assert result.executed_instructions == plain
-
-
-def test_an_instruction_the_hook_does_not_know(tmp_path: Path) -> None:
-    require_chip()
-    with pytest.raises(SimulationError, match="does not know the instruction 0x00a6158b") as caught:
-        executed(tmp_path / "other", "0x0b, 1, 0,")
-    assert "main" in caught.value.where

@@ -46,6 +46,18 @@ class Measure(enum.StrEnum):
     MODEL = "model"
 
 
+def _show_version(wanted: bool) -> None:
+    """Print the version and end, where it is asked for."""
+    if wanted:
+        from dovetail import __version__
+
+        typer.echo(f"dovetail {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+]
 Model = Annotated[Path, typer.Argument(help="A .tflite, .onnx, .keras or .h5 file.", show_default=False)]
 TargetName = Annotated[
     str,

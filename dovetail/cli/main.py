@@ -10,12 +10,14 @@ import typer
 
 from dovetail.cli import board_options as board
 from dovetail.cli import compile_options as asked
+from dovetail.cli import mesh_options as meshed
 from dovetail.cli import placing_options as placed
 from dovetail.cli import porting_options as port
 from dovetail.cli import quantising_options as given
 from dovetail.cli import report_options as shown
+from dovetail.cli import schedule_options as ordered
+from dovetail.cli import tuning_options as search
 from dovetail.cli.common_options import (
-    Measure,
     Model,
     ObjectiveChoice,
     OptimizeChoice,
@@ -25,19 +27,27 @@ from dovetail.cli.common_options import (
     Sim,
     Simulator,
     TargetName,
+    Version,
 )
 from dovetail.cli.console import Commands, show_error
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
     cls=Commands,
-    help="Fits a quantised neural network to the accelerator you built: a model in, verified bare-metal C out.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(
+    epilog="Example: dovetail zoo digits -o digits.onnx, then dovetail compile digits.onnx --target ne16 -o build/net, "
+    "then dovetail run build/net"
+)
+def every(version: Version = False) -> None:
+    """Fits a quantised neural network to the accelerator you built: a model in, verified bare-metal C out."""
 
 
 @app.command("compile")
@@ -101,7 +111,9 @@ def run(
     load: board.Load = None,
     timeout: board.Timeout = 60.0,
 ) -> None:
-    """Run a build on a simulated chip, or on a board, and report what it cost, layer by layer.
+    """Run a build on a simulated chip or on a board.
+
+    Reports what it cost, layer by layer.
 
     Example: dovetail run build/net --input x.npz --output y.npz
 
@@ -126,7 +138,9 @@ def report(
     input_file: shown.Inputs = None,
     target: shown.TargetFile = None,
 ) -> None:
-    """Run a build and show where its time, memory and bytes go: one HTML file that needs nothing else.
+    """Show where a build's time, memory and bytes go, as one HTML page.
+
+    Runs the build; the page needs nothing else.
 
     Example: dovetail report build/net -o net.html --json net.json
     """
@@ -145,7 +159,9 @@ def compare(
     input_file: shown.Inputs = None,
     target: shown.TargetFiles = None,
 ) -> None:
-    """Show two builds side by side: what changed, the totals, and layer by layer.
+    """Show two builds side by side.
+
+    What changed, the totals, and layer by layer.
 
     Example: dovetail compare build/engine build/exact -o compare.html
     """
@@ -167,9 +183,10 @@ def sweep(
     page: shown.Page = Path("sweep.html"),
     json_file: shown.JsonFile = None,
 ) -> None:
-    """What if the hardware were different: compile and run a model for every combination of sizes.
+    """Compile and run a model for many sizes of the hardware.
 
-    Points that were made before are not made again, so that a sweep that was stopped goes on.
+    What if the hardware were different? Points that were made before are not made again, so that a sweep that was
+    stopped goes on.
 
     Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
     """
@@ -191,7 +208,9 @@ def explain(
     pin: placed.Pin = None,
     pins: placed.Pins = None,
 ) -> None:
-    """Show where every operator goes and why: what each engine would cost, or what keeps it from taking it.
+    """Show where every operator goes, and why.
+
+    What each engine would cost, or what keeps it from taking it.
 
     Example: dovetail explain net.tflite --target ne16
     """
@@ -205,34 +224,14 @@ def explain(
 def tune(
     model: Model,
     target: TargetName,
-    trials: Annotated[int, typer.Option(help="Trials of each kind of layer, the default included.")] = 64,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The tuning file; MODEL.TARGET.toml if not given.", show_default=False),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given.",
-            show_default=False,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Only these layers, by name, with commas.", show_default=False)
-    ] = None,
-    measure: Annotated[
-        Measure | None,
-        typer.Option(
-            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
-            "cost model thinks.",
-            show_default=False,
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    trials: search.Trials = 64,
+    output: search.File = None,
+    log: search.Log = None,
+    layers: search.Layers = None,
+    measure: search.By = None,
+    jobs: search.Jobs = 1,
+    scheduler: search.Scheduler = None,
+    seed: search.Seed = 0,
     requant: Requant = None,
     rounding: Rounding = RoundingChoice.DOUBLE,
     on: board.On = None,
@@ -240,7 +239,9 @@ def tune(
     load: board.Load = None,
     timeout: board.Timeout = 60.0,
 ) -> None:
-    """Search for the tiles, orders and places that take the fewest cycles, for dovetail compile --tuning.
+    """Search for tiles, orders and places that take fewer cycles.
+
+    Writes a file for dovetail compile --tuning.
 
     Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
 
@@ -261,25 +262,17 @@ def tune(
 def schedule(
     model: Model,
     target: TargetName,
-    multipliers: Annotated[
-        int | None, typer.Option(help="Of the hardware; the target's own if not given.", show_default=False)
-    ] = None,
-    sizes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="NAME=NUMBER: another size of the hardware. May be repeated.", show_default=False),
-    ] = None,
-    rules: Annotated[
-        Path | None, typer.Option(help="A YAML file of your own rules for the order.", show_default=False)
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="To spend on better orders than the first.")] = 5.0,
-    simulate: Annotated[bool, typer.Option(help="Execute the order cycle by cycle and compare.")] = True,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for the order, its picture and programs.", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder that is already there.")] = False,
+    multipliers: ordered.Multipliers = None,
+    sizes: ordered.Sizes = None,
+    rules: ordered.Rules = None,
+    seconds: ordered.Seconds = 5.0,
+    simulate: ordered.Simulate = True,
+    folder: ordered.Folder = None,
+    force: ordered.Force = False,
 ) -> None:
-    """Order a whole network on a target's hardware: which part works where, and when.
+    """Order a whole network on a target's hardware.
+
+    Which part works where, and when.
 
     Example: dovetail schedule net.h5 --target maeri --multipliers 64 -o build/order
     """
@@ -295,35 +288,22 @@ def schedule(
 def mesh(
     model: Model,
     target: TargetName,
-    boards: Annotated[
-        int | None, typer.Option(help="Boards there are; the target's own number if not given.", show_default=False)
-    ] = None,
-    chips: Annotated[
-        int | None, typer.Option(help="Only so many chips of one board.", show_default=False)
-    ] = None,
-    objective: Annotated[
-        ObjectiveChoice, typer.Option(help="Little time for one input, or many inputs of a stream.")
-    ] = ObjectiveChoice.THROUGHPUT,
-    mapping: Annotated[
-        Path | None, typer.Option(help="A mapping.json to use instead, edited or not.", show_default=False)
-    ] = None,
-    faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
-    inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Run every element's firmware in an emulated core of its own.")
-    ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes that do so on this machine.")] = 2,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler to use instead.", show_default=False)
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for programs, images, mapping and picture.", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the folder that is already there.")] = False,
+    boards: meshed.Boards = None,
+    chips: meshed.Chips = None,
+    objective: meshed.Objective = ObjectiveChoice.THROUGHPUT,
+    mapping: meshed.Mapping = None,
+    faults: meshed.Faults = 0.0,
+    seed: meshed.Seed = 0,
+    inputs: meshed.Inputs = 12,
+    exact: meshed.Exact = False,
+    jobs: meshed.Jobs = 2,
+    scheduler: meshed.Scheduler = None,
+    folder: meshed.Folder = None,
+    force: meshed.Force = False,
 ) -> None:
-    """Cut a network into pieces, one for each element of a mesh; place, route, model and emit them.
+    """Cut a network into pieces for the elements of a mesh.
+
+    Places, routes, models and emits them.
 
     Example: dovetail mesh net.tflite --target spinnaker2 --chips 1 -o build/mesh
     """
@@ -359,7 +339,9 @@ def quantize(
     offset: given.DataOffset = 0.0,
     resize: given.Resize = False,
 ) -> None:
-    """Quantise a float model with calibration data, to what the target takes; the result is plain ONNX.
+    """Quantise a float model with calibration data.
+
+    To what the target takes; the result is plain ONNX.
 
     Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
 
@@ -394,7 +376,9 @@ def accuracy(
     offset: given.DataOffset = 0.0,
     resize: given.Resize = False,
 ) -> None:
-    """Compare float, integer graph and firmware: top-1, signal-to-noise ratio per layer, the worst layers.
+    """Compare float model, integer graph and firmware on data.
+
+    Top-1, signal-to-noise ratio per layer, the worst layers.
 
     Example: dovetail accuracy net_int4.onnx --data test.npz --target ne16 --float-model net.onnx
     """
@@ -408,7 +392,9 @@ def accuracy(
 
 @app.command("new-target")
 def new_target(name: port.Name, folder: port.Where = Path("."), force: port.Force = False) -> None:
-    """Write a target file to start a port from, with its driver in C; it compiles and runs as it is.
+    """Write a target file and a driver to start a port from.
+
+    They compile and run as they are.
 
     Example: dovetail new-target mine -o port
     """
@@ -427,7 +413,9 @@ def check(
     junit: port.Junit = None,
     markdown: port.Markdown = None,
 ) -> None:
-    """Try a port at every limit it declares; say what is likely wrong, in the smallest form. Status 1 on findings.
+    """Try a port at every limit it declares.
+
+    Says what is likely wrong, in the smallest form. The status is 1 where there are findings.
 
     Example: dovetail check port/mine.py --junit check.xml
     """
@@ -439,7 +427,9 @@ def check(
 
 @app.command()
 def vectors(target: port.Target, output: port.Into, form: port.Format = "hex", force: port.Force = False) -> None:
-    """Write what each kernel finds in memory, its register writes and the result, for a Verilog test bench.
+    """Write test vectors for a Verilog test bench.
+
+    What each kernel finds in memory, its register writes and the result.
 
     Example: dovetail vectors macarray --format hex -o vectors
     """

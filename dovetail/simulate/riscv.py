@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.simulate.architecture import Architecture, BlockCost, CoreSetup, Pause
 from dovetail.simulate.device import Device
 from dovetail.simulate.riscv_costs import CoreCosts, block_cost
-from dovetail.simulate.riscv_own import OwnInstructions
+from dovetail.simulate.riscv_own import own_instructions
 
 _WFI = 0x10500073
 _EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
@@ -29,7 +29,7 @@ class RiscvCore:
         self._costs: CoreCosts = setup.costs
         self._bus = setup.bus
         self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
-        self._own = OwnInstructions(self.emulator, setup.extension, setup.bus) if setup.extension else None
+        self._own = own_instructions(self.emulator, setup.extension, setup.bus) if setup.extension else None
 
     def start(self, entry: int) -> None:
         """See `Core.start`."""

@@ -1,15 +1,87 @@
-"""Instructions a RISC-V core has beyond its instruction set: illegal to the emulator, executed by the target."""
+"""Instructions a RISC-V core has beyond its instruction set: illegal to the emulator, executed by the target.
+
+The target's function is C, built for this computer, or Python, which takes some fifty times as long.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from dovetail.errors import DovetailError, SimulationError
 from dovetail.simulate.device import Bus
 from dovetail.simulate.extension import load_extension
 
 _ILLEGAL = 2  # RISC-V Privileged ISA manual, table of mcause values
+
+
+class OwnInstructions(Protocol):
+    """What executes them."""
+
+    def fault(self) -> str:
+        """What stopped the core; empty for nothing. Raises what the target's function raised."""
+        ...
+
+
+def own_instructions(emulator: Any, place: str, bus: Bus) -> OwnInstructions:
+    """Have the emulator's illegal instructions executed by the target.
+
+    Args:
+        emulator: of the core. place: "file.c", or Python as `load_extension` has it. bus: the memories code lies in.
+
+    Raises:
+        SimulationError: there is no such file or function, or it cannot be compiled.
+    """
+    if place.endswith(".c"):
+        return NativeInstructions(emulator, Path(place))
+    return PythonInstructions(emulator, place, bus)
+
+
+class _Own(ctypes.Structure):
+    """Mirrors `struct own` of riscv_own.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("read", "write", "fetch", "stop")),
+        *((name, ctypes.c_int32) for name in ("x0", "pc")),
+        *((name, ctypes.c_uint32) for name in ("failed", "word")),
+    )
+    failed: int
+    word: int
+
+
+class NativeInstructions:
+    """`dovetail_execute` of a C file of the target's (riscv_own.c says what it is given); see `own_instructions`."""
+
+    def __init__(self, emulator: Any, source: Path) -> None:
+        from dovetail.build.toolchain import compile_host
+
+        unicorn: Any = importlib.import_module("unicorn")
+        names: Any = importlib.import_module("unicorn.riscv_const")
+        calls: Any = importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
+        glue = Path(__file__).with_name("riscv_own.c")
+        if not source.is_file():
+            raise SimulationError("there is no such file of the core's own instructions", where=str(source),
+                                  hint="correct Core.extension in the target file")
+        try:
+            self._library = ctypes.CDLL(str(compile_host(source.parent, [glue, source.resolve()], flags=("-O2",))))
+        except DovetailError as error:
+            raise SimulationError(f"it cannot be compiled: {error}", where=str(source),
+                                  hint="correct the file Core.extension names") from None
+        places = [ctypes.cast(call, ctypes.c_void_p).value
+                  for call in (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_emu_stop)]
+        self._own = _Own(*places, int(names.UC_RISCV_REG_X0), int(names.UC_RISCV_REG_PC), 0, 0)
+        hook = ctypes.c_size_t()
+        function = ctypes.cast(self._library.dovetail_own_instruction, ctypes.c_void_p)
+        status = calls.uc_hook_add(emulator._uch, ctypes.byref(hook), unicorn.UC_HOOK_INTR, function,
+                                   ctypes.byref(self._own), ctypes.c_uint64(1), ctypes.c_uint64(0))
+        if status != unicorn.UC_ERR_OK:
+            raise unicorn.UcError(status)
+
+    def fault(self) -> str:
+        """See `OwnInstructions`."""
+        return f"it does not know the instruction {self._own.word:#010x}" if self._own.failed else ""
 
 
 class _Registers:
@@ -41,15 +113,8 @@ class _Registers:
             self._write(self._handle, self._zero + number, self._pointer)
 
 
-class OwnInstructions:
-    """Hands the emulator's illegal instructions to a function of the target.
-
-    Args:
-        emulator: of the core. place: what executes them, see `load_extension`. bus: the memories code lies in.
-
-    Raises:
-        SimulationError: there is no such function.
-    """
+class PythonInstructions:
+    """A function of the target in Python; see `own_instructions`."""
 
     def __init__(self, emulator: Any, place: str, bus: Bus) -> None:
         unicorn: Any = importlib.import_module("unicorn")
@@ -62,7 +127,7 @@ class OwnInstructions:
         emulator.hook_add(unicorn.UC_HOOK_INTR, self._exception)
 
     def fault(self) -> str:
-        """What stopped the core; empty for nothing. Raises what the target's function raised."""
+        """See `OwnInstructions`."""
         if self._failure is not None:
             raise self._failure
         return self._fault

@@ -105,7 +105,8 @@ class Core:
     instructions: tuple[CoreInstruction, ...] = ()
     """What it can do beyond `isa`, the preferred first."""
     extension: str = ""
-    """How the simulator executes them: "module:function", called with the 32-bit instruction word and the core's
+    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/simulate/riscv_own.c`
+    says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.simulate.extension`); empty for none."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in

@@ -10,13 +10,11 @@ does LLVM's assembler encode it with the extension xcvsimd).
 from __future__ import annotations
 
 from dataclasses import replace
-from struct import Struct
+from pathlib import Path
 
-from dovetail.simulate.extension import Registers
 from dovetail.target import CoreInstruction, Target
 from dovetail.targets import riscv
 
-_BYTES = Struct("<4b").unpack
 _CUSTOM_0 = (0x0B, 0, 0)
 _SDOTSP_B = (0x7B, 1, 0x54)
 """Opcode, funct3 and funct7."""
@@ -63,36 +61,13 @@ DOT4 = dot_product("dot4", _CUSTOM_0)
 SDOTSP_B = dot_product("sdotsp_b", _SDOTSP_B)
 
 
-def execute(word: int, registers: Registers) -> bool:
-    """Execute a dot4; False when the word is another instruction."""
-    return _execute(word, registers, _CUSTOM_0)
-
-
-def execute_sdotsp(word: int, registers: Registers) -> bool:
-    """Execute a cv.sdotsp.b; False when the word is another instruction."""
-    return _execute(word, registers, _SDOTSP_B)
-
-
-def _execute(word: int, registers: Registers, encoding: tuple[int, int, int]) -> bool:
-    if (word & 0x7F, word >> 12 & 7, word >> 25) != encoding:
-        return False
-    left, right = registers.read(word >> 15 & 31), registers.read(word >> 20 & 31)
-    total = registers.read(word >> 7 & 31)
-    for a, b in zip(_BYTES(left.to_bytes(4, "little")), _BYTES(right.to_bytes(4, "little")), strict=True):
-        total += a * b
-    registers.write(word >> 7 & 31, total & 0xFFFFFFFF)
-    return True
-
-
-def _target(name: str, sentence: str, instruction: CoreInstruction, extension: str) -> Target:
-    core = replace(riscv.TARGET.core, instructions=(instruction,), extension=f"dovetail.targets.riscv_dot4:{extension}")
+def _target(name: str, sentence: str, instruction: CoreInstruction) -> Target:
+    extension = str(Path(__file__).with_suffix(".c"))
+    core = replace(riscv.TARGET.core, instructions=(instruction,), extension=extension)
     return replace(riscv.TARGET, name=name, sentence=sentence, core=core)
 
 
-TARGET = _target(
-    "riscv_dot4", "riscv with a made-up instruction: 4 x int8 dot product, accumulated", DOT4, "execute"
-)
+TARGET = _target("riscv_dot4", "riscv with a made-up instruction: 4 x int8 dot product, accumulated", DOT4)
 XPULP = _target(
-    "riscv_xpulp", "riscv with cv.sdotsp.b of the CORE-V cores: 4 x int8 dot product, accumulated", SDOTSP_B,
-    "execute_sdotsp",
-)  # fmt: skip
+    "riscv_xpulp", "riscv with cv.sdotsp.b of the CORE-V cores: 4 x int8 dot product, accumulated", SDOTSP_B
+)

@@ -1,0 +1,82 @@
+"""Instructions of a core that the simulator does not know: a target's C file or Python function executes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from struct import unpack
+
+import numpy as np
+import pytest
+
+from dovetail.errors import SimulationError
+from dovetail.simulate.extension import Registers
+from dovetail.simulate.iss import simulate
+from dovetail.simulate.protocol import SimulationResult
+from dovetail.targets import load_target
+from firmware import build, chip, require_chip
+
+FIRMWARE = """
+int main(void)
+{
+    int32_t total = -7;
+    for (int32_t turn = 0; turn < 10; ++turn) {
+        __asm__ volatile(".insn r OPCODE %0, %1, %2" : "+r"(total) : "r"(0x80ff017f), "r"(0x80ff027f));
+    }
+    exit_with((uint32_t)total);
+    return 0;
+}
+"""
+OWN, XPULP = "0x0b, 0, 0,", "0x7b, 1, 0x54,"
+C = load_target("riscv_dot4").core.extension
+
+
+def dot4(word: int, registers: Registers) -> bool:
+    """The same in Python."""
+    if (word & 0x7F, word >> 12 & 7, word >> 25) != (0x0B, 0, 0):
+        return False
+    left, right = (unpack("<4b", registers.read(word >> at & 31).to_bytes(4, "little")) for at in (15, 20))
+    total = registers.read(word >> 7 & 31) + sum(a * b for a, b in zip(left, right, strict=True))
+    registers.write(word >> 7 & 31, total)
+    return True
+
+
+PYTHON = f"{Path(__file__).resolve()}:dot4"
+
+
+def executed(folder: Path, opcode: str, extension: str = C, native: bool = True) -> SimulationResult:
+    """Run ten instructions of an opcode."""
+    require_chip()
+    folder.mkdir(exist_ok=True)
+    setup = chip(build(folder, FIRMWARE.replace("OPCODE", opcode)), native_hook=native)
+    return simulate(replace(setup, extension=extension), [], {})
+
+
+@pytest.mark.parametrize(("opcode", "extension", "native"),
+                         [(OWN, C, True), (OWN, C, False), (XPULP, C, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
+                         ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"])  # fmt: skip
+def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str, native: bool) -> None:
+    """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
+    plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions
+    left, right = (np.array([127, third, -1, -128]) for third in (1, 2))
+    result = executed(tmp_path / "own", opcode, extension, native)
+    assert result.exit_code == -7 + 10 * int(left @ right)
+    assert result.executed_instructions == plain
+
+
+@pytest.mark.parametrize("extension", [C, PYTHON], ids=["C", "Python"])
+def test_an_instruction_nobody_knows(tmp_path: Path, extension: str) -> None:
+    with pytest.raises(SimulationError, match="does not know the instruction 0x00a6158b") as caught:
+        executed(tmp_path / "other", "0x0b, 1, 0,", extension)
+    assert "main" in caught.value.where
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.c"
+    with pytest.raises(SimulationError, match="no such file") as missing:
+        executed(tmp_path, OWN, str(broken))
+    broken.write_text("uint32_t dovetail_execute(int word) { return word }\n")
+    with pytest.raises(SimulationError, match="cannot be compiled") as refused:
+        executed(tmp_path, OWN, str(broken))
+    for caught in (missing, refused):
+        assert str(broken) in caught.value.where and "Core.extension" in caught.value.hint
