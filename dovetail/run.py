@@ -148,8 +148,7 @@ def run_build(
     delay = int(build.manifest.get("delay", 0))
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
-        raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'",
-                            hint="use --sim rtl")
+        raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
     if board is not None:
         from dovetail.board.session import run_on_board
 

@@ -234,7 +234,7 @@ def test_host_code_that_crashes_or_is_missing_is_an_error(tmp_path: Path) -> Non
 
 
 def test_the_linker_script_refuses_unknown_memories() -> None:
-    with pytest.raises(BuildError, match=r"section \.l3: it is put into the memory 'l3'"):
+    with pytest.raises(BuildError, match=r"section \.l3: there is no memory 'l3' for it"):
         linker_script(MEMORIES, text="l2", data="l2", extra={".l3": "l3"})
 
 
