@@ -219,7 +219,8 @@ def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[
     if not options.pipeline:
         return graph, None
     if options.memory_budget is not None:
-        raise TargetError("a pipeline cannot be computed in stripes", hint="leave --memory-budget or --pipeline out")
+        raise TargetError("a pipeline cannot be computed in stripes", where="--memory-budget, --pipeline",
+                          hint="leave one of them out")
     found = pipelined(graph, target)
     if check:
         check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])
@@ -286,7 +287,8 @@ def _refuse_idle_outputs(graph: Graph, model: Path) -> None:
     computed = {node.output for node in graph.nodes}
     idle = [name for name in graph.outputs if name not in computed]
     if idle:
-        raise ModelError(f"the output '{idle[0]}' is not computed from the inputs", where=model.name)
+        raise ModelError(f"the output '{idle[0]}' is not computed from the inputs", where=model.name,
+                         hint="take this output out of the model, or export it again")
 
 
 class _Stages:
@@ -320,9 +322,8 @@ def _policy(target: Target, options: Options) -> Any:
         return target.policy(options.policy)
     except KeyError:
         known = ", ".join(policy.name for policy in target.policies)
-        raise TargetError(
-            f"{target.name} has no requantisation policy '{options.policy}'", hint=f"use one of {known}"
-        ) from None
+        raise TargetError(f"there is no requantisation policy '{options.policy}'", where=target.name,
+                          hint=f"use one of {known}") from None
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:

@@ -67,7 +67,8 @@ class MissingExtraError(DovetailError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f"{purpose} needs the Python package '{package}', which is not installed",
+            f"{purpose} needs it, and it is not installed",
+            where=f"Python package '{package}'",
             hint=f"pip install 'dovetail[{extra}]'",
         )
 

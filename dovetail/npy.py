@@ -63,7 +63,8 @@ def check_archive(archive: zipfile.ZipFile, where: str, hint: str) -> dict[str, 
     """The arrays of an `.npz` by name; raises InputError for too many, too large, or names that are paths."""
     members = archive.infolist()
     if len(members) > MOST_ARRAYS:
-        raise InputError(f"{len(members)} arrays, the limit is {MOST_ARRAYS}", where=where)
+        raise InputError(f"{len(members)} arrays, the limit is {MOST_ARRAYS}", where=where,
+                         hint=f"write at most {MOST_ARRAYS}")
     total = sum(info.file_size for info in members)
     if total > MOST_BYTES:
         raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=where, hint=hint)

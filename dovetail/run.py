@@ -87,25 +87,28 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise BuildError(f"{folder} is not a build: it has no {MANIFEST}", hint="make one with dovetail compile")
+        raise BuildError(f"this is not a build: it has no {MANIFEST}", where=str(folder),
+                         hint="make one with dovetail compile")
     if path.stat().st_size > _MOST_MANIFEST:
-        raise BuildError(f"{path} is larger than {_MOST_MANIFEST} bytes")
+        raise BuildError(f"the file is larger than {_MOST_MANIFEST} bytes", where=str(path),
+                         hint="compile the model again")
     try:
         manifest = json.loads(path.read_text())
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         cores = int(manifest["cores"]) if "cores" in manifest else None
         int(manifest.get("delay", 0))
         if manifest["schema"] != 1:
-            raise BuildError(f"{path} has schema {manifest['schema']}, expected 1", hint="compile the model again")
+            raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path),
+                             hint="compile the model again")
     except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
+        raise BuildError(f"the file is damaged: {error}", where=str(path), hint="compile the model again") from None
     if target is None and name not in BUILT_IN:
-        raise BuildError(
-            f"{folder} was made for '{name}', the target of a file of your own", hint="give the file with --target"
-        )
+        raise BuildError(f"the build was made for '{name}', the target of a file of your own", where=str(folder),
+                         hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)
     if found.name != name:
-        raise BuildError(f"{folder} was made for '{name}', not for '{found.name}'", hint="give the file with --target")
+        raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder),
+                         hint="give the file with --target")
     return Build(folder, manifest, found, optimize)
 
 
@@ -136,7 +139,7 @@ def run_build(
     """
     if board is not None and simulator not in (None, BOARD):
         raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both",
-                            hint="leave out one of them")
+                            where="--sim, --on", hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
@@ -145,7 +148,7 @@ def run_build(
     delay = int(build.manifest.get("delay", 0))
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
-        raise DovetailError(f"the simulator '{simulator}' has no signals to write", hint="use --sim rtl")
+        raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
     if board is not None:
         from dovetail.board.session import run_on_board
 
@@ -156,7 +159,8 @@ def run_build(
     elif simulator == "host":
         simulation = _run_host(build, sets, wanted, cache)
     else:
-        raise DovetailError(f"there is no simulator '{simulator}'", hint=f"use one of {', '.join(SIMULATORS)}")
+        raise DovetailError(f"there is no simulator '{simulator}'", where="--sim",
+                            hint=f"use one of {', '.join(SIMULATORS)}")
     simulation = replace(simulation, inferences=simulation.inferences[delay:])
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, simulator, outputs, simulation, sizes)
@@ -201,8 +205,8 @@ def _run_iss(
 
     target = build.target
     if instruction_set(target.core.isa).is_host:
-        what = f"the core of {target.name} is this computer, there is no chip to simulate"
-        raise DovetailError(what, hint="use --sim host")
+        raise DovetailError("the core is this computer, there is no chip to simulate", where=target.name,
+                            hint="use --sim host")
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
     sources = [Path(name) for name in build.manifest["sources"]["target"]]
@@ -231,15 +235,17 @@ def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[st
     known = [(engine.name, model) for engine in target.engines for model in (engine.device, engine.rtl) if model]
     models = {name: model for name, model in known if model.factory == VERILATED}
     if not models:
-        raise DovetailError(f"no engine of '{target.name}' is there in Verilog", hint="use --sim iss")
+        raise DovetailError("no engine is there in Verilog", where=target.name, hint="use --sim iss")
     written: dict[str, Any] = {}
     if waves is not None:
         if len(models) > 1:
-            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog")
+            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog", where="--waves",
+                                hint="take the Verilog of all engines but one out of the target")
         try:
             waves.file.write_bytes(b"")
         except OSError as error:
-            raise DovetailError(f"the waves cannot be written: {error}", hint="choose another file") from None
+            raise DovetailError(f"the waves cannot be written: {error.strerror}", where=str(waves.file),
+                                hint="choose another file") from None
         written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles}
     found = {}
     for name, model in models.items():

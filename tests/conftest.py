@@ -1,11 +1,15 @@
-"""What all tests share: the folder of facts and models beside the repository."""
+"""What all tests share: the folder of facts and models, and that every error is complete."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from dovetail.errors import DovetailError
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,3 +28,24 @@ def shared_dir() -> Path:
 def shared() -> Path:
     """`shared_dir()` as a fixture."""
     return shared_dir()
+
+
+def lacks(error: BaseException | None) -> list[str]:
+    """What an error of Dovetail's does not say; of one that ends the command line, the error behind it."""
+    told = error.__context__ if isinstance(error, SystemExit) else error
+    return [part for part in ("what", "where", "hint") if isinstance(told, DovetailError) and not getattr(told, part)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def errors_are_complete() -> Iterator[None]:
+    """Whatever a test expects with `pytest.raises` says what is wrong, where, and what to do about it."""
+    fill = pytest.ExceptionInfo.fill_unfilled
+
+    def checked(self: pytest.ExceptionInfo[BaseException], found: Any) -> None:
+        """As pytest's own, which its `raises` calls with what was raised."""
+        fill(self, found)
+        assert not lacks(found[1]), f"the message does not say {' and '.join(lacks(found[1]))}: {found[1]!r}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytest.ExceptionInfo, "fill_unfilled", checked)
+        yield

@@ -70,7 +70,7 @@ def test_lengths_beyond_the_limit_are_no_frames() -> None:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("usb:1", "'usb:1' names no board"),
+        ("usb:1", "'usb:1': this names no board"),
         ("serial:", "names no board"),
         ("tcp:host", "names no board"),
         ("tcp:host:99999", "names no board"),

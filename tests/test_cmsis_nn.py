@@ -61,9 +61,9 @@ def test_scratch_is_what_the_library_says() -> None:
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says where it is looked for."""
     monkeypatch.delenv(cmsis_nn.VARIABLE, raising=False)
-    with pytest.raises(TargetError, match=f"CMSIS-NN is not part of Dovetail\n.*set {cmsis_nn.VARIABLE}"):
+    with pytest.raises(TargetError, match=f"CMSIS-NN: the library is not part of Dovetail\n.*set {cmsis_nn.VARIABLE}"):
         load_target(cmsis_nn.__file__)
-    with pytest.raises(TargetError, match=r"the library cmsis_nn has no file arm_nnfunctions\.h"):
+    with pytest.raises(TargetError, match=r"library cmsis_nn: there is no file arm_nnfunctions\.h"):
         cmsis_nn.target(Path(__file__).parent)
 
 

@@ -306,7 +306,7 @@ def test_widths_by_name(network: Graph) -> None:
 
 
 def test_ternary_layers_are_named(network: Graph) -> None:
-    with pytest.raises(DovetailError, match="within 7 bits: such layers are named, not searched for"):
+    with pytest.raises(DovetailError, match="within 7 bits: they are named, not searched for"):
         quantise_network(network, Samples({"image": images(4)}, None), TARGET, Settings(bits=2))
 
 

@@ -139,7 +139,7 @@ def test_engine_and_core_are_independent(tmp_path: Path, isa: str) -> None:
 def test_devices_share_no_page_with_the_core_s_own_registers(tmp_path: Path) -> None:
     elf = build(tmp_path, "int main(void) { return 0; }", isa="cortex-m4")
     device = DeviceSpec("dovetail.simulate.dma:DmaDevice", 0xE000E800, 64)
-    with pytest.raises(SimulationError, match="overlap at 0xe000e800"):
+    with pytest.raises(SimulationError, match="'system control space' at 0xe000e800"):
         simulate(chip(elf, device, isa="cortex-m4"), [], {})
 
 

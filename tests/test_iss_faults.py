@@ -160,11 +160,11 @@ def test_a_bug_in_a_device_model_shows_its_stack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("devices", "words"), [
-    ((DeviceSpec("dovetail.simulate.dma:Nothing", 0x1A100000, 64),), "no device factory"),
+    ((DeviceSpec("dovetail.simulate.dma:Nothing", 0x1A100000, 64),), "no such device factory"),
     ((DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A100000, 64, {"speed": 1}),), "unexpected keyword"),
-    ((DMA, DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A100040, 64, {"name": "b"})), "overlap at 0x1a100040"),
-    ((DMA, DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A102000, 64)), "called 'dma'"),
-    ((DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1C000000, 64),), "may not share a page"),
+    ((DMA, DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A100040, 64, {"name": "b"})), "of 'dma' at 0x1a100040"),
+    ((DMA, DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A102000, 64)), "device 'dma': 2 devices have this name"),
+    ((DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1C000000, 64),), "share no page"),
 ])
 def test_impossible_chips_are_refused(tmp_path: Path, devices: tuple[DeviceSpec, ...], words: str) -> None:
     elf = build(tmp_path, "int main(void) { return 0; }")

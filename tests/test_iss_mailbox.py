@@ -134,15 +134,15 @@ def test_the_stack_of_every_core_is_measured_and_an_overflow_named(tmp_path: Pat
     assert used.stack_bytes is not None and used.stack_bytes < 300
     first, second = used.worker_stack_bytes
     assert first is not None and second is not None and first < 200 and 600 <= second <= 800
-    with pytest.raises(SimulationError, match="stack of core 2 of 1024 bytes"):
+    with pytest.raises(SimulationError, match="stack of core 2: all of its 1024 bytes"):
         run(tmp_path, source % 1100, {}, {}, isa=isa)
 
 
 @pytest.mark.parametrize(("source", "message"), [
     ("static void f(void) { for (;;) { } }", "core1: a job executed too many instructions"),
     ("static void f(void) { *(volatile uint32_t *)0x50000000u = 1u; }", "core1: bad write of 4 bytes at 0x50000000"),
-    ("static void f(void) { dovetail_mmio_write(0x1A010014u, 1u); }", "offset 0x14 of the mailbox by core1"),
-    ("static void f(void) { core_start(3u, f); }", "mailbox by core1"),
+    ("static void f(void) { dovetail_mmio_write(0x1A010014u, 1u); }", "mailbox: core1: write of offset 0x14 by core1"),
+    ("static void f(void) { core_start(3u, f); }", "by core1: there is no such register"),
 ])
 def test_mistakes_of_jobs_are_named_with_their_core(tmp_path: Path, source: str, message: str) -> None:
     main = "int main(void) { READY(); core_wait(1u, core_start(1u, f)); DONE(); for (;;) { } }"
@@ -152,9 +152,9 @@ def test_mistakes_of_jobs_are_named_with_their_core(tmp_path: Path, source: str,
 
 
 @pytest.mark.parametrize(("statement", "message"), [
-    ("core_wait(4u, core_start(4u, f));", "there is no core for offset 0x58 of the mailbox: the chip has 2"),
+    ("core_wait(4u, core_start(4u, f));", "mailbox: there is no core for offset 0x58: the chip has 2"),
     ("core_wait(1u, 1u);", "deadlock"),
-    ("dovetail_mmio_write(0x1A010024u, 1u);", "write of 0x1 to offset 0x24 of the mailbox by core 0"),
+    ("dovetail_mmio_write(0x1A010024u, 1u);", "mailbox: write of 0x1 to offset 0x24 by core 0"),
 ])
 def test_mistakes_of_core_0_are_named(tmp_path: Path, statement: str, message: str) -> None:
     source = f"void f(void); void f(void) {{ }} int main(void) {{ READY(); {statement} DONE(); for (;;) {{ }} }}"

@@ -251,7 +251,7 @@ def test_a_meaning_that_keeps_what_is_needed_later_is_not_selected() -> None:
 def test_a_relayout_the_loops_cannot_do_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TargetError) as raised:
         algorithm(layer(**options), LANES)
-    assert str(raised.value) == words
+    assert f"{raised.value.where}: {raised.value.what}" == words and "Constraint" in raised.value.hint
 
 
 def test_a_relayout_in_the_middle_is_refused() -> None:

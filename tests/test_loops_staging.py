@@ -29,7 +29,7 @@ def test_pools_are_disjoint_and_fit(wanted: list[Demand], capacity: int, most: i
     if least > capacity:
         with pytest.raises(PlanError) as raised:
             pools("INP", capacity, wanted, most)
-        text = str(raised.value)
+        text = raised.value.what
         assert text.startswith(f"a tile needs {least} entries of INP (") and text.endswith(f"which has {capacity}")
         assert all(f"{demand.name} {demand.entries}" in text for demand in wanted)
         return

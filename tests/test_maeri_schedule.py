@@ -254,7 +254,7 @@ def test_contradictory_rules_name_the_smallest_circle() -> None:
     first, second = (work.name for work in net.works)
     with pytest.raises(ModelError, match=f"{second} reads what {first} computes; {second} before {first}"):
         arrange(net, MaeriConfig(), Rules(before=((second, first),)))
-    with pytest.raises(ModelError, match="no layer of the network"):
+    with pytest.raises(ModelError, match="no layer 'x' in the network"):
         arrange(net, MaeriConfig(), Rules(apart=((first, "x"),)))
 
 

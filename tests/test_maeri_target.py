@@ -182,7 +182,7 @@ def test_rules_of_a_target_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     order = ["schedule", str(tmp_path / "digits.onnx"), "--target", str(tmp_path / "mine.py"), "--seconds", "0"]
     with pytest.raises(SystemExit):
         main(order)
-    assert "the rules name 'nothing'" in capsys.readouterr().err
+    assert "rules: there is no layer 'nothing'" in capsys.readouterr().err
     main_ok([*order, "--rules", str(tmp_path / "free.yaml")])
 
 
@@ -191,7 +191,7 @@ def test_targets_without_orders_say_so(tmp_path: Path, capsys: pytest.CaptureFix
     model.write_bytes(zoo.build("digits"))
     with pytest.raises(SystemExit):
         main(["schedule", str(model), "--target", "ne16"])
-    assert "ne16 does not order whole networks" in capsys.readouterr().err
+    assert "ne16: this target does not order whole networks" in capsys.readouterr().err
 
 
 def test_tasks_survive_their_words() -> None:

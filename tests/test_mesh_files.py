@@ -152,10 +152,10 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--target", "riscv"], "riscv is a machine alone, not a mesh"),
+        (["--target", "riscv"], "riscv: this target is a machine alone, not a mesh"),
         (["--target", "spinnaker2", "--chips", "49"], "49 chips: a board has 48"),
         (["--target", "spinnaker2", "--boards", "25"], "25 boards: there are places for 24"),
-        (["--target", "spinnaker2", "--faults", "1.5"], "--faults is a share"),
+        (["--target", "spinnaker2", "--faults", "1.5"], "--faults: a share is from 0 to below 1, not 1.5"),
         (["--target", "spinnaker2", "--chips", "1", "--mapping", "absent.json"], "cannot be read"),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_device_that_fails(
     compiled, folder = resnet
     fault = {"OPENCL_FAIL": call, "OPENCL_FAIL_AT": str(number), "OPENCL_CODE": str(code)}
     put_before(shim, tmp_path / "log", monkeypatch, **fault)
-    with pytest.raises(SimulationError, match=f"^{message}"):
+    with pytest.raises(SimulationError, match=f"^firmware: {message}"):
         run_build(open_build(folder, TARGET), None, random_inputs(compiled.graph, 2))
 
 
@@ -229,7 +229,7 @@ def test_a_device_that_is_not_there(
     (tmp_path / "in").write_bytes(next(iter(inputs[0].values())).tobytes())
     ended = subprocess.run([built(folder), tmp_path / "in", tmp_path / "out"], capture_output=True, text=True)
     assert ended.returncode == 1 and "the OpenCL library cannot be loaded" in ended.stderr
-    with pytest.raises(DovetailError, match="the core of opencl is this computer, there is no chip to simulate"):
+    with pytest.raises(DovetailError, match="opencl: the core is this computer, there is no chip to simulate"):
         run_build(open_build(folder, TARGET), "iss", inputs)
 
 
@@ -318,9 +318,9 @@ def test_a_vendors_binary(tmp_path: Path) -> None:
 
 def test_a_binary_that_is_none(tmp_path: Path) -> None:
     """A file that is not there, and one of another device."""
-    with pytest.raises(TargetError, match="vendor is given 'w', which is no operand of its pattern"):
+    with pytest.raises(TargetError, match="vendor: it is given 'w', which is no operand of its pattern"):
         BinaryKernel("vendor", operand("x"), tmp_path, "k", ("x", "w"), items=lambda match: (1, 1, 1))
-    with pytest.raises(TargetError, match=r"the OpenCL program none\.bin cannot be read: No such file"):
+    with pytest.raises(TargetError, match=r"none\.bin: the OpenCL program cannot be read: No such file"):
         compile_graph(looked_up().graph, with_kernels(TARGET, [vendor(tmp_path / "none.bin")]), Options())
     (tmp_path / "other.bin").write_bytes(b"for another device")
     compiled = compile_graph(looked_up().graph, with_kernels(TARGET, [vendor(tmp_path / "other.bin")]), Options())

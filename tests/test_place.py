@@ -86,13 +86,13 @@ def test_one_engine_needs_no_placement_but_takes_pins(model: Path) -> None:
 def test_mistaken_pins_are_explained(graph: Graph) -> None:
     """Unknown names with what is near, unknown engines with what there is, an engine that cannot with its own limit."""
     conv = next(region for region in first(graph, TWINS) if region.engine is not None)
-    with pytest.raises(PlaceError, match=f"'{conv.name}x' to pin\n.*perhaps '{conv.name}'"):
+    with pytest.raises(PlaceError, match=f"'{conv.name}x': there is no such layer .*\n.*perhaps '{conv.name}'"):
         placed(graph, TWINS, {f"{conv.name}x": "core"})
     with pytest.raises(PlaceError, match=r"'third', which two_engines does not have\n.*use ne16, second, core"):
         placed(graph, TWINS, {conv.name: "third"})
-    with pytest.raises(PlaceError, match="pinned to 'ne16\\+core'"):
+    with pytest.raises(PlaceError, match="'ne16\\+core' is not one place"):
         placed(graph, TWINS, {conv.name: "ne16+core"})
-    with pytest.raises(PlaceError, match=f"'{conv.name}' is pinned to core and '.*' to ne16, and both are layer"):
+    with pytest.raises(PlaceError, match=f"'{conv.name}' is pinned to core and '.*' to ne16, and both are this layer"):
         placed(graph, TWINS, {conv.name: "core", next(name for name in conv.origins): "ne16"})
     mover = next(region for region in first(graph, TWINS) if region.mover)
     with pytest.raises(PlaceError, match="elements only move"):

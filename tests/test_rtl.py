@@ -307,7 +307,7 @@ def test_messages_of_verilator() -> None:
 
 @pytest.mark.parametrize(("port", "message"), [
     (RtlPort("wishbone"), "there is no port protocol 'wishbone'"),
-    (RtlPort("tcdm"), "a port of faulty is 'tcdm'; there it must be apb or axi-lite"),
+    (RtlPort("tcdm"), "faulty: a port is 'tcdm'; there it must be apb or axi-lite"),
     (RtlPort("apb", names={"psl": "x"}), "apb has no signal 'psl'"),
     (RtlPort("apb", names={"psel": ""}), "apb cannot do without 'psel'"),
     (RtlPort("apb", low=("psel",)), "only 'we' can be active low, not psel"),
@@ -324,7 +324,7 @@ def test_without_verilator(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtraError) as caught:
         find_verilator()
     find_verilator.cache_clear()
-    assert "needs the Python package 'verilator'" in str(caught.value) and "dovetail[rtl]" in caught.value.hint
+    assert "Python package 'verilator': " in str(caught.value) and "dovetail[rtl]" in caught.value.hint
 
 
 def test_the_page_describes_a_module_as_the_tests_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +345,7 @@ def test_registers_are_all_given_and_fit() -> None:
     assert registers.command("start", a=-1, b=2).words == (0xFFFFFFFF, 2)
     with pytest.raises(TargetError, match="given other registers than the job has: b, c"):
         registers.command("start", a=1, c=2)
-    with pytest.raises(TargetError, match="sets b to 4294967296, which does not fit 32 bits"):
+    with pytest.raises(TargetError, match="start: b is set to 4294967296, which does not fit 32 bits"):
         registers.command("start", a=1, b=1 << 32)
 
 

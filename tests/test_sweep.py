@@ -100,7 +100,7 @@ def test_fields_reach_the_target() -> None:
 def test_names_and_values() -> None:
     target = load_target("maeri")
     assert find(target, "engine.macs").name == "maeri.macs" and find(target, "ram.SIZE").name == "RAM.size"
-    with pytest.raises(TargetError, match=r"maeri has no 'engine\.multiplyers'") as wrong:
+    with pytest.raises(TargetError, match=r"maeri: there is no 'engine\.multiplyers' to set") as wrong:
         find(target, "engine.multiplyers")
     assert "maeri.multipliers" in wrong.value.hint
     with pytest.raises(TargetError, match="no numbers of an engine"):
@@ -118,7 +118,7 @@ def test_the_grid() -> None:
     assert points(axes) == [{"L1.size": size, "dma.bytes_per_cycle": width} for size in (32768, 65536)
                             for width in (4, 8)]  # fmt: skip
     for texts, message in (
-        (["l1.size"], "takes NAME=VALUE"), (["l1.size="], "takes NAME=VALUE"), ([], "nothing is set"),
+        (["l1.size"], "is not NAME=VALUE"), (["l1.size="], "is not NAME=VALUE"), ([], "nothing is set"),
         (["l1.size=1", "L1.size=2"], "set twice"), ([f"l1.size={','.join(map(str, range(5000)))}"], "5,000 points"),
     ):  # fmt: skip
         with pytest.raises(DovetailError, match=message):
@@ -207,7 +207,7 @@ def test_page_of_several_fields() -> None:
 
 def test_bad_input(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such model" in refused(capsys, "sweep", tmp_path / "x.onnx", "-t", "ne16", "--set", "l1.size=1K")
-    assert "has no 'l3.size'" in refused(capsys, "sweep", digits, "-t", "ne16", "--set", "l3.size=1K")
+    assert "there is no 'l3.size' to set" in refused(capsys, "sweep", digits, "-t", "ne16", "--set", "l3.size=1K")
     assert "no requantisation policy 'x'" in refused(
         capsys, "sweep", digits, "-t", "ne16", "--set", "l1.size=1K", "--requant", "x"
     )

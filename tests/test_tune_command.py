@@ -208,4 +208,4 @@ def test_a_missing_package_names_the_extra(model: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr("dovetail.tune.search.find_spec", lambda name: None)
     with pytest.raises(DovetailError) as caught:
         tune(Request(model, "ne16", tmp_path / "log"))
-    assert "lightgbm" in caught.value.what and "dovetail[tune]" in caught.value.hint
+    assert "lightgbm" in caught.value.where and "dovetail[tune]" in caught.value.hint

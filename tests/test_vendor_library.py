@@ -80,25 +80,25 @@ def test_a_device_that_is_gone(target: Target, function: str, simulator: str, tm
     build = open_build(tmp_path / "build", replace(target, engines=(engine,)))
     values = {name: np.zeros(kind.shape, kind.dtype.numpy) for name, kind in compiled.graph.types.items()}
     inputs = [{name: values[name] for name in compiled.graph.inputs}]
-    with pytest.raises(SimulationError, match=rf"{function} of vl\w* in conv_\d+ failed: it returned -19"):
+    with pytest.raises(SimulationError, match=rf"{function} of vl\w* in conv_\d+: the call failed: it returned -19"):
         run_build(build, simulator, inputs)
 
 
 def test_a_status_that_no_function_returns() -> None:
     """A function without a result cannot say that it failed."""
-    with pytest.raises(TargetError, match=r"vl_reset of vl returns nothing that could be 0"):
+    with pytest.raises(TargetError, match=r"library vl: vl_reset returns nothing that could be 0"):
         replace(LIBRARY, wait="vl_reset")
 
 
 def test_a_function_the_header_does_not_declare() -> None:
     """Named, with the nearest that is declared; so is one with other parameters."""
     nothing = operand("x")
-    message = r"vl\.h of vl declares no function vl_convolve\n.*the nearest it declares is vl_conv"
+    message = r"library vl: vl\.h declares no function vl_convolve\n.*use vl_conv, the nearest"
     with pytest.raises(TargetError, match=message):
         function(LIBRARY, "vl_convolve", nothing, [])
-    with pytest.raises(TargetError, match="vl_dense of vl has 7 parameters; 1 are described"):
+    with pytest.raises(TargetError, match="library vl: vl_dense has 7 parameters; 1 are described"):
         function(LIBRARY, "vl_dense", nothing, [3])
-    with pytest.raises(TargetError, match=r"the library vl has no file gone\.h"):
+    with pytest.raises(TargetError, match=r"library vl: there is no file gone\.h"):
         replace(LIBRARY, header="gone.h")
 
 

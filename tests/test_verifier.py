@@ -147,8 +147,8 @@ def test_the_program_has_everything_to_break(case: Case) -> None:
 def test_address_outside_memory(case: Case) -> None:
     memory = case.target.memory("L1")
     name = case.at(case.find(Launch)[0]).result.buffer
-    case.refuses(case.buffer(name, address=memory.base + memory.size - 8), "is outside L1")
-    case.refuses(case.buffer(name, address=memory.base - 8), "is outside L1")
+    case.refuses(case.buffer(name, address=memory.base + memory.size - 8), "are outside L1")
+    case.refuses(case.buffer(name, address=memory.base - 8), "are outside L1")
 
 
 def test_misaligned_address(case: Case) -> None:

@@ -118,7 +118,7 @@ def open_link(where: str) -> Link:
 
 def unknown(where: str) -> BoardError:
     """The error for a board that is named in no known way."""
-    return BoardError(f"'{where}' names no board", hint=f"write it as one of {', '.join(KINDS)}")
+    return BoardError("this names no board", where=f"'{where}'", hint=f"write it as one of {', '.join(KINDS)}")
 
 
 def host_and_port(text: str, where: str) -> tuple[str, int]:

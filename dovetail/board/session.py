@@ -177,7 +177,7 @@ def run_on_board(
         DovetailError: it cannot be reached, does not answer, or has another firmware.
     """
     if "digest" not in build.manifest or instruction_set(build.target.core.isa).is_host:
-        raise BuildError(f"{build.folder} has no firmware for a board",
+        raise BuildError("the build has no firmware for a board", where=str(build.folder),
                          hint="compile the model again, for a target whose core is not this computer")
     if not 0 < board.timeout <= _MOST_SECONDS:
         raise BoardError(f"a time-out is more than 0 and at most {_MOST_SECONDS} s, not {board.timeout:g} s",

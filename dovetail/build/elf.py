@@ -44,7 +44,7 @@ def _open(elf: Path) -> Iterator[ELFFile]:
         with elf.open("rb") as stream:
             yield ELFFile(stream)
     except (OSError, ELFError) as error:
-        raise BuildError(f"not a readable ELF file: {error}", where=elf.name) from None
+        raise BuildError(f"not a readable ELF file: {error}", where=elf.name, hint="compile the model again") from None
 
 
 def section_sizes(elf: Path) -> dict[str, int]:
@@ -132,7 +132,8 @@ def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[Segment]
     """
     with _open(elf) as file:
         if file["e_machine"] != machine or file.elfclass != 32 or not file.little_endian:
-            raise BuildError(f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}")
+            raise BuildError(f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}",
+                             where=elf.name, hint="compile the model for this target again")
         # a linker may put the file's own headers into a segment before the first: no section, nothing to load
         loaded = [Segment(int(segment["p_paddr"]), segment.data()) for segment in file.iter_segments()
                   if segment["p_type"] == "PT_LOAD" and segment["p_filesz"]

@@ -67,7 +67,7 @@ def instruction_set(isa: str) -> InstructionSet:
         return _cortex_m(isa)
     if isa == "host":
         return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
-    raise BuildError(f"there is no compiler for the instruction set '{isa}'",
+    raise BuildError("there is no compiler for this instruction set", where=f"instruction set '{isa}'",
                      hint=f"use 'host', e.g. 'rv32imc', or one of {', '.join(_CORTEX_M)}")
 
 

@@ -96,7 +96,7 @@ def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
     if gcc is not None:
         return Compiler((gcc,), "gcc", _version(gcc, "--version"))
     if wanted not in ("", "zig"):
-        raise BuildError(f"the compiler '{wanted}' was asked for and is not installed",
+        raise BuildError("this compiler was asked for and is not installed", where=f"DOVETAIL_CC={wanted}",
                          hint="unset DOVETAIL_CC to use ziglang")
     raise MissingExtraError("ziglang", "iss", "compiling firmware")
 
@@ -105,7 +105,7 @@ def _host_compiler() -> Compiler:
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return Compiler((found,), "cc", _version(found, "--version"))
-    raise BuildError("no C compiler for this computer was found (looked for cc, gcc, clang)",
+    raise BuildError("no C compiler was found (looked for cc, gcc, clang)", where="this computer",
                      hint="install one, e.g. the package 'gcc'")
 
 
@@ -121,7 +121,8 @@ def _zig() -> str | None:
 def _version(program: str, argument: str) -> str:
     answer = subprocess.run([program, argument], capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise BuildError(f"the compiler does not start: {answer.stderr.strip()[:200]}", where=Path(program).name)
+        raise BuildError(f"the compiler does not start: {answer.stderr.strip()[:200]}", where=Path(program).name,
+                         hint="run it by hand to see why, or set DOVETAIL_CC to another compiler")
     return answer.stdout.strip().splitlines()[0]
 
 
@@ -182,7 +183,7 @@ def cpp_compiler() -> Compiler:
             return Compiler((found,), "cc", _version(found, "--version"))
     if zig := _zig():
         return Compiler((zig, "c++"), "zig", f"zig {_version(zig, 'version')}")
-    raise BuildError("no C++ compiler for this computer was found (looked for c++, g++, clang++ and ziglang)",
+    raise BuildError("no C++ compiler was found (looked for c++, g++, clang++ and ziglang)", where="this computer",
                      hint="pip install ziglang, or install one, e.g. the package 'g++'")
 
 
@@ -220,16 +221,18 @@ def _job(compiler: Compiler, directory: Path, flags: Sequence[str], include: Seq
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BuildError(f"the cache folder cannot be made: {error}", hint="set DOVETAIL_CACHE to another") from None
+        raise BuildError(f"the cache folder cannot be made: {error.strerror}", where=str(cache),
+                         hint="set DOVETAIL_CACHE to another") from None
     if not os.access(cache, os.W_OK):
-        raise BuildError(f"the cache folder {cache} cannot be written", hint="set DOVETAIL_CACHE to another")
+        raise BuildError("the cache folder cannot be written", where=str(cache), hint="set DOVETAIL_CACHE to another")
     return _Job(compiler, directory, (*flags, *macros, *search), cache, headers)
 
 
 def _compile_all(job: _Job, sources: Sequence[Path]) -> list[Path]:
     missing = [source for source in sources if not (job.directory / source).is_file()]
     if missing:
-        raise BuildError(f"there is no source file '{missing[0]}'", where=str(job.directory))
+        raise BuildError(f"there is no source file '{missing[0]}'", where=str(job.directory),
+                         hint="compile the model again, with the files of the driver or library in place")
     with ThreadPoolExecutor(max_workers=2) as pool:
         return list(pool.map(lambda source: _compile(job, source), sources))
 
@@ -289,6 +292,9 @@ def _run(job: _Job, arguments: Sequence[str], made: Path) -> None:
         os.replace(output, made)
 
 
+_MEND = "look at that place of your driver, library or board file; if the C is Dovetail's own, report it"
+
+
 def compiler_error(output: str, code: int) -> BuildError:
     """Turn a compiler's complaints into a BuildError that begins with the first error.
 
@@ -300,8 +306,8 @@ def compiler_error(output: str, code: int) -> BuildError:
     rest = "\n".join(lines[found : found + 30]) or f"it printed nothing and exited with {code}"
     located = re.match(r"(?P<where>[^\s:]+:\d+(?::\d+)?): (?:fatal )?error: (?P<what>.*)", rest, re.DOTALL)
     if located:
-        return BuildError(located["what"], where=located["where"])
-    return BuildError(rest)
+        return BuildError(located["what"], where=located["where"], hint=_MEND)
+    return BuildError(rest, where="compiler", hint=_MEND)
 
 
 def digest(*parts: bytes) -> str:

@@ -73,7 +73,7 @@ def parse_budget(text: str) -> Budget:
     found = re.fullmatch(r"(bytes|cycles|loss|sqnr)=([0-9]+(?:\.[0-9]+)?)(k|M)?", text)
     if found is None:
         hint = "give bytes=N or cycles=N (k and M allowed), loss=POINTS of top-1, or sqnr=DB"
-        raise DovetailError(f"'{text}' is no budget", hint=hint)
+        raise DovetailError(f"'{text}' is no budget", where="--budget", hint=hint)
     return Budget(found[1], float(found[2]) * {"k": 1e3, "M": 1e6}.get(found[3] or "", 1.0))
 
 
@@ -178,10 +178,8 @@ def within(points: Sequence[Point], limit: float, what: str) -> Point:
     """The point of least noise whose cost keeps the limit; raises DovetailError where even the cheapest does not."""
     fitting = [point for point in points if point.cost <= limit]
     if not fitting:
-        raise DovetailError(
-            f"the budget is {limit:,.0f} {what}, the narrowest weights need {points[0].cost:,.0f}",
-            hint="raise the budget",
-        )
+        raise DovetailError(f"the budget is {limit:,.0f} {what}, the narrowest weights need {points[0].cost:,.0f}",
+                            where="--budget", hint=f"raise it to {points[0].cost:,.0f} or more")
     return fitting[-1]
 
 
@@ -201,10 +199,8 @@ def cheapest(points: Sequence[Point], excess: Callable[[Point], float], unit: st
     low, high = 0, len(chosen) - 1
     missed = excess(points[chosen[high]])
     if missed > 0:
-        raise DovetailError(
-            f"even the widest weights miss the budget, by {missed:.2f} {unit}",
-            hint="raise the budget, or give more data",
-        )
+        raise DovetailError(f"even the widest weights miss the budget, by {missed:.2f} {unit}", where="--budget",
+                            hint="raise the budget, or give more data")
     while low < high:
         middle = (low + high) // 2
         if excess(points[chosen[middle]]) <= 0:

@@ -117,13 +117,14 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
     """
     wanted = target.quantisation
     if wanted.operand_bits < 8 and 2 in wanted.weight_bits and (settings.budget is not None or settings.bits == 2):
-        what = f"{target.name} keeps the operands of layers with 2-bit weights within {wanted.operand_bits} bits"
-        raise TargetError(f"{what}: such layers are named, not searched for", hint="for instance --width 'conv2*=int2'")
+        raise TargetError(f"layers with 2-bit weights want operands within {wanted.operand_bits} bits: they are "
+                          "named, not searched for", where=target.name, hint="for instance --width 'conv2*=int2'")
     found = {node.output: settings.widths.get(node.output, settings.bits) for node in weighted_layers(graph)}
     for width in sorted(set(found.values())):
         if width not in target.quantisation.weight_bits:
             known = ", ".join(map(str, target.quantisation.weight_bits))
-            raise TargetError(f"{target.name} takes weights of {known} bits, not of {width}")
+            raise TargetError(f"it takes weights of {known} bits, not of {width}", where=target.name,
+                              hint=f"choose one of {known} with --weights or --width")
     return found
 
 
@@ -142,11 +143,13 @@ def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
     for text in texts:
         pattern, _, width = text.rpartition("=")
         if not pattern or width not in ("int8", "int4", "int2"):
-            raise DovetailError(f"'{text}' does not say a width", hint="for instance 'conv2*=int2'; int8, int4 or int2")
+            raise DovetailError(f"'{text}' does not say a width", where="--width",
+                                hint="for instance 'conv2*=int2'; int8, int4 or int2")
         named = [n.output for n in layers if fnmatchcase(n.output, pattern) or fnmatchcase(n.origin, pattern)]
         if not named:
             known = ", ".join(node.output for node in layers)
-            raise DovetailError(f"no layer with weights is named '{pattern}'", hint=f"the layers are {known}")
+            raise DovetailError(f"no layer with weights is named '{pattern}'", where="--width",
+                                hint=f"the layers are {known}")
         found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
     return found
 

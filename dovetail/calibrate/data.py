@@ -78,7 +78,8 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing) -> Samples:
     inputs = {name: _samples(name, arrays[name], graph.types[name], path, how) for name in graph.inputs}
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
-        raise InputError(f"the inputs have different numbers of samples: {counts}", where=str(path))
+        raise InputError(f"the inputs have different numbers of samples: {counts}", where=str(path),
+                         hint="give each input the same number of samples")
     return Samples(inputs, _labels(labels, next(iter(counts.values())), path, how))
 
 
@@ -145,11 +146,13 @@ def folder_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
         raise InputError("there is no such folder", where=str(path), hint="make a folder of .npy files for each input")
     found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
     if len(found) > MOST_FILES:
-        raise InputError(f"{len(found)} files, the limit is {MOST_FILES}", where=str(path))
+        raise InputError(f"{len(found)} files, the limit is {MOST_FILES}", where=str(path),
+                         hint=f"keep at most {MOST_FILES} of them in the folder")
     home = path.resolve()
     for file in found:
         if not file.is_file() or home not in file.resolve().parents:
-            raise InputError("not a file of this folder (a link, or a folder)", where=str(file))
+            raise InputError("not a file of this folder (a link, or a folder)", where=str(file),
+                             hint="copy the file itself into the folder")
     return found
 
 
@@ -196,7 +199,8 @@ def _samples(name: str, array: Array, kind: TensorType, path: Path, how: Preproc
                          hint="see how they come about: a division by zero, or values that were never set")
     if kind.dtype.is_integer:
         if array.dtype.kind == "f" or array.min() < kind.dtype.low or array.max() > kind.dtype.high:
-            raise InputError(f"'{name}' must be {kind.dtype.text}, got {array.dtype}", where=str(path))
+            raise InputError(f"'{name}' must be {kind.dtype.text}, got {array.dtype}", where=str(path),
+                             hint=f"save the array with .astype('{kind.dtype.text}') and values in its range")
         return array.astype(kind.dtype.numpy)
     result = (array.astype(np.float64) * how.scale + how.offset).astype(np.float32)
     if not np.isfinite(result).all():
@@ -208,8 +212,10 @@ def _labels(labels: Array | None, count: int, path: Path, how: Preprocessing) ->
     if labels is None:
         return None
     if labels.dtype.kind not in "iu" or labels.ndim == 0 or labels.size != len(labels):
-        raise InputError(f"the labels must be integers [n], got {labels.dtype} {list(labels.shape)}", where=str(path))
+        raise InputError(f"the labels must be integers [n], got {labels.dtype} {list(labels.shape)}", where=str(path),
+                         hint="give one class number for each sample")
     row = labels.reshape(-1)[: how.most].astype(np.int64)
     if len(row) != count:
-        raise InputError(f"{len(row)} labels for {count} samples", where=str(path))
+        raise InputError(f"{len(row)} labels for {count} samples", where=str(path),
+                         hint="give one label for each sample")
     return row

@@ -141,7 +141,8 @@ def _excess(
     wanted, labels = outputs_on(calibrated.graph, measured.inputs, value), measured.labels
     if budget.kind == "loss":
         if wanted.shape[1] < 2:
-            raise DovetailError("a loss of top-1 needs a network with several classes", hint="give sqnr=DB")
+            raise DovetailError("a loss of top-1 needs a network with several classes", where="--budget",
+                                hint="give sqnr=DB")
         truth = check_labels(labels, wanted.shape[1]) if labels is not None else wanted.argmax(axis=1)
         best = top1(wanted, truth)
 
@@ -165,8 +166,7 @@ def check_labels(labels: Array, classes: int) -> Array:
     """The labels, all of which must be classes; raises DovetailError otherwise."""
     bad = np.flatnonzero((labels < 0) | (labels >= classes))
     if bad.size:
-        raise DovetailError(
-            f"{bad.size} labels are out of range: label {int(labels[bad[0]])} of sample {int(bad[0])}, "
-            f"the network has classes 0 to {classes - 1}"
-        )
+        raise DovetailError(f"{bad.size} labels are out of range: label {int(labels[bad[0]])} of sample {int(bad[0])}, "
+                            f"the network has classes 0 to {classes - 1}", where="labels",
+                            hint=f"give each sample a class from 0 to {classes - 1}")
     return labels

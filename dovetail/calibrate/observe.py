@@ -52,7 +52,9 @@ def observe(
             return
         least, most = float(array.min()), float(array.max())
         if not np.isfinite([least, most]).all():
-            raise DovetailError(f"the network computes NaN or infinity at '{name}'", where="calibration data")
+            raise DovetailError(f"the network computes NaN or infinity at '{name}'", where="calibration data",
+                                hint="look for samples of extreme values in the data, or a damaged weight before "
+                                     "that layer")
         low[name], high[name] = min(low[name], least), max(high[name], most)
 
     _pass(graph, data, limits, report, "measuring ranges")

@@ -200,5 +200,6 @@ def plain_onnx(graph: Graph, notes: dict[str, str] | None = None) -> onnx.ModelP
     for key, value in sorted((notes or {}).items()):
         model.metadata_props.add(key=key, value=value)
     if model.ByteSize() > _MOST_BYTES:
-        raise DovetailError(f"{model.ByteSize()} bytes are more than an ONNX file can hold ({_MOST_BYTES})")
+        raise DovetailError(f"{model.ByteSize()} bytes are more than an ONNX file can hold ({_MOST_BYTES})",
+                            where=graph.name, hint="quantise a smaller network, or parts of this one")
     return model

@@ -71,7 +71,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
                 f"input '{port['name']}' must be {kind.numpy} {expected} (or [n, {str(expected)[1:]} for a batch), "
                 f"got {dtype} {list(shape)}",
                 where=str(path),
-                hint="give what the compiled model takes: a quantised input is integers of its own scale",
+                hint="reshape and convert the array, such as array.astype(...).reshape(...)",
             )
 
     array: Array = read_npy(lambda: archive.open(info), info.file_size, str(port["name"]), accept)
@@ -84,10 +84,12 @@ def _check_values(array: Array, kind: DType, name: str, path: Path) -> None:
 
     if not kind.is_integer:
         if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-            raise InputError(f"input '{name}' must be numbers, got {int(np.isnan(array).sum())} NaN", where=str(path))
+            raise InputError(f"input '{name}' must be numbers, got {int(np.isnan(array).sum())} NaN", where=str(path),
+                             hint="replace the NaN before saving the array")
     elif array.size and not (kind.low <= int(array.min()) and int(array.max()) <= kind.high):
         got = f"{int(array.min())} to {int(array.max())}"
-        raise InputError(f"input '{name}' must be {kind.text}, {kind.low} to {kind.high}, got {got}", where=str(path))
+        raise InputError(f"input '{name}' must be {kind.text}, {kind.low} to {kind.high}, got {got}", where=str(path),
+                         hint=f"quantise the array to {kind.text} first, with the input's scale and zero point")
 
 
 def _batch(
@@ -99,7 +101,8 @@ def _batch(
     }
     if len(set(counts.values())) > 1:
         got = ", ".join(f"'{name}' {'none' if count is None else count}" for name, count in counts.items())
-        raise InputError(f"expected the same leading batch axis for every input, got {got}", where=str(path))
+        raise InputError(f"expected the same leading batch axis for every input, got {got}", where=str(path),
+                         hint="give every input the batch axis, of one length, or none of them")
     count = next(iter(counts.values()), None)
     if count is None:
         return [dict(arrays)], False

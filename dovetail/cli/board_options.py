@@ -34,5 +34,6 @@ def board_of(on: str | None, io: Path | None, load: str | None, timeout: float) 
     if on is not None:
         return Board(on, io, load or "", timeout)
     if io is not None or load is not None:
-        raise DovetailError("--board-io and --load are about a board, and none is given", hint="add --on BOARD")
+        raise DovetailError("these options are about a board, and none is given", where="--board-io, --load",
+                            hint="add --on BOARD")
     return None

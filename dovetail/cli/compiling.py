@@ -141,5 +141,5 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)\s*([KkMm]?)(?:i?[Bb])?", text.strip())
     if match is None or int(match[1]) == 0:
-        raise ModelError(f"'{text}' is not a number of bytes", hint="such as 32768 or 32K")
+        raise ModelError(f"'{text}' is not a number of bytes", where="--memory-budget", hint="such as 32768 or 32K")
     return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]

@@ -5,12 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperGroup
 
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+INTERRUPTED = 130
+"""Status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C in one of them ends the process with one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            note("stopped")
+            sys.exit(INTERRUPTED)
 
 
 def output() -> Console:

@@ -29,9 +29,11 @@ from dovetail.cli.common_options import (
     TargetName,
     Version,
 )
+from dovetail.cli.console import Commands, show_error
 from dovetail.errors import DovetailError
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -474,13 +476,13 @@ def zoo(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: status 0, 1 after a message about a mistake, 2 for wrong usage; a bug shows its stack.
+    """Run the command line: status 0, 1 after a message about a mistake, 2 for wrong usage, 130 after Ctrl-C.
+
+    A bug shows its stack.
 
     Args:
         arguments: without the program's name; None for those of the process.
     """
-    from dovetail.cli.console import show_error
-
     try:
         app(arguments, prog_name="dovetail")
     except DovetailError as error:

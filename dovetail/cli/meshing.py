@@ -74,16 +74,18 @@ def _topology(order: MeshOrder, target: Target) -> Topology:
     from dovetail.targets import advice
 
     if target.mesh is None:
-        raise TargetError(f"{target.name} is a machine alone, not a mesh",
-                          hint=advice(lambda one: one.mesh is not None))  # fmt: skip
+        raise TargetError("this target is a machine alone, not a mesh", where=target.name,
+                          hint=advice(lambda one: one.mesh is not None))
     if not 0 <= order.faults < 1:
-        raise TargetError(f"--faults is a share from 0 to 1, was given {order.faults}")
+        raise TargetError(f"a share is from 0 to below 1, not {order.faults}", where="--faults",
+                          hint="such as --faults 0.01")
     if order.inputs < 1 or order.jobs < 1:
-        raise TargetError(f"--inputs and --jobs are at least 1, were given {order.inputs} and {order.jobs}")
+        raise TargetError(f"the least is 1, were given {order.inputs} and {order.jobs}", where="--inputs, --jobs",
+                          hint="give 1 or more, or leave them out")
     try:
         found = target.mesh.resized(order.boards, order.chips)
     except ValueError as error:
-        raise TargetError(str(error), where=target.name) from None
+        raise TargetError(str(error), where=target.name, hint="choose other --boards or --chips") from None
     return build_topology(random_faults(found, order.faults, order.seed) if order.faults else found)
 
 
@@ -99,7 +101,8 @@ def _check(graph: Graph, mapped: Mapped) -> None:
     expected, found = evaluate(graph, given), execute(mapped.parts, given)
     for name in graph.outputs:
         if not np.array_equal(expected[name], found[name]):
-            raise DovetailError("the pieces together give something else than the integer graph", where=name)
+            raise DovetailError("the pieces together give something else than the integer graph", where=name,
+                                hint="report this: the mapping is at fault, not the model")
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
 
@@ -119,7 +122,8 @@ def _exact(order: MeshOrder, target: Target, graph: Graph, mapped: Mapped) -> No
     for arrays, outputs in zip(given, run.outputs, strict=True):
         expected = evaluate(graph, arrays)
         if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
-            raise DovetailError("the elements' firmware gives something else than the integer graph", where=graph.name)
+            raise DovetailError("the elements' firmware gives something else than the integer graph", where=graph.name,
+                                hint="report this, or look at the target's element driver if it is yours")
     say(f"{len(run.cycles)} elements ran {run.programs} programs over {len(given)} inputs, {run.instructions} "
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
         f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}")  # fmt: skip

@@ -68,4 +68,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise BuildError(f"cannot write {path}: {error.strerror}", where="check", hint="choose another file") from None
+        raise BuildError(f"cannot write it: {error.strerror}", where=str(path), hint="choose another file") from None

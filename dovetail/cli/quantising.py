@@ -73,12 +73,14 @@ def quantize_to(order: QuantizeOrder) -> None:
     mixed = order.weights == "mixed"
     if mixed != (order.budget is not None):
         what = "--weights mixed needs a --budget" if mixed else "--budget is for --weights mixed only"
-        raise DovetailError(what, hint="for instance: --weights mixed --budget bytes=20k")
+        raise DovetailError(what, where="--weights, --budget", hint="for instance: --weights mixed --budget bytes=20k")
     for option, given in (("--plot", order.plot), ("--validation", order.validation)):
         if given is not None and not mixed:
-            raise DovetailError(f"{option} is for --weights mixed only")
+            raise DovetailError("this option is for --weights mixed only", where=option,
+                                hint=f"leave {option} out, or give --weights mixed with a --budget")
     if order.output.suffix.lower() != ".onnx":
-        raise DovetailError(f"the model is written as ONNX, not as '{order.output.name}'", hint="end -o with .onnx")
+        raise DovetailError(f"the model is written as ONNX, not as '{order.output.name}'", where="-o",
+                            hint="end -o with .onnx")
     with progress("starting") as report:
         from dovetail.calibrate import named_widths, prepare, quantise_network, read_samples
         from dovetail.cli.arrays import write_file
@@ -213,10 +215,9 @@ def _accuracy(order: AccuracyOrder, report: Report) -> Accuracy:
     else:
         reference = without_activations(qdq)
     if set(reference.inputs) != set(qdq.inputs):
-        raise DovetailError(
-            f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}",
-            where=order.model.name,
-        )
+        raise DovetailError(f"the inputs {sorted(qdq.inputs)} are not those of the float model, "
+                            f"{sorted(reference.inputs)}", where=order.model.name,
+                            hint="compare with the float model that was quantised")
     samples = read_samples(order.data.path, reference, order.data.preprocessing)
     if samples.labels is not None:
         check_labels(samples.labels, reference.types[reference.outputs[0]].elements)

@@ -28,7 +28,8 @@ def report_of(
     with progress("starting") as show:
         data = detailed(folder, simulator, source, target_name, show)
         if trace_file is not None and not data["timeline"]:
-            raise DovetailError("a trace has times, and on the host there are none", hint="leave --trace out")
+            raise DovetailError("a trace has times, and on the host there are none", where="--trace",
+                                hint="leave --trace out")
         show("drawing")
         from dovetail.report.page import page
         from dovetail.report.trace import trace_text

@@ -38,8 +38,8 @@ def schedule(wish: Wish) -> None:
     with progress("starting") as show:
         target = load_target(wish.target)
         if target.ordering is None:
-            raise TargetError(f"{target.name} does not order whole networks",
-                              hint=advice(lambda one: one.ordering is not None))  # fmt: skip
+            raise TargetError("this target does not order whole networks", where=target.name,
+                              hint=advice(lambda one: one.ordering is not None))
         graph = prepare(wish.model, target, Options(allow_float=True), show)
 
         def told(text: str) -> None:
@@ -67,7 +67,7 @@ def _settings(wish: Wish) -> dict[str, int]:
     for text in wish.sizes:
         name, _, value = text.partition("=")
         if not value.lstrip("-").isdigit():
-            raise TargetError(f"--set takes NAME=NUMBER, was given '{text}'", hint="for example --set distribution=16")
+            raise TargetError(f"'{text}' is not NAME=NUMBER", where="--set", hint="for example --set distribution=16")
         found[name] = int(value)
     return found
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.cli.console import note, output, progress, say
-from dovetail.cli.tuning import INTERRUPTED
+from dovetail.cli.console import INTERRUPTED, note, output, progress, say
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
@@ -85,8 +84,8 @@ def _task(order: SweepOrder, target: Target) -> Task:
         raise DovetailError("there is no such model", where=str(order.model), hint="give a .tflite or .onnx file")
     known = [policy.name for policy in target.policies]
     if order.policy is not None and order.policy not in known:
-        what = f"{target.name} has no requantisation policy '{order.policy}'"
-        raise DovetailError(what, hint=f"use one of {', '.join(known)}")
+        raise DovetailError(f"there is no requantisation policy '{order.policy}'", where=target.name,
+                            hint=f"use one of {', '.join(known)}")
     return Task(str(order.model.resolve()), order.target, order.policy, order.allow_float, order.optimize)
 
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.cli.console import note, output, progress, say
+from dovetail.cli.console import INTERRUPTED, note, output, progress, say
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from dovetail.board import Board
     from dovetail.tune.tuner import LayerResult, Progress, Request, Tuned
 
-INTERRUPTED = 130
-"""Status after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def _measure(order: Order) -> str:
         return order.measure or default_simulator(load_target(order.target))
     if order.measure is not None:
         raise DovetailError(f"a choice is measured on a board or by '{order.measure}', not by both",
-                            hint="leave out --measure or --on")
+                            where="--measure, --on", hint="leave out --measure or --on")
     return BOARD
 
 

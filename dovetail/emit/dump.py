@@ -50,7 +50,9 @@ def dump(unit: Unit, inputs: Mapping[str, Array], folder: Path) -> int:
         files.update(made)
         launches.append(entry)
     if not launches:
-        raise TargetError(f"nothing of {unit.program.name} runs on an engine of {unit.target.name}: nothing to dump")
+        raise TargetError(f"nothing of {unit.program.name} runs on an engine: there is nothing to dump",
+                          where=unit.target.name,
+                          hint="dovetail explain says why; choose a model or target whose layers go to an engine")
     index = {
         "schema": SCHEMA,
         "dovetail": __version__,

@@ -275,5 +275,6 @@ def write_project(project: Project, folder: Path, replace: bool = False) -> None
     """
     foreign = folder.exists() and not (folder / MANIFEST).is_file()
     if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
-        raise BuildError(f"{folder} is not a build of Dovetail's and is not replaced", hint="choose another folder")
+        raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder),
+                         hint="choose another folder")
     write_files({name: text.encode() for name, text in project.files.items()}, folder, replace)

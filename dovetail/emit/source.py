@@ -94,7 +94,8 @@ def _commands(
     assert offload is not None
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
     if not offload.strided and not all(view.is_dense for view in views):
-        raise ProgramError(f"{offload.name} is given operands of {region.name} that do not lie densely")
+        raise ProgramError(f"operands of {region.name} do not lie densely", where=offload.name,
+                           hint="declare the Offload strided=True if the engine takes strides, else report this")
     made = offload.commands(launch.match, addressed_operands(program, launch))
     number = _launch_number(program, launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if number is not None else "")

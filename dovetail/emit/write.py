@@ -23,14 +23,14 @@ def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False)
         BuildError: the folder exists and `replace` is not given, or it cannot be written.
     """
     if folder.exists() and not replace:
-        raise BuildError(
-            f"the output folder {folder} exists", hint="choose another folder, or give --force to replace it"
-        )
+        raise BuildError("the output folder exists", where=str(folder),
+                         hint="choose another folder, or give --force to replace it")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise BuildError(f"cannot write to {folder.parent}: {error.strerror}") from None
+        raise BuildError(f"cannot write there: {error.strerror}", where=str(folder.parent),
+                         hint="choose another folder with -o, or free space and give permission") from None
     try:
         for name, content in files.items():
             path = temporary / name
@@ -42,7 +42,8 @@ def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False)
         os.rename(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise BuildError(f"cannot write {folder}: {error.strerror}") from None
+        raise BuildError(f"cannot write there: {error.strerror}", where=str(folder),
+                         hint="choose another folder with -o, or free space and give permission") from None
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -53,10 +53,12 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise ModelError(f"the file has {size} bytes; the limit is {MAX_BYTES}", where=str(path))
+            raise ModelError(f"the file has {size} bytes; the limit is {MAX_BYTES}", where=str(path),
+                             hint="give the file of a smaller network")
         data = path.read_bytes() if path.is_file() else b""
     except OSError as error:
-        raise ModelError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+        raise ModelError(f"the file cannot be read: {error.strerror}", where=str(path),
+                         hint="check the permission to read it") from error
     if not data:
         raise ModelError("the file is empty", where=str(path), hint="copy or convert the model again")
     return data

@@ -11,7 +11,7 @@ from dovetail.frontend.keras_archive import read_keras
 from dovetail.frontend.keras_config import parse, replaced
 from dovetail.frontend.keras_context import KerasContext, plain_inputs
 from dovetail.frontend.keras_folding import fold_normalisations
-from dovetail.frontend.keras_layer import Call, Layer, Network, Reference, Tensor
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer, Network, Reference, Tensor
 from dovetail.frontend.keras_layers import LAYERS
 from dovetail.frontend.keras_operations import OPERATIONS
 from dovetail.frontend.keras_weights import Weights
@@ -78,7 +78,8 @@ def _inputs(network: Network) -> list[tuple[str, TensorType]]:
     for ref in network.inputs:
         entry = layers.get(ref.layer)
         if entry is None or entry.kind != "InputLayer":
-            raise ModelError(f"the input {ref.layer[:80]!r} is not an InputLayer", where=network.layers[0].file)
+            raise ModelError(f"the input {ref.layer[:80]!r} is not an InputLayer", where=network.layers[0].file,
+                             hint="save the whole model with model.save('model.keras')")
         if entry.get("sparse") or entry.get("ragged"):
             raise entry.refuse("sparse and ragged inputs are not supported")
         shape = entry.get("batch_shape", entry.get("batch_input_shape"))
@@ -97,7 +98,7 @@ def run_network(ctx: KerasContext, model: Layer, arguments: Sequence[str]) -> li
     network = model.network
     assert network is not None
     if len(arguments) != len(network.inputs):
-        raise model.refuse(f"has {len(network.inputs)} inputs and is called with {len(arguments)} values")
+        raise model.refuse(f"has {len(network.inputs)} inputs and is called with {len(arguments)} values", AGAIN)
     values = {(ref.layer, 0, 0): value for ref, value in zip(network.inputs, arguments, strict=True)}
     heads = {ref.layer for ref in network.inputs}
     pending = [
@@ -118,7 +119,7 @@ def run_network(ctx: KerasContext, model: Layer, arguments: Sequence[str]) -> li
         ready += waiting.pop((layer.name, index), [])[::-1]
     if waiting:
         stuck = next(iter(waiting.values()))[0][0]
-        raise stuck.refuse("reads a value that is never computed, or that depends on itself")
+        raise stuck.refuse("reads a value that is never computed, or that depends on itself", AGAIN)
     return [value_of(model, values, ref) for ref in network.outputs]
 
 
@@ -130,7 +131,7 @@ def value_of(layer: Layer, values: Mapping[tuple[str, int, int], str], ref: Refe
     """The graph value a reference names."""
     found = values.get((ref.layer, ref.call, ref.result))
     if found is None:
-        raise layer.refuse(f"result {ref.result} of call {ref.call} of {ref.layer[:80]!r} is never computed")
+        raise layer.refuse(f"result {ref.result} of call {ref.call} of {ref.layer[:80]!r} is never computed", AGAIN)
     return found
 
 
@@ -159,11 +160,11 @@ def _over_time(ctx: KerasContext, layer: Layer, call: Call) -> str:
     x = ctx.one(layer, call, real=False)
     shape, inner = ctx.shape(x), layer.parts.get("layer")
     if inner is None or len(shape) < 3:
-        raise layer.refuse(f"needs a layer and a sequence of vectors or images, its operand is {ctx.type_of(x)}")
+        raise layer.refuse(f"needs a layer and a sequence of vectors or images, its operand is {ctx.type_of(x)}", AGAIN)
     flat = ctx.reshaped(layer, x, (shape[0] * shape[1], *shape[2:]), "steps")
     results = import_call(ctx, inner, Call((Tensor(flat),)))
     if len(results) != 1:
-        raise layer.refuse(f"the layer inside gives {len(results)} values, expected 1")
+        raise layer.refuse(f"the layer inside gives {len(results)} values, expected 1", AGAIN)
     layer.read.add("layer")
     layer.check_settings()
     return ctx.reshaped(layer, results[0], (*shape[:2], *ctx.shape(results[0])[1:]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.frontend.keras_context import Importer, KerasContext
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer
 from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.elementwise import Binary, BinaryKind
@@ -82,7 +82,7 @@ def softmax(axis: int = -1, logarithm: bool = False) -> Function:
         """The axis is moved to the end and back."""
         rank = len(ctx.shape(x))
         if not -rank <= axis < rank:
-            raise layer.refuse(f"the axis {axis} is outside of {ctx.type_of(x)}")
+            raise layer.refuse(f"the axis {axis} is outside of {ctx.type_of(x)}", AGAIN)
         order = (*(place for place in range(rank) if place != axis % rank), axis % rank)
         moved = ctx.transposed(layer, x, order, "last")
         result = ctx.add(layer, LogSoftmax() if logarithm else Softmax(), [moved], "softmax")

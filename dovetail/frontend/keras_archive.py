@@ -28,6 +28,8 @@ MAX_EXPANSION = 100
 MAX_MEMBERS = 4096
 """Most members of an archive."""
 
+_AGAIN = "save the model again with model.save('model.keras')"
+
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 """How an HDF5 file begins."""
 
@@ -85,14 +87,15 @@ def _members(name: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The archive's members by name; refuses names that lead elsewhere or stand twice."""
     entries = archive.infolist()
     if len(entries) > MAX_MEMBERS:
-        raise ModelError(f"the archive has {len(entries)} members; the limit is {MAX_MEMBERS}", where=name)
+        raise ModelError(f"the archive has {len(entries)} members; the limit is {MAX_MEMBERS}", where=name, hint=_AGAIN)
     found: dict[str, zipfile.ZipInfo] = {}
     for entry in entries:
         path = entry.filename.replace("\\", "/")
         if path.startswith("/") or ".." in path.split("/") or ":" in path or not path.isprintable():
-            raise ModelError(f"the archive has a member {path[:100]!r}, whose name leads out of it", where=name)
+            raise ModelError(f"the archive has a member {path[:100]!r}, whose name leads out of it", where=name,
+                             hint=_AGAIN)
         if path in found:
-            raise ModelError(f"the archive has two members with the name {path[:100]!r}", where=name)
+            raise ModelError(f"the archive has two members with the name {path[:100]!r}", where=name, hint=_AGAIN)
         found[path] = entry
     return found
 
@@ -106,16 +109,18 @@ def _member(
         hint = "save the whole model with model.save('model.keras')"
         raise ModelError(f"the archive has no {wanted}, as a Keras model has", where=name, hint=hint)
     if entry.flag_bits & 1:
-        raise ModelError("the member is encrypted", where=where)
+        raise ModelError("the member is encrypted", where=where, hint="save it without encryption")
     if entry.file_size > limit:
-        raise ModelError(f"the member declares {entry.file_size} bytes; the limit is {limit}", where=where)
+        raise ModelError(f"the member declares {entry.file_size} bytes; the limit is {limit}", where=where,
+                         hint="save a smaller network, or the model again")
     if entry.file_size > MAX_EXPANSION * max(entry.compress_size, 1024):
         what = f"the member declares {entry.file_size} bytes, {entry.compress_size} are stored"
-        raise ModelError(f"{what}; the limit is {MAX_EXPANSION} times as many", where=where)
+        raise ModelError(f"{what}; the limit is {MAX_EXPANSION} times as many", where=where, hint=_AGAIN)
     with archive.open(entry) as stream:
         data = stream.read(entry.file_size + 1)
     if len(data) != entry.file_size:
-        raise ModelError(f"the member declares {entry.file_size} bytes and has another number", where=where)
+        raise ModelError(f"the member declares {entry.file_size} bytes and has another number", where=where,
+                         hint=_AGAIN)
     return data
 
 
@@ -123,22 +128,23 @@ def _parsed(name: str, member: str, data: bytes) -> Mapping[str, Any]:
     """JSON of bounded size and depth, an object at the top."""
     where = f"{name}, {member}"
     if len(data) > MAX_CONFIG:
-        raise ModelError(f"the configuration has {len(data)} bytes; the limit is {MAX_CONFIG}", where=where)
+        raise ModelError(f"the configuration has {len(data)} bytes; the limit is {MAX_CONFIG}", where=where,
+                         hint=_AGAIN)
     try:
         found = json.loads(data)
     except RecursionError:
-        raise ModelError(f"more than {MAX_DEPTH} brackets stand inside one another", where=where) from None
+        raise ModelError(f"more than {MAX_DEPTH} brackets stand inside one another", where=where, hint=_AGAIN) from None
     except ValueError as error:
-        raise ModelError(f"this is not JSON: {str(error)[:200]}", where=where) from error
+        raise ModelError(f"this is not JSON: {str(error)[:200]}", where=where, hint=_AGAIN) from error
     if not isinstance(found, dict):
-        raise ModelError("the configuration is no JSON object", where=where)
+        raise ModelError("the configuration is no JSON object", where=where, hint=_AGAIN)
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
         level = [entry for entry in level if isinstance(entry, dict | list)]
         if not level:
             return found
-    raise ModelError(f"more than {MAX_DEPTH} brackets stand inside one another", where=where)
+    raise ModelError(f"more than {MAX_DEPTH} brackets stand inside one another", where=where, hint=_AGAIN)
 
 
 def _major(version: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.frontend.keras_activation import activated
 from dovetail.frontend.keras_context import KerasContext
-from dovetail.frontend.keras_layer import Call, Layer, Tensor
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer, Tensor
 from dovetail.frontend.keras_normalisation import unit_length
 from dovetail.frontend.keras_weights import children
 from dovetail.graph.types import Array
@@ -34,7 +34,7 @@ def _labels(layer: Layer, equation: str, rank: int) -> tuple[str, str, str]:
     proper = all(term.isalpha() and len(set(term)) == len(term) for term in found)
     batch = set(x) & set(kernel) & set(result)
     if not proper or len(x) != rank or batch or set(result) != set(x) ^ set(kernel):
-        raise layer.refuse(f"the equation {equation[:80]!r} is no product of a matrix and a kernel")
+        raise layer.refuse(f"the equation {equation[:80]!r} is no product of a matrix and a kernel", AGAIN)
     return x, kernel, result
 
 
@@ -54,7 +54,7 @@ def product(ctx: KerasContext, layer: Layer, x: str, equation: str, kernel: Arra
     kept, made = [label for label in one if label not in two], [label for label in two if label not in one]
     sizes = dict(zip(one, ctx.shape(x), strict=True)) | dict(zip(made, _sizes(kernel, two, made), strict=True))
     if _sizes(kernel, two, summed) != [sizes[label] for label in summed]:
-        raise layer.refuse(f"the kernel {list(kernel.shape)} does not fit {ctx.type_of(x)} in {equation[:80]!r}")
+        raise layer.refuse(f"the kernel {list(kernel.shape)} does not fit {ctx.type_of(x)} in {equation[:80]!r}", AGAIN)
     moved = ctx.transposed(layer, x, [one.index(label) for label in (*kept, *summed)], "moved")
     depth, count = prod(sizes[label] for label in summed), prod(sizes[label] for label in made)
     rows = ctx.reshaped(layer, moved, (*(sizes[label] for label in kept), depth), "rows")
@@ -68,7 +68,7 @@ def product(ctx: KerasContext, layer: Layer, x: str, equation: str, kernel: Arra
     try:
         np.broadcast_shapes(bias.shape, ctx.shape(found))
     except ValueError:
-        raise layer.refuse(f"the bias {list(bias.shape)} does not fit {ctx.type_of(found)}") from None
+        raise layer.refuse(f"the bias {list(bias.shape)} does not fit {ctx.type_of(found)}", AGAIN) from None
     return ctx.add(layer, Add(), [found, ctx.constant(layer, "bias", bias)], "biased")
 
 
@@ -80,7 +80,7 @@ def einsum_dense(ctx: KerasContext, layer: Layer, call: Call) -> str:
     """EinsumDense."""
     x, equation = ctx.one(layer, call), layer.get("equation")
     if not isinstance(equation, str):
-        raise layer.refuse("has no equation")
+        raise layer.refuse("has no equation", AGAIN)
     layer.read.update(("output_shape", "bias_axes"))  # follow from the weights
     weights = ctx.weights.of(layer)
     return activated(ctx, layer, product(ctx, layer, x, equation, weights["kernel"], weights.get("bias")))
@@ -157,7 +157,7 @@ def dot(ctx: KerasContext, layer: Layer, call: Call) -> str:
     """Dot: sums of products along one axis of each of two values, for each element of the batch."""
     values = [ctx.real(layer, value) for value in call.tensors()]
     if len(values) != 2 or any(len(ctx.shape(value)) < 2 for value in values):
-        raise layer.refuse("needs two values of at least two axes")
+        raise layer.refuse("needs two values of at least two axes", AGAIN)
     ctx.check_named(layer, call)
     axes = layer.get("axes", -1)
     pair = list(axes) if isinstance(axes, list | tuple) else [axes, axes]
@@ -165,7 +165,8 @@ def dot(ctx: KerasContext, layer: Layer, call: Call) -> str:
     for value, axis in zip(values, [*pair, None, None], strict=False):
         shape = ctx.shape(value)
         if len(pair) != 2 or not isinstance(axis, int) or axis % len(shape) == 0 or not -len(shape) < axis < len(shape):
-            raise layer.refuse(f"the setting axes = {str(axes)[:80]} must name an axis of each value, not the batch")
+            raise layer.refuse(f"the setting axes = {str(axes)[:80]} must name an axis of each value, not the batch",
+                               AGAIN)
         place = axis % len(shape)
         if layer.flag("normalize", False):
             value = unit_length(ctx, layer, value, (place,))

@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.errors import ModelError
 from dovetail.frontend.keras_archive import KerasFile
-from dovetail.frontend.keras_layer import Call, Layer, Network, Reference
+from dovetail.frontend.keras_layer import AGAIN, SMALLER, Call, Layer, Network, Reference
 
 MODELS = ("Sequential", "Functional")
 """Kinds of layers that are networks."""
@@ -44,12 +44,13 @@ def parse(file: KerasFile) -> Layer:
     """
     model = _layer(file, file.config, "config", 0)
     if model.network is None:
-        raise model.refuse("the file holds a layer of this class, not a Sequential or Functional model")
+        raise model.refuse("the file holds a layer of this class, not a Sequential or Functional model", AGAIN)
     return model
 
 
 def _refuse(file: KerasFile, place: str, what: str) -> ModelError:
-    return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}")
+    return ModelError(f"the configuration is damaged: {what}", where=f"{file.name}, {place}",
+                      hint="save the whole model again with model.save('model.keras')")
 
 
 def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
@@ -73,7 +74,7 @@ def _layer(file: KerasFile, entry: Any, place: str, depth: int) -> Layer:
     _refuse_code(layer, module)
     _check_type(layer)
     if depth > MAX_NESTED:
-        raise layer.refuse(f"more than {MAX_NESTED} models and wrappers lie inside one another")
+        raise layer.refuse(f"more than {MAX_NESTED} models and wrappers lie inside one another", SMALLER)
     if kind in MODELS:
         return replace(layer, network=_network(file, layer, depth + 1))
     return replace(layer, parts=_parts(file, layer, depth + 1))
@@ -124,7 +125,7 @@ def _network(file: KerasFile, model: Layer, depth: int) -> Network:
     """The layers of a model and how they are called."""
     entries = model.config.get("layers")
     if not isinstance(entries, list) or not 0 < len(entries) <= MAX_LAYERS:
-        raise model.refuse(f"a model needs a list of 1 to {MAX_LAYERS} layers")
+        raise model.refuse(f"a model needs a list of 1 to {MAX_LAYERS} layers", AGAIN)
     place = f"{model.place}.layers" if model.place == "config" else f"{model.place}.config.layers"
     layers = [_layer(file, entry, f"{place}[{index}]", depth) for index, entry in enumerate(entries)]
     if model.kind == "Sequential":
@@ -150,7 +151,7 @@ def _named(layer: Layer, entry: Mapping[str, Any]) -> Layer:
     """A layer of a functional model goes by the name beside its configuration."""
     name = entry.get("name", layer.name)
     if not isinstance(name, str):
-        raise layer.refuse("its name is no text")
+        raise layer.refuse("its name is no text", AGAIN)
     return replace(layer, name=name)
 
 
@@ -158,7 +159,7 @@ def _check_names(layers: Sequence[Layer]) -> None:
     seen = set()
     for layer in layers:
         if layer.name in seen:
-            raise layer.refuse("two layers of the model have this name")
+            raise layer.refuse("two layers of the model have this name", AGAIN)
         seen.add(layer.name)
 
 
@@ -179,7 +180,7 @@ def _chain(model: Layer, layers: list[Layer]) -> Network:
 def _nodes(layer: Layer, entry: Mapping[str, Any]) -> list[Any]:
     nodes = entry.get("inbound_nodes", [])
     if not isinstance(nodes, list) or len(nodes) > MAX_LAYERS:
-        raise layer.refuse(f"inbound_nodes must be a list of at most {MAX_LAYERS}")
+        raise layer.refuse(f"inbound_nodes must be a list of at most {MAX_LAYERS}", SMALLER)
     return nodes
 
 
@@ -188,7 +189,7 @@ def _call(layer: Layer, node: Any) -> Call:
     if isinstance(node, Mapping) and "args" in node:
         arguments, named = _plain(layer, node["args"]), _plain(layer, node.get("kwargs", {}))
         if not isinstance(arguments, list) or not isinstance(named, Mapping):
-            raise layer.refuse("a call's args and kwargs must be a list and an object")
+            raise layer.refuse("a call's args and kwargs must be a list and an object", AGAIN)
         return Call(tuple(arguments), named)
     found: list[Any] = []
     named = {}
@@ -197,7 +198,7 @@ def _call(layer: Layer, node: Any) -> Call:
     listed: list[Any] = [node] if _is_old_reference(node) else node if isinstance(node, list) else [None]
     for entry in listed:
         if not _is_old_reference(entry):
-            raise layer.refuse(f"a call's argument {str(entry)[:80]} is not [layer, call, result]")
+            raise layer.refuse(f"a call's argument {str(entry)[:80]} is not [layer, call, result]", AGAIN)
         found.append(entry[2] if entry[0] == "_CONSTANT_VALUE" else Reference(entry[0], entry[1], entry[2]))
         if len(entry) > 3 and isinstance(entry[3], Mapping):
             named |= {key: _old_plain(value) for key, value in entry[3].items()}
@@ -318,11 +319,11 @@ def _ends(model: Layer, key: str) -> list[Reference]:
         if isinstance(value, Mapping):
             value = [value[name] for name in sorted(value)]
         if not isinstance(value, list):
-            raise model.refuse(f"{key} must name results of layers, not {str(value)[:80]}")
+            raise model.refuse(f"{key} must name results of layers, not {str(value)[:80]}", AGAIN)
         return [ref for part in value for ref in flat(part)]
 
     found = flat(model.config.get(key))
     if not found:
-        raise model.refuse(f"{key} is empty")
+        raise model.refuse(f"{key} is empty", AGAIN)
     return found
 

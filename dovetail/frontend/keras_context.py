@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.frontend.keras_layer import Call, Layer, Tensor, leaves
+from dovetail.frontend.keras_layer import AGAIN, SMALLER, Call, Layer, Tensor, leaves
 from dovetail.frontend.keras_weights import Weights
 from dovetail.frontend.onnx_file import MAX_ELEMENTS
 from dovetail.graph.graph import GraphBuilder
@@ -41,7 +41,7 @@ class KerasContext:
         """Count a call; refuses models that grow without end."""
         self.calls += 1
         if self.calls > MAX_CALLS:
-            raise layer.refuse(f"the model has more than {MAX_CALLS} calls of layers")
+            raise layer.refuse(f"the model has more than {MAX_CALLS} calls of layers", SMALLER)
 
     def type_of(self, value: str) -> TensorType:
         """Type of a graph value."""
@@ -61,7 +61,7 @@ class KerasContext:
         except ValueError as error:
             raise layer.refuse(str(error)) from error
         if not 0 < self.type_of(value).elements < MAX_ELEMENTS:
-            raise layer.refuse(f"computes {self.type_of(value)}; it must have 1 to {MAX_ELEMENTS} elements")
+            raise layer.refuse(f"computes {self.type_of(value)}; it must have 1 to {MAX_ELEMENTS} elements", AGAIN)
         return value
 
     def check_shape(self, layer: Layer, shape: Shape) -> None:
@@ -70,7 +70,7 @@ class KerasContext:
         for size in shape:
             elements *= size
         if not 0 < elements < MAX_ELEMENTS:
-            raise layer.refuse(f"the result {list(shape)} has no elements, or more than {MAX_ELEMENTS}")
+            raise layer.refuse(f"the result {list(shape)} has no elements, or more than {MAX_ELEMENTS}", SMALLER)
 
     def constant(self, layer: Layer, stem: str, array: Array) -> str:
         """Place a constant of the layer in the graph, once for all its calls."""
@@ -91,7 +91,7 @@ class KerasContext:
         )
         if not fits:
             text = ", ".join("any" if size is None else str(size) for size in shape)
-            raise layer.refuse(f"the {name} has the shape {list(array.shape)}, expected [{text}]")
+            raise layer.refuse(f"the {name} has the shape {list(array.shape)}, expected [{text}]", AGAIN)
         return array
 
     def optional(self, layer: Layer, name: str, shape: Sequence[int | None]) -> Array | None:
@@ -111,7 +111,7 @@ class KerasContext:
         """The one value a layer is called with, float unless said otherwise."""
         values = call.tensors()
         if len(values) != 1:
-            raise layer.refuse(f"is called with {len(values)} values, expected 1")
+            raise layer.refuse(f"is called with {len(values)} values, expected 1", AGAIN)
         self.check_named(layer, call)
         return self.real(layer, values[0]) if real else values[0]
 
@@ -193,8 +193,8 @@ def plain_inputs(layer: Layer, dtype: Any, shape: Any) -> TensorType:
                 "make the model with a keras.Input of fixed sizes, load the weights into it and save it",
             )
         if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < MAX_ELEMENTS:
-            raise layer.refuse(f"the input's shape {str(shape)[:80]} is no shape")
+            raise layer.refuse(f"the input's shape {str(shape)[:80]} is no shape", AGAIN)
     kind = TensorType(tuple(sizes), found)
     if kind.elements >= MAX_ELEMENTS:
-        raise layer.refuse(f"the input is {kind}; the limit is {MAX_ELEMENTS} elements")
+        raise layer.refuse(f"the input is {kind}; the limit is {MAX_ELEMENTS} elements", SMALLER)
     return kind

@@ -89,7 +89,7 @@ class Contents:
         if path in self.refused:
             raise self._refuse(path, *self.refused[path])
 
-    def _refuse(self, path: str, what: str, hint: str = "") -> ModelError:
+    def _refuse(self, path: str, what: str, hint: str = SPOILT) -> ModelError:
         return ModelError(what, where=f"{self.name}, /{path}", hint=hint)
 
 
@@ -106,7 +106,7 @@ def read_hdf5(name: str, data: bytes) -> Contents:
         RuntimeError: a bug in the worker; the message is its traceback.
     """
     if sys.modules.get("h5py", find_spec) is None or find_spec("h5py") is None:
-        raise MissingExtraError("h5py", "keras", "Reading a Keras model")
+        raise MissingExtraError("h5py", "keras", "reading a Keras model")
     # The worker finds the same packages; -P keeps the current folder out of its path.
     paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -68,10 +68,11 @@ class Reader:
             if link is None:
                 return
             if not isinstance(link, h5py.HardLink):
-                raise _Refusal(f"this is a {type(link).__name__}, which is not followed", "")
+                raise _Refusal(f"this is a {type(link).__name__}, which is not followed", SPOILT)
             self._objects += 1
             if self._objects > MAX_OBJECTS or path.count("/") >= MAX_DEPTH:
-                raise _Refusal(f"the file has more than {MAX_OBJECTS} objects, or {MAX_DEPTH} inside one another", "")
+                what = f"the file has more than {MAX_OBJECTS} objects, or {MAX_DEPTH} inside one another"
+                raise _Refusal(what, SPOILT)
             found = parent[name]
             if isinstance(found, h5py.Dataset):
                 self.arrays[path] = self._array(found)
@@ -91,7 +92,8 @@ class Reader:
         if dataset.is_virtual or plist.get_external_count():
             raise _Refusal("the weights lie in another file, which is not read", "save them in one file")
         if dataset.shape is None or kind.name not in READABLE:
-            raise _Refusal(f"the weights are of the type {kind}; read are {', '.join(READABLE)}", "")
+            what = f"the weights are of the type {kind}; read are {', '.join(READABLE)}"
+            raise _Refusal(what, "save them as float32")
         if plist.get_nfilters():
             raise _Refusal("the weights are compressed, as Keras never writes them", "h5repack -f NONE")
         size, chunk = dataset.size * kind.itemsize, kind.itemsize
@@ -100,7 +102,7 @@ class Reader:
         stored = dataset.id.get_storage_size()
         if max(size, chunk) > self._left or stored < size:
             what = f"the weights {list(dataset.shape)} have {max(size, chunk)} bytes; the file holds {stored} of them"
-            raise _Refusal(what, "")
+            raise _Refusal(what, SPOILT)
         self._left -= size
         return np.ascontiguousarray(dataset[()], dtype=np.float32).reshape(dataset.shape)
 
@@ -121,7 +123,7 @@ class Reader:
         shape = group.attrs.get_id(name).shape
         count = int(np.prod(shape, dtype=object)) if shape is not None else 0
         if count > MAX_NAMES:
-            raise _Refusal(f"the attribute lists {count} names; the limit is {MAX_NAMES}", "")
+            raise _Refusal(f"the attribute lists {count} names; the limit is {MAX_NAMES}", SPOILT)
         values = np.asarray(group.attrs[name], dtype=object).reshape(-1).tolist() if count else []
         raw = [value if isinstance(value, bytes) else str(value).encode() for value in values]
         return tuple(value.decode() for value in raw)

@@ -9,6 +9,12 @@ from typing import Any
 
 from dovetail.errors import ModelError
 
+# What to do about what a reader refuses; each sentence fits many messages.
+OTHERWISE = "say it with standard layers and settings, and save the model again"
+AGAIN = "save the whole model again with model.save('model.keras'): what this file says contradicts itself"
+FOLD = "make it a constant, and save the model again"
+SMALLER = "make the network smaller there, and save it again"
+
 MAX_NUMBER = 1 << 31
 """Integers in a configuration are smaller."""
 
@@ -109,7 +115,7 @@ class Layer:
         """The layer as `Node.origin` names it."""
         return f"{self.kind} ({self.name})"
 
-    def refuse(self, what: str, hint: str = "") -> ModelError:
+    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
         """The error for something about this layer that cannot be honoured."""
         return ModelError(what, where=f"{self.file}, {self.kind} '{self.name}' ({self.place})", hint=hint)
 
@@ -126,7 +132,7 @@ class Layer:
     def _whole(self, key: str, value: Any, low: int) -> int:
         real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not real or value != int(value) or not low <= value < MAX_NUMBER:
-            raise self.refuse(f"the setting {key} = {str(value)[:80]} must be an integer of at least {low}")
+            raise self.refuse(f"the setting {key} = {str(value)[:80]} must be an integer of at least {low}", AGAIN)
         return int(value)
 
     def wholes(self, key: str, count: int, default: Any = None, low: int = 0) -> tuple[int, ...]:
@@ -134,7 +140,7 @@ class Layer:
         found = self.get(key, default)
         values = list(found) if isinstance(found, list | tuple) else [found] * count
         if len(values) != count:
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be {count} integers")
+            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be {count} integers", AGAIN)
         return tuple(self._whole(key, value, low) for value in values)
 
     def axes(self, key: str, rank: int, default: Any) -> tuple[int, ...]:
@@ -144,7 +150,7 @@ class Layer:
         numbers = [self._whole(key, value, -rank) for value in values[: rank + 1]]
         axes = tuple(sorted({number % rank for number in numbers if number < rank} if rank else ()))
         if not values or len(axes) != len(values):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must name different axes of {rank}")
+            raise self.refuse(f"the setting {key} = {str(found)[:80]} must name different axes of {rank}", AGAIN)
         return axes
 
     def number(self, key: str, default: float) -> float:
@@ -153,14 +159,14 @@ class Layer:
         if isinstance(found, Mapping):  # Keras 2 wrote numpy numbers as {"type": "ndarray", "value": ...}
             found = found.get("value")
         if isinstance(found, bool) or not isinstance(found, int | float) or math.isnan(found):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be a number")
+            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be a number", AGAIN)
         return float(found)
 
     def flag(self, key: str, default: bool) -> bool:
         """A setting that is true or false."""
         found = self.get(key, default)
         if not isinstance(found, bool):
-            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be true or false")
+            raise self.refuse(f"the setting {key} = {str(found)[:80]} must be true or false", AGAIN)
         return found
 
     def choice(self, key: str, default: str, known: Sequence[str]) -> str:

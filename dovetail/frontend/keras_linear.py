@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.frontend.keras_activation import activated
 from dovetail.frontend.keras_context import KerasContext, images, restored
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer
 from dovetail.graph.types import Array, Shape
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -84,7 +84,7 @@ def convolution(ctx: KerasContext, layer: Layer, call: Call) -> str:
     image = images(ctx, layer, ctx.one(layer, call), rank)
     channels, filters, groups = ctx.shape(image)[3], layer.whole("filters", low=1), layer.whole("groups", 1, low=1)
     if channels % groups or filters % groups:
-        raise layer.refuse(f"{groups} groups do not divide {channels} channels and {filters} filters")
+        raise layer.refuse(f"{groups} groups do not divide {channels} channels and {filters} filters", AGAIN)
     taps, stride, dilation = (pair(layer, key, rank) for key in ("kernel_size", "strides", "dilation_rate"))
     kernel = ctx.weight(layer, "kernel", [*taps[2 - rank :], channels // groups, filters])
     border = borders(layer, ctx.shape(image)[1:3], _span(taps, dilation), stride, causal=rank == 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.frontend.keras_context import Importer, KerasContext
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer
 from dovetail.operators.arithmetic import Add
 from dovetail.operators.base import Operator
 from dovetail.operators.elementwise import Binary, BinaryKind
@@ -37,7 +37,7 @@ def merge(kind: BinaryKind, mean: bool = False) -> Importer:
         ctx.check_named(layer, call)
         values = call.tensors()
         if not values or (kind is BinaryKind.SUBTRACT and len(values) != 2):
-            raise layer.refuse(f"is called with {len(values)} values")
+            raise layer.refuse(f"is called with {len(values)} values", AGAIN)
         first, *others = _aligned(ctx, layer, [ctx.real(layer, value) for value in values])
         for other in others:
             first = ctx.add(layer, operator_of(kind), [first, other], "merged")
@@ -54,7 +54,7 @@ def concatenate(ctx: KerasContext, layer: Layer, call: Call) -> str:
     values = call.tensors()
     ctx.check_named(layer, call)
     if not values:
-        raise layer.refuse("is called without values")
+        raise layer.refuse("is called without values", AGAIN)
     if len({ctx.type_of(value).dtype for value in values}) > 1:
         values = [ctx.real(layer, value) for value in values]
     rank = len(ctx.shape(values[0]))
@@ -65,7 +65,7 @@ def concatenate(ctx: KerasContext, layer: Layer, call: Call) -> str:
 def joined(ctx: KerasContext, layer: Layer, values: Sequence[str], axis: int) -> str:
     """Values one behind the other along an axis counted from the front."""
     if len({len(ctx.shape(value)) for value in values}) != 1:
-        raise layer.refuse(f"joins values of different ranks: {', '.join(str(ctx.type_of(v)) for v in values)}")
+        raise layer.refuse(f"joins values of different ranks: {', '.join(str(ctx.type_of(v)) for v in values)}", AGAIN)
     return ctx.add(layer, Concat(axis), values, "joined") if len(values) > 1 else values[0]
 
 
@@ -74,7 +74,7 @@ def numbers(layer: Layer, value: object) -> np.ndarray[tuple[int, ...], np.dtype
     try:
         array = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):
-        raise layer.refuse(f"the argument {str(value)[:80]} is no number") from None
+        raise layer.refuse(f"the argument {str(value)[:80]} is no number", AGAIN) from None
     if not np.isfinite(array).all():
-        raise layer.refuse("an argument is NaN or infinite")
+        raise layer.refuse("an argument is NaN or infinite", AGAIN)
     return array

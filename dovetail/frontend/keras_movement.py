@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from dovetail.frontend.keras_context import KerasContext, images, restored
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, SMALLER, Call, Layer
 from dovetail.frontend.keras_linear import Pairs, bordered
 from dovetail.frontend.keras_merging import numbers
 from dovetail.frontend.onnx_resize import Axis, nearest_places, taps
@@ -23,7 +23,7 @@ def picked(ctx: KerasContext, layer: Layer, x: str, places: list[list[int] | ran
     """Elements of x by places along each axis."""
     longest = max((len(chosen) for chosen in places), default=0)
     if longest > MAX_PLACES:
-        raise layer.refuse(f"gives {longest} elements along one axis; the limit is {MAX_PLACES}")
+        raise layer.refuse(f"gives {longest} elements along one axis; the limit is {MAX_PLACES}", SMALLER)
     ctx.check_shape(layer, tuple(len(chosen) for chosen in places))
     return ctx.add(layer, Pick(tuple(tuple(chosen) for chosen in places)), [x], stem)
 
@@ -60,7 +60,7 @@ def full_shape(layer: Layer, wanted: Sequence[object], elements: int) -> tuple[i
     sizes = [size for size in wanted if isinstance(size, int) and not isinstance(size, bool) and -1 <= size < 1 << 31]
     rest = prod(size for size in sizes if size != -1)
     if len(sizes) != len(wanted) or sizes.count(-1) > 1 or 0 in sizes or (-1 in sizes and elements % rest):
-        raise layer.refuse(f"{elements} elements have not the shape {str(list(wanted))[:80]}")
+        raise layer.refuse(f"{elements} elements have not the shape {str(list(wanted))[:80]}", AGAIN)
     return tuple(elements // rest if size == -1 else size for size in sizes)
 
 
@@ -69,7 +69,7 @@ def reshape(ctx: KerasContext, layer: Layer, call: Call) -> str:
     x = ctx.one(layer, call, real=False)
     wanted, (batch, *sizes) = layer.get("target_shape", ()), ctx.shape(x)
     if not isinstance(wanted, list | tuple):
-        raise layer.refuse("target_shape is no list")
+        raise layer.refuse("target_shape is no list", AGAIN)
     return ctx.reshaped(layer, x, (batch, *full_shape(layer, wanted, prod(sizes))), "shaped")
 
 
@@ -99,10 +99,10 @@ def _sides(layer: Layer, key: str, rank: int) -> Pairs:
         listed = [listed if isinstance(found, list | tuple) else [found, found]]
     sides = [list(entry) if isinstance(entry, list | tuple) else [entry, entry] for entry in listed]
     if len(sides) != rank or any(len(entry) != 2 for entry in sides):
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} is no border")
+        raise layer.refuse(f"the setting {key} = {str(found)[:80]} is no border", AGAIN)
     numbers = [size for entry in sides for size in entry]
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 20 for size in numbers):
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be integers of at least 0")
+        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be integers of at least 0", AGAIN)
     pairs = [(int(entry[0]), int(entry[1])) for entry in sides]
     return ((0, 0), pairs[0]) if rank == 1 else (pairs[0], pairs[1])
 
@@ -120,7 +120,7 @@ def cropping(ctx: KerasContext, layer: Layer, call: Call) -> str:
     image = images(ctx, layer, ctx.one(layer, call), rank)
     (top, bottom), (left, right) = _sides(layer, "cropping", rank)
     if top + bottom >= ctx.shape(image)[1] or left + right >= ctx.shape(image)[2]:
-        raise layer.refuse(f"crops everything of {ctx.type_of(image)}")
+        raise layer.refuse(f"crops everything of {ctx.type_of(image)}", AGAIN)
     return restored(ctx, layer, bordered(ctx, layer, image, ((-top, -bottom), (-left, -right))), rank)
 
 
@@ -151,7 +151,7 @@ def resized_image(ctx: KerasContext, layer: Layer, image: str, sizes: tuple[int,
     """An NHWC image of another size; pixels are taken at their centres."""
     batch, height, width, channels = ctx.shape(image)
     if max(sizes) > MAX_PLACES:
-        raise layer.refuse(f"gives {max(sizes)} rows or columns; the limit is {MAX_PLACES}")
+        raise layer.refuse(f"gives {max(sizes)} rows or columns; the limit is {MAX_PLACES}", SMALLER)
     ctx.check_shape(layer, (batch, *sizes, channels))
     axes = [Axis(have, want, want / have, "half_pixel") for have, want in zip((height, width), sizes, strict=True)]
     if mode == "nearest":
@@ -172,7 +172,7 @@ def center_crop(ctx: KerasContext, layer: Layer, call: Call) -> str:
     border = []
     for have, want in zip(ctx.shape(image)[1:3], sizes, strict=True):
         if have < want:
-            raise layer.refuse(f"crops {ctx.type_of(image)} to {list(sizes)}, which is larger")
+            raise layer.refuse(f"crops {ctx.type_of(image)} to {list(sizes)}, which is larger", AGAIN)
         lead = (have - want) // 2
         border.append((-lead, want + lead - have))
     return restored(ctx, layer, bordered(ctx, layer, image, (border[0], border[1])), 2)
@@ -191,7 +191,7 @@ def _vector(layer: Layer, key: str, default: float) -> Array:
         found = found.get("value")
     array = numbers(layer, found)
     if array.ndim > 1:
-        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be one number, or one for each channel")
+        raise layer.refuse(f"the setting {key} = {str(found)[:80]} must be one number, or one for each channel", AGAIN)
     return array
 
 
@@ -199,7 +199,7 @@ def affine(ctx: KerasContext, layer: Layer, x: str, scale: Array, offset: Array)
     """x * scale + offset, broadcast to the last axes of x."""
     for array in (scale, offset):
         if array.ndim and array.shape != (1,) * array.ndim and array.shape[-1] != ctx.shape(x)[-1]:
-            raise layer.refuse(f"{list(array.shape)} numbers do not fit {ctx.type_of(x)}")
+            raise layer.refuse(f"{list(array.shape)} numbers do not fit {ctx.type_of(x)}", AGAIN)
     if (scale != 1.0).any():
         x = ctx.add(layer, Binary(BinaryKind.MULTIPLY), [x, ctx.constant(layer, "scale", scale)], "scaled")
     if (offset != 0.0).any():

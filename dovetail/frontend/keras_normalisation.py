@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from dovetail.frontend.keras_context import KerasContext
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer
 from dovetail.frontend.keras_merging import numbers
 from dovetail.graph.types import Array
 from dovetail.operators.activation import Unary, UnaryKind
@@ -25,7 +25,7 @@ def _one_axis(ctx: KerasContext, layer: Layer, x: str) -> int:
     """The one axis of the channels."""
     axes = layer.axes("axis", len(ctx.shape(x)), -1)
     if len(axes) != 1 or axes[0] == 0:
-        raise layer.refuse(f"the axis must be one, and not that of the batch, got {list(axes)}")
+        raise layer.refuse(f"the axis must be one, and not that of the batch, got {list(axes)}", AGAIN)
     return axes[0]
 
 
@@ -39,7 +39,7 @@ def batch_normalization(ctx: KerasContext, layer: Layer, call: Call) -> str:
     layer.read.update(("scale", "center"))
     epsilon = layer.number("epsilon", 1e-3)
     if not (variance + epsilon > 0).all():
-        raise layer.refuse("the moving_variance holds negative numbers")
+        raise layer.refuse("the moving_variance holds negative numbers", AGAIN)
     factor = (1.0 if gamma is None else gamma.astype(np.float64)) / np.sqrt(variance.astype(np.float64) + epsilon)
     offset = (0.0 if beta is None else beta) - mean * factor
     order = [*(place for place in range(len(ctx.shape(x))) if place != axis), axis]
@@ -102,7 +102,7 @@ def group_normalization(ctx: KerasContext, layer: Layer, call: Call) -> str:
     channels, groups = shape[axis], layer.whole("groups", 32, low=-1)
     groups = channels if groups == -1 else groups
     if groups < 1 or channels % groups:
-        raise layer.refuse(f"{groups} groups do not divide {channels} channels")
+        raise layer.refuse(f"{groups} groups do not divide {channels} channels", AGAIN)
     apart = (*shape[:axis], groups, channels // groups, *shape[axis + 1 :])
     inner = [place for place in range(1, len(apart)) if place != axis]
     operator = Normalise(layer.number("epsilon", 1e-3))
@@ -139,7 +139,7 @@ def normalization(ctx: KerasContext, layer: Layer, call: Call) -> str:
         given = layer.get(name)
         array = ctx.weight(layer, name, sizes) if given is None else numbers(layer, given)
         if array.size not in (1, prod(sizes)) or (name == "variance" and (array < 0).any()):
-            raise layer.refuse(f"the {name} {list(array.shape)} does not fit {ctx.type_of(x)}")
+            raise layer.refuse(f"the {name} {list(array.shape)} does not fit {ctx.type_of(x)}", AGAIN)
         found[name] = array if array.size == 1 else _along(shape, axes, array)
     deviation = np.maximum(np.sqrt(found["variance"]), 1e-7)
     centred = ctx.add(layer, Binary(BinaryKind.SUBTRACT), [x, ctx.constant(layer, "mean", found["mean"])], "centred")

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.frontend.keras_activation import ACTIVATIONS, Function, relu, softmax_over, unary
 from dovetail.frontend.keras_context import Importer, KerasContext
-from dovetail.frontend.keras_layer import Call, Layer, Tensor
+from dovetail.frontend.keras_layer import AGAIN, FOLD, Call, Layer, Tensor
 from dovetail.frontend.keras_merging import joined, numbers, operator_of
 from dovetail.frontend.keras_movement import full_shape
 from dovetail.operators.activation import Clamp, Unary, UnaryKind
@@ -44,7 +44,7 @@ def _operand(ctx: KerasContext, layer: Layer, call: Call) -> str:
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
     if not isinstance(found, Tensor):
-        raise layer.refuse("works on a value that is not computed")
+        raise layer.refuse("works on a value that is not computed", AGAIN)
     return found.name
 
 
@@ -56,7 +56,7 @@ def _binary(kind: BinaryKind) -> Importer:
         left = _argument(layer, call, 0, "x1", "x", "a")
         right = _argument(layer, call, 1, "x2", "y", "b")
         if left is None or right is None or not call.tensors():
-            raise layer.refuse("needs two values")
+            raise layer.refuse("needs two values", AGAIN)
         return ctx.add(layer, operator_of(kind), [_value(ctx, layer, left), _value(ctx, layer, right)], "result")
 
     return build
@@ -95,7 +95,7 @@ def _axes(layer: Layer, axis: Any, rank: int) -> tuple[int, ...]:
     listed = list(range(rank)) if axis is None else list(axis) if isinstance(axis, list | tuple) else [axis]
     proper = all(isinstance(a, int) and not isinstance(a, bool) and -rank <= a < rank for a in listed)
     if not proper or len({a % rank for a in listed}) != len(listed):
-        raise layer.refuse(f"the axis {str(axis)[:80]} does not fit {rank} axes")
+        raise layer.refuse(f"the axis {str(axis)[:80]} does not fit {rank} axes", AGAIN)
     return tuple(sorted(a % rank for a in listed))
 
 
@@ -158,7 +158,7 @@ def _reshape(ctx: KerasContext, layer: Layer, call: Call) -> str:
     x = _operand(ctx, layer, call)
     wanted = _argument(layer, call, 1, "newshape", "shape", default=())
     if not isinstance(wanted, list | tuple):
-        raise layer.refuse("the new shape is not constant")
+        raise layer.refuse("the new shape is not constant", FOLD)
     shape = ctx.shape(x)
     open_ = [shape[0] if size is None and place == 0 else size for place, size in enumerate(wanted)]
     return ctx.reshaped(layer, x, full_shape(layer, open_, prod(shape)), "shaped")
@@ -169,7 +169,7 @@ def _transpose(ctx: KerasContext, layer: Layer, call: Call) -> str:
     rank = len(ctx.shape(x))
     order = _argument(layer, call, 1, "axes", "perm", default=list(range(rank))[::-1])
     if not isinstance(order, list | tuple) or sorted(str(a) for a in order) != sorted(str(a) for a in range(rank)):
-        raise layer.refuse(f"the axes {str(order)[:80]} are no order of {rank}")
+        raise layer.refuse(f"the axes {str(order)[:80]} are no order of {rank}", AGAIN)
     return ctx.transposed(layer, x, order, "transposed")
 
 
@@ -179,7 +179,7 @@ def _squeeze(ctx: KerasContext, layer: Layer, call: Call) -> str:
     axis = _argument(layer, call, 1, "axis")
     axes = _axes(layer, axis, len(shape)) if axis is not None else [a for a, n in enumerate(shape) if n == 1 and a]
     if any(shape[a] != 1 for a in axes):
-        raise layer.refuse(f"the axes {list(axes)} of {ctx.type_of(x)} are not all of size 1")
+        raise layer.refuse(f"the axes {list(axes)} of {ctx.type_of(x)} are not all of size 1", AGAIN)
     return ctx.reshaped(layer, x, tuple(size for a, size in enumerate(shape) if a not in axes), "squeezed")
 
 
@@ -194,7 +194,7 @@ def _expand(ctx: KerasContext, layer: Layer, call: Call) -> str:
 def _concatenate(ctx: KerasContext, layer: Layer, call: Call) -> str:
     values = [ctx.real(layer, value) for value in call.tensors()]
     if not values:
-        raise layer.refuse("is called without values")
+        raise layer.refuse("is called without values", AGAIN)
     (axis,) = _axes(layer, _argument(layer, call, 1, "axis", default=-1), len(ctx.shape(values[0])))
     return joined(ctx, layer, values, axis)
 
@@ -230,7 +230,7 @@ def _get_item(ctx: KerasContext, layer: Layer, call: Call) -> str:
         step.append(bounds[2])
         kept.append(not single)
     if len(listed) != len(shape):
-        raise layer.refuse(f"{len(listed)} indices do not fit {ctx.type_of(x)}")
+        raise layer.refuse(f"{len(listed)} indices do not fit {ctx.type_of(x)}", AGAIN)
     cut = ctx.add(layer, Slice(tuple(start), tuple(stop), tuple(step)), [x], "cut")
     sizes = zip(ctx.shape(cut), kept, strict=True)
     return ctx.reshaped(layer, cut, tuple(size for size, keep in sizes if keep), "item")

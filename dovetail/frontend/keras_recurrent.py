@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.frontend.keras_context import Importer, KerasContext
-from dovetail.frontend.keras_layer import Call, Layer
+from dovetail.frontend.keras_layer import AGAIN, Call, Layer
 from dovetail.frontend.keras_merging import joined, operator_of
 from dovetail.frontend.keras_movement import picked
 from dovetail.frontend.keras_weights import children
@@ -80,7 +80,7 @@ def _memory(ctx: KerasContext, layer: Layer, given: list[str], kept: int, batch:
     if not given:
         return ctx.constant(layer, "memory", np.zeros((kept, batch, size), np.float32))
     if len(given) != kept or any(ctx.shape(value) != (batch, size) for value in given):
-        raise layer.refuse(f"is called with {len(given)} states, expected {kept} of [{batch}, {size}]")
+        raise layer.refuse(f"is called with {len(given)} states, expected {kept} of [{batch}, {size}]", AGAIN)
     rows = [ctx.reshaped(layer, ctx.real(layer, value), (1, batch, size), "state") for value in given]
     return ctx.add(layer, Concat(0), rows, "memory") if len(rows) > 1 else rows[0]
 
@@ -125,7 +125,7 @@ def _arguments(ctx: KerasContext, layer: Layer, call: Call) -> tuple[str, list[s
     ctx.check_named(layer, call, ("initial_state", "sequences", "inputs"))
     x, *states = call.tensors() or [""]
     if not x:
-        raise layer.refuse("is called without a sequence")
+        raise layer.refuse("is called without a sequence", AGAIN)
     return ctx.real(layer, x), states
 
 
@@ -153,13 +153,13 @@ def bidirectional(ctx: KerasContext, layer: Layer, call: Call) -> tuple[str, ...
     x, states = _arguments(ctx, layer, call)
     sides = [part for _, part in children(layer)]
     if len(sides) != 2 or len(states) % 2:
-        raise layer.refuse("needs a layer, and as many states for each direction")
+        raise layer.refuse("needs a layer, and as many states for each direction", AGAIN)
     half = len(states) // 2
     runs = [_run(ctx, side, x, states[place * half :][:half]) for place, side in enumerate(sides)]
     flags = [[side.flag(key, False) for side in sides] for key in ("return_sequences", "return_state")]
     turned = [side.flag("go_backwards", False) for side in sides]
     if any(pair[0] != pair[1] for pair in flags) or turned != [False, True]:
-        raise layer.refuse("the two layers must return alike, the first forward and the second backward")
+        raise layer.refuse("the two layers must return alike, the first forward and the second backward", AGAIN)
     values = [run.steps if flags[0][0] else run.last[0] for run in runs]
     layer.read.update(("layer", "backward_layer"))
     for side in sides:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dovetail.errors import ModelError
 from dovetail.frontend.keras_archive import KerasFile
-from dovetail.frontend.keras_layer import Layer
+from dovetail.frontend.keras_layer import AGAIN, Layer
 from dovetail.graph.types import Array
 
 FIXED = ("moving_mean", "moving_variance", "mean", "variance", "count")
@@ -143,7 +143,8 @@ class Weights:
         """
         names, stored = _names(layer), self._stored.get(layer.place, ())
         if len(names) != len(stored):
-            raise layer.refuse(f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it")
+            raise layer.refuse(f"the layer has the weights {', '.join(names)}; the file holds {len(stored)} for it",
+                               AGAIN)
         pairs = zip(names, stored, strict=True)
         # The count of a Normalization is how many samples it has seen.
         return {name: self._file.weights.array(path) for name, path in pairs if name != "count"}
@@ -167,7 +168,7 @@ class Weights:
         """Deal out the lists of an `.h5` file."""
         assert model.network is not None
         if self._file.weights.names("model_weights/top_level_model_weights", "weight_names"):
-            raise model.refuse("the model has weights outside its layers")
+            raise model.refuse("the model has weights outside its layers", AGAIN)
         for layer in model.network.layers:
             places = [*_trained(layer), *_untrained(layer)]
             group = f"model_weights/{layer.name}"
@@ -175,7 +176,7 @@ class Weights:
             listed = [path for path in listed if path.split("/")[-1].split(":")[0] not in RANDOM]
             if len(listed) != len(places):
                 wanted = ", ".join(name for _, name in places) or "none"
-                raise layer.refuse(f"the layer has the weights {wanted}; the file holds {len(listed)} for it")
+                raise layer.refuse(f"the layer has the weights {wanted}; the file holds {len(listed)} for it", AGAIN)
             self._deal(group, places, listed)
 
     def _deal(self, group: str, places: Sequence[tuple[Layer, str]], listed: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dovetail.errors import ModelError
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_file import OnnxFile, OnnxNode
 from dovetail.frontend.onnx_folding import fold
 from dovetail.frontend.onnx_operators import IMPORTERS, LATER_RESULTS
@@ -32,7 +32,8 @@ def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
     file = read_onnx(file_name, data, folder)
     ctx = OnnxContext(file, GraphBuilder(name), constants=dict(file.constants))
     if not file.inputs or not file.outputs:
-        raise ModelError("the model has no inputs or no outputs", where=file_name)
+        raise ModelError("the model has no inputs or no outputs", where=file_name,
+                         hint="export the model again, with its inputs and outputs")
     for entry, kind in file.inputs:
         ctx.values[entry] = ctx.builder.input(entry, kind)
     for op in file.nodes:
@@ -45,16 +46,19 @@ def _output(ctx: OnnxContext, file: OnnxFile, position: int) -> str:
     name, declared = file.outputs[position]
     value = ctx.values.get(name)
     if value is None or value in ctx.static:
-        raise ModelError(f"output {name!r} is a constant or never computed", where=file.name)
+        raise ModelError(f"output {name!r} is a constant or never computed", where=file.name,
+                         hint="take this output out of the model, or export it again")
     if declared is not None and declared != ctx.type_of(value):
-        raise ModelError(f"output {name!r} is {ctx.type_of(value)}, the model declares {declared}", where=file.name)
+        raise ModelError(f"output {name!r} is {ctx.type_of(value)}, the model declares {declared}", where=file.name,
+                         hint="correct the declared type, for instance with onnx.shape_inference, or export the "
+                              "model again")
     return value
 
 
 def _import(ctx: OnnxContext, op: OnnxNode) -> None:
     """Import one operator; what its type rule rejects is the model's fault."""
     if not any(op.outputs) or (not op.outputs[0] and op.op_type not in LATER_RESULTS):
-        raise ctx.refuse(op, "has no first result")
+        raise ctx.refuse(op, "has no first result", AGAIN)
     if fold(ctx, op):
         return
     importer = IMPORTERS.get((op.domain, op.op_type))

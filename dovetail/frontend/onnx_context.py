@@ -16,6 +16,13 @@ from dovetail.operators.base import Operator
 from dovetail.operators.movement import Reshape, Transpose
 from dovetail.operators.quantization import Dequantize, Quantize
 
+# What to do about what a reader refuses; each sentence fits many messages.
+OTHERWISE = "say it with other operators or attributes, and export the network again"
+AGAIN = "export the network again: what this file says contradicts itself"
+FOLD = "make it a constant, for instance by folding constants during the export"
+ALIKE = "quantise again: per tensor, weights per output channel, with positive scales and zero points of the same type"
+SMALLER = "make the network smaller there, and export it again"
+
 TO_NHWC = (0, 2, 3, 1)
 """NCHW to NHWC, and OIHW to OHWI."""
 
@@ -58,7 +65,7 @@ class OnnxContext:
         """The operator as `Node.origin` names it."""
         return f"{op.op_type} {op.index} ({op.name or next(iter(op.outputs), '')})"
 
-    def refuse(self, op: OnnxNode, what: str, hint: str = "") -> ModelError:
+    def refuse(self, op: OnnxNode, what: str, hint: str = OTHERWISE) -> ModelError:
         """The error for something about `op` that cannot be honoured."""
         return ModelError(what, where=f"{self.file.name}, {self.origin(op)}", hint=hint)
 
@@ -85,21 +92,21 @@ class OnnxContext:
     def name_of(self, op: OnnxNode, position: int) -> str:
         """The ONNX name of an operand that must be there."""
         if not self.has(op, position):
-            raise self.refuse(op, f"operand {position} is missing")
+            raise self.refuse(op, f"operand {position} is missing", AGAIN)
         return op.inputs[position]
 
     def constant(self, op: OnnxNode, position: int, what: str) -> Constant:
         """An operand that must be a constant."""
         name = self.name_of(op, position)
         if name not in self.constants:
-            raise self.refuse(op, f"the {what} {name!r} must be constant")
+            raise self.refuse(op, f"the {what} {name!r} must be constant", FOLD)
         return self.constants[name]
 
     def integers(self, op: OnnxNode, position: int, what: str) -> tuple[int, ...]:
         """The elements of a constant integer operand."""
         array = self.constant(op, position, what).array
         if array.dtype.kind not in "iu":
-            raise self.refuse(op, f"the {what} must be integers, got {array.dtype}")
+            raise self.refuse(op, f"the {what} must be integers, got {array.dtype}", AGAIN)
         return tuple(int(value) for value in array.reshape(-1))
 
     def number(self, op: OnnxNode, position: int, default: float, what: str) -> float:
@@ -108,7 +115,7 @@ class OnnxContext:
             return default
         array = self.constant(op, position, what).array
         if array.size != 1 or array.dtype.kind not in "fiu":
-            raise self.refuse(op, f"the {what} must be one number")
+            raise self.refuse(op, f"the {what} must be one number", AGAIN)
         return float(array.reshape(-1)[0])
 
     def value(self, op: OnnxNode, position: int) -> str:
@@ -119,7 +126,7 @@ class OnnxContext:
         """The graph value of an ONNX value."""
         if name not in self.values:
             if name not in self.constants:
-                raise self.refuse(op, f"{name!r} is read before it is computed")
+                raise self.refuse(op, f"{name!r} is read before it is computed", AGAIN)
             self.values[name] = self.place(op, name, self.constants[name])
         return self.values[name]
 
@@ -139,7 +146,7 @@ class OnnxContext:
         """Add a node; its name begins with `stem`, by default the operator's result."""
         value = self.builder.add(operator, operands, stem or op.outputs[0], self.origin(op))
         if self.type_of(value).elements >= MAX_ELEMENTS:
-            raise self.refuse(op, f"computes {self.type_of(value)}; the limit is {MAX_ELEMENTS} elements")
+            raise self.refuse(op, f"computes {self.type_of(value)}; the limit is {MAX_ELEMENTS} elements", SMALLER)
         if all(operand in self.static for operand in operands):
             self.static.add(value)
         return value
@@ -180,16 +187,17 @@ class OnnxContext:
         given = self.constant(op, scale, "scale")
         steps = given.array.reshape(-1)
         if given.dtype is not DType.FLOAT32 or given.array.ndim > 1 or not (np.isfinite(steps) & (steps > 0)).all():
-            raise self.refuse(op, f"the scale {op.inputs[scale]!r} must be float32, positive, and at most one axis")
+            raise self.refuse(op, f"the scale {op.inputs[scale]!r} must be float32, positive, and at most one axis",
+                              ALIKE)
         dtype, offsets = default, np.zeros(len(steps), np.int32)
         if self.has(op, zero_point):
             found = self.constant(op, zero_point, "zero point")
             if found.dtype is None or not found.dtype.is_integer or found.array.size not in (1, len(steps)):
-                raise self.refuse(op, f"the zero point {op.inputs[zero_point]!r} does not fit the scale")
+                raise self.refuse(op, f"the zero point {op.inputs[zero_point]!r} does not fit the scale", ALIKE)
             dtype = found.dtype
             offsets = np.broadcast_to(found.array.reshape(-1), steps.shape).astype(np.int32)
         if len(steps) > 1 and rank >= 0 and not -rank <= axis < rank:
-            raise self.refuse(op, f"the axis {axis} is outside the {rank} axes of the operand")
+            raise self.refuse(op, f"the axis {axis} is outside the {rank} axes of the operand", AGAIN)
         stem = op.inputs[scale]
         return self.scaling_of(stem, steps, offsets, axis % rank if rank > 0 else axis, dtype)
 
@@ -207,7 +215,7 @@ class OnnxContext:
         """The float meaning of an integer value."""
         kind = self.type_of(value).dtype
         if kind is not scaling.dtype:
-            raise self.refuse(op, f"{value!r} is {kind.text}, its zero point {scaling.dtype.text}")
+            raise self.refuse(op, f"{value!r} is {kind.text}, its zero point {scaling.dtype.text}", ALIKE)
         operands = [value, scaling.scale, scaling.zero_point]
         return self.add(op, Dequantize(scaling.axis), operands, stem or f"{value}_real")
 
@@ -219,7 +227,7 @@ class OnnxContext:
     def positive_axis(self, op: OnnxNode, axis: int, rank: int) -> int:
         """An axis counted from either end as one counted from the front."""
         if not -rank <= axis < rank:
-            raise self.refuse(op, f"axis {axis} is outside the {rank} axes")
+            raise self.refuse(op, f"axis {axis} is outside the {rank} axes", AGAIN)
         return axis % rank
 
 
@@ -248,7 +256,7 @@ def over_axes(op: OnnxNode, axes: Sequence[int | None]) -> OnnxNode:
 def pair(ctx: OnnxContext, op: OnnxNode, values: Sequence[int], what: str) -> tuple[int, int]:
     """Rows and columns of a 2-D operator."""
     if len(values) != 2 or min(values) < 1:
-        raise ctx.refuse(op, f"the {what} {list(values)} must be two positive numbers (2-D images only)")
+        raise ctx.refuse(op, f"the {what} {list(values)} must be two positive numbers (2-D images only)", AGAIN)
     return int(values[0]), int(values[1])
 
 
@@ -268,7 +276,7 @@ def image_padding(
     pads = tuple(ctx.attribute(op, "pads", (0, 0, 0, 0)))
     if mode == "NOTSET":
         if len(pads) != 4 or min(pads) < 0:
-            raise ctx.refuse(op, f"the pads {list(pads)} must be four numbers of at least 0")
+            raise ctx.refuse(op, f"the pads {list(pads)} must be four numbers of at least 0", AGAIN)
         return (pads[0], pads[2]), (pads[1], pads[3])
     if mode == "VALID":
         return (0, 0), (0, 0)

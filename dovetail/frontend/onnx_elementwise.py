@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import DType
 from dovetail.operators.activation import Clamp, Unary, UnaryKind
@@ -46,7 +46,7 @@ def binary(kind: BinaryKind) -> Importer:
 
     def build(ctx: OnnxContext, op: OnnxNode) -> None:
         if len(op.inputs) != 2:
-            raise ctx.refuse(op, f"has {len(op.inputs)} operands, expected 2")
+            raise ctx.refuse(op, f"has {len(op.inputs)} operands, expected 2", AGAIN)
         operands = [ctx.value(op, 0), ctx.value(op, 1)]
         ctx.emit(op, _operator(ctx, kind, operands[0]), operands)
 

@@ -125,10 +125,12 @@ def _sizes(entry: Any) -> list[int | str]:
 def _input(name: str, entry: Any) -> tuple[str, TensorType]:
     """An input, whose type must be fixed."""
     if not entry.type.HasField("tensor_type") or not entry.type.tensor_type.HasField("shape"):
-        raise ModelError(f"input {entry.name!r} is not a tensor with a known rank", where=name)
+        raise ModelError(f"input {entry.name!r} is not a tensor with a known rank", where=name,
+                         hint="export the model again with a tensor of fixed shape there")
     dtype = element_type(entry.type.tensor_type.elem_type)
     if dtype is None:
-        raise ModelError(f"input {entry.name!r} has an element type that is not supported", where=name)
+        raise ModelError(f"input {entry.name!r} has an element type that is not supported", where=name,
+                         hint="use float32, int8, uint8, int16, int32, int64 or bool")
     sizes = _sizes(entry)
     fixed = tuple(size for size in sizes if isinstance(size, int))
     if len(fixed) != len(sizes):
@@ -138,7 +140,8 @@ def _input(name: str, entry: Any) -> tuple[str, TensorType]:
             hint=FIX_SHAPES.format(name=entry.name),
         )
     if prod(fixed) >= MAX_ELEMENTS:
-        raise ModelError(f"input {entry.name!r} has {prod(fixed)} elements; the limit is {MAX_ELEMENTS}", where=name)
+        raise ModelError(f"input {entry.name!r} has {prod(fixed)} elements; the limit is {MAX_ELEMENTS}", where=name,
+                         hint="give it a smaller fixed shape")
     return _text(entry.name), TensorType(fixed, dtype)
 
 
@@ -169,7 +172,8 @@ def _attribute(name: str, node: Any, entry: Any) -> Any:
     from onnx import AttributeProto, TensorProto, helper
 
     if entry.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
-        raise ModelError(f"{node.op_type} {node.name!r} has control flow, which is not supported", where=name)
+        raise ModelError(f"{node.op_type} {node.name!r} has control flow, which is not supported", where=name,
+                         hint="export the model without loops and conditions, or compute them outside the model")
     value = helper.get_attribute_value(entry)
     if isinstance(value, TensorProto):
         return decode_tensor(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, SMALLER, OnnxContext
 from dovetail.frontend.onnx_file import Constant, OnnxNode, wrap
 from dovetail.graph.types import Array, DType
 
@@ -44,12 +44,12 @@ def fold(ctx: OnnxContext, op: OnnxNode) -> bool:
         return False
     operands = {name: ctx.constants[name] for name in present}
     if _largest(op, [entry.array for entry in operands.values()]) > MAX_FOLDED:
-        raise ctx.refuse(op, f"gives more than {MAX_FOLDED} elements from constants")
+        raise ctx.refuse(op, f"gives more than {MAX_FOLDED} elements from constants", SMALLER)
     try:
         with np.errstate(divide="raise", invalid="raise", over="ignore"):
             results = _run(op, operands, ctx.opset)
     except Exception as error:  # the reference evaluator raises errors of many kinds for wrong operands
-        raise ctx.refuse(op, f"cannot be computed from its constant operands: {str(error)[:200]}") from error
+        raise ctx.refuse(op, f"cannot be computed from its constant operands: {str(error)[:200]}", AGAIN) from error
     for name, array in zip(op.outputs, results, strict=False):
         if name:
             ctx.constants[name] = _from_numpy(array)
@@ -64,7 +64,7 @@ def _constant(ctx: OnnxContext, op: OnnxNode) -> Constant:
             return _from_numpy(np.array(op.attributes[name], kind))
     value = op.attributes.get("value")
     if not isinstance(value, Constant):
-        raise ctx.refuse(op, "holds no dense tensor of numbers")
+        raise ctx.refuse(op, "holds no dense tensor of numbers", AGAIN)
     return value
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import TO_NHWC, OnnxContext, Scaling, image_padding, over_axes, pair
+from dovetail.frontend.onnx_context import AGAIN, FOLD, TO_NHWC, OnnxContext, Scaling, image_padding, over_axes, pair
 from dovetail.frontend.onnx_elementwise import batch_affine, number
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import DType, Shape
@@ -37,12 +37,12 @@ def _window(ctx: OnnxContext, op: OnnxNode, x: Shape, w: Shape) -> Window:
         raise ctx.refuse(op, f"only 2-D convolutions are supported, the operands have {len(x)} and {len(w)} axes")
     kernel = pair(ctx, op, ctx.attribute(op, "kernel_shape", w[2:]), "kernel_shape")
     if kernel != w[2:]:
-        raise ctx.refuse(op, f"kernel_shape is {list(kernel)}, the weights have {list(w[2:])}")
+        raise ctx.refuse(op, f"kernel_shape is {list(kernel)}, the weights have {list(w[2:])}", AGAIN)
     stride = pair(ctx, op, ctx.attribute(op, "strides", (1, 1)), "strides")
     dilation = pair(ctx, op, ctx.attribute(op, "dilations", (1, 1)), "dilations")
     groups = int(ctx.attribute(op, "group", 1))
     if groups < 1 or x[1] != groups * w[1] or w[0] % groups != 0:
-        raise ctx.refuse(op, f"{groups} groups do not fit {x[1]} channels and the weights {list(w)}")
+        raise ctx.refuse(op, f"{groups} groups do not fit {x[1]} channels and the weights {list(w)}", AGAIN)
     span = ((w[2] - 1) * dilation[0] + 1, (w[3] - 1) * dilation[1] + 1)
     padding = image_padding(ctx, op, x[2:], span, stride)
     return Window(stride, dilation, padding, groups, depthwise=groups > 1 and w[1] == 1)
@@ -59,7 +59,7 @@ def _padded(ctx: OnnxContext, op: OnnxNode, image: str, window: Window, filler: 
 def _kernel(ctx: OnnxContext, op: OnnxNode, w: str, window: Window) -> str:
     """Constant OIHW weights in our order."""
     if w not in ctx.static:
-        raise ctx.refuse(op, f"the weights {w!r} must be constant")
+        raise ctx.refuse(op, f"the weights {w!r} must be constant", FOLD)
     return ctx.add(op, Transpose(DEPTHWISE_ORDER if window.depthwise else TO_NHWC), [w], f"{w}_ohwi")
 
 
@@ -67,7 +67,7 @@ def _row_bias(ctx: OnnxContext, op: OnnxNode, bias: str, channels: int) -> str:
     """A constant bias of any shape with `channels` elements as [channels]."""
     kind = ctx.type_of(bias)
     if bias not in ctx.static or kind.elements != channels:
-        raise ctx.refuse(op, f"the bias {bias!r} {kind} must be constant, with {channels} elements")
+        raise ctx.refuse(op, f"the bias {bias!r} {kind} must be constant, with {channels} elements", FOLD)
     return bias if len(kind.shape) == 1 else ctx.add(op, Reshape((channels,)), [bias], f"{bias}_row")
 
 
@@ -120,7 +120,7 @@ def _integer_bias(ctx: OnnxContext, op: OnnxNode, position: int, source: Scaling
     bias = ctx.value(op, position)
     kind = ctx.type_of(bias)
     if kind.dtype is not DType.INT32:
-        raise ctx.refuse(op, f"the bias {bias!r} must be int32, got {kind.dtype.text}")
+        raise ctx.refuse(op, f"the bias {bias!r} must be int32, got {kind.dtype.text}", AGAIN)
     row = bias if len(kind.shape) == 1 else ctx.add(op, Reshape((kind.elements,)), [bias], f"{bias}_row")
     steps = (source.steps * kernel.steps).astype(np.float32)
     unit = ctx.scaling_of(bias, steps, np.zeros(len(steps), np.int32), 0, DType.INT32)
@@ -152,7 +152,7 @@ def _matrix(ctx: OnnxContext, op: OnnxNode, w: str, rows_first: bool = True) -> 
     """A constant [K, N] operand (already [N, K] unless `rows_first`) as the weights [N, K] of a dense layer."""
     kind = ctx.type_of(w)
     if w not in ctx.static or len(kind.shape) != 2:
-        raise ctx.refuse(op, f"the right operand {w!r} {kind} must be a constant matrix")
+        raise ctx.refuse(op, f"the right operand {w!r} {kind} must be a constant matrix", FOLD)
     return ctx.add(op, Transpose((1, 0)), [w], f"{w}_rows") if rows_first else w
 
 
@@ -268,7 +268,7 @@ def batch_normalization(ctx: OnnxContext, op: OnnxNode) -> None:
         ctx.constant(op, position, name).array.astype(np.float64) for position, name in enumerate(names, 1)
     )
     if scale.ndim != 1 or not scale.shape == offset.shape == mean.shape == variance.shape:
-        raise ctx.refuse(op, "scale, offset, mean and variance must be vectors of one length")
+        raise ctx.refuse(op, "scale, offset, mean and variance must be vectors of one length", AGAIN)
     factor = scale / np.sqrt(variance + epsilon)
     stem, x = op.outputs[0], ctx.value(op, 0)
     if len(ctx.type_of(x).shape) != 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.frontend.onnx_selection import bordered, pick, reversed_slice
 from dovetail.graph.types import DType, Shape
@@ -27,10 +27,10 @@ def reshape(ctx: OnnxContext, op: OnnxNode) -> None:
     wanted = list(ctx.integers(op, 1, "new shape"))
     if not ctx.attribute(op, "allowzero", 0):
         if any(size == 0 and axis >= len(kind.shape) for axis, size in enumerate(wanted)):
-            raise ctx.refuse(op, f"the new shape {wanted} keeps an axis that {kind} does not have")
+            raise ctx.refuse(op, f"the new shape {wanted} keeps an axis that {kind} does not have", AGAIN)
         wanted = [kind.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
     if wanted.count(-1) > 1 or any(size < -1 or size == 0 for size in wanted):
-        raise ctx.refuse(op, f"the new shape {wanted} is not a shape")
+        raise ctx.refuse(op, f"the new shape {wanted} is not a shape", AGAIN)
     if -1 in wanted:
         rest = prod(size for size in wanted if size != -1)
         wanted[wanted.index(-1)] = kind.elements // rest
@@ -53,7 +53,7 @@ def squeeze(ctx: OnnxContext, op: OnnxNode) -> None:
     if axes is None:
         axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
     if any(shape[axis] != 1 for axis in axes):
-        raise ctx.refuse(op, f"the axes {list(axes)} of {ctx.type_of(x)} are not all of size 1")
+        raise ctx.refuse(op, f"the axes {list(axes)} of {ctx.type_of(x)} are not all of size 1", AGAIN)
     ctx.emit(op, Reshape(tuple(size for axis, size in enumerate(shape) if axis not in axes)), [x])
 
 
@@ -66,7 +66,7 @@ def unsqueeze(ctx: OnnxContext, op: OnnxNode) -> None:
         raise ctx.refuse(op, f"adds {count} axes; at most 8 are supported")
     axes = set(_axes(ctx, op, len(shape) + count) or ())
     if len(axes) != count:
-        raise ctx.refuse(op, "names an axis twice")
+        raise ctx.refuse(op, "names an axis twice", AGAIN)
     sizes = iter(shape)
     ctx.emit(op, Reshape(tuple(1 if axis in axes else next(sizes) for axis in range(len(shape) + count))), [x])
 
@@ -110,7 +110,8 @@ def pad(ctx: OnnxContext, op: OnnxNode) -> None:
     filler = float(ctx.attribute(op, "value", 0.0)) if listed is not None else ctx.number(op, 2, 0.0, "border value")
     axes = ctx.integers(op, 3, "axes") if ctx.has(op, 3) else tuple(range(rank))
     if len(pads) != 2 * len(axes) or (mode == "constant" and any(size < 0 for size in pads)):
-        raise ctx.refuse(op, f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes")
+        raise ctx.refuse(op, f"the pads {list(pads)} must be two numbers of at least 0 for each of {len(axes)} axes",
+                         AGAIN)
     before, after = [0] * rank, [0] * rank
     for place, axis in enumerate(axes):
         target = ctx.positive_axis(op, axis, rank)
@@ -120,7 +121,7 @@ def pad(ctx: OnnxContext, op: OnnxNode) -> None:
         pick(ctx, op, x, [bordered(size, lead, trail, mode) for size, lead, trail in sides])
         return
     if kind.dtype.is_integer and not kind.dtype.low <= filler <= kind.dtype.high:
-        raise ctx.refuse(op, f"the border value {filler} is outside {kind.dtype.text}")
+        raise ctx.refuse(op, f"the border value {filler} is outside {kind.dtype.text}", AGAIN)
     value = int(filler) if kind.dtype.is_integer else filler
     ctx.emit(op, Pad(tuple(before), tuple(after), value), [x])
 
@@ -131,7 +132,8 @@ def slice_(ctx: OnnxContext, op: OnnxNode) -> None:
     shape = ctx.type_of(x).shape
     starts, stops, axes, steps = _slice_bounds(ctx, op, len(shape))
     if not len(starts) == len(stops) == len(axes) == len(steps) or 0 in steps:
-        raise ctx.refuse(op, f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not 0")
+        raise ctx.refuse(op, f"starts, ends, axes and steps must agree in number; the steps are {list(steps)}, not 0",
+                         AGAIN)
     if min(steps, default=1) < 0:
         bounds = zip(starts, stops, steps, strict=True)
         reversed_slice(ctx, op, x, {ctx.positive_axis(op, a, len(shape)): b for a, b in zip(axes, bounds, strict=True)})
@@ -144,7 +146,7 @@ def slice_(ctx: OnnxContext, op: OnnxNode) -> None:
         end[place] = min(max(stop + size if stop < 0 else stop, 0), size)
         stride[place] = step
     if any(a >= b for a, b in zip(begin, end, strict=True)):
-        raise ctx.refuse(op, f"the slice {begin} to {end} of {ctx.type_of(x)} is empty")
+        raise ctx.refuse(op, f"the slice {begin} to {end} of {ctx.type_of(x)} is empty", AGAIN)
     ctx.emit(op, Slice(tuple(begin), tuple(end), tuple(stride)), [x])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, ALIKE, OnnxContext
 from dovetail.frontend.onnx_file import Constant, OnnxNode
 from dovetail.graph.types import Array, DType, Shape
 from dovetail.operators.activation import Clamp
@@ -65,7 +65,7 @@ def quant(ctx: OnnxContext, op: OnnxNode) -> None:
     zeros, zero_axis = _row(ctx, op, 2, rank)
     axis = axis if scale.size > 1 else zero_axis
     if not (scale > 0).all() or (zeros != np.rint(zeros)).any():
-        raise ctx.refuse(op, "the scales must be positive and the zero points whole numbers")
+        raise ctx.refuse(op, "the scales must be positive and the zero points whole numbers", ALIKE)
     scale, zeros = np.broadcast_arrays(scale, zeros)
     if name in ctx.constants:
         array = ctx.constants[name].array.astype(np.float32)
@@ -77,7 +77,8 @@ def quant(ctx: OnnxContext, op: OnnxNode) -> None:
     if rounding not in ("ROUND", "HALF_EVEN"):
         raise ctx.refuse(op, f"rounding_mode = {rounding} of computed values is not supported", "use ROUND")
     if scale.size != 1:
-        raise ctx.refuse(op, f"a computed value is quantised per channel ({scale.size} scales); only weights may be")
+        raise ctx.refuse(op, f"a computed value is quantised per channel ({scale.size} scales); only weights may be",
+                         ALIKE)
     dtype = grid.dtype(8)
     low, high = ((limit - float(zeros[0])) * float(scale[0]) for limit in (grid.low, grid.high))
     x = ctx.value(op, 0)
@@ -100,7 +101,7 @@ def bipolar_quant(ctx: OnnxContext, op: OnnxNode) -> None:
     array = ctx.constants[name].array
     scale, axis = _row(ctx, op, 1, array.ndim)
     if not (scale > 0).all():
-        raise ctx.refuse(op, "the scales must be positive")
+        raise ctx.refuse(op, "the scales must be positive", ALIKE)
     _constant(ctx, op, np.where(array >= 0, 1, -1), DType.INT2, scale, np.zeros_like(scale), axis)
 
 
@@ -123,7 +124,8 @@ def _row(ctx: OnnxContext, op: OnnxNode, position: int, rank: int) -> tuple[Arra
     array = ctx.constant(op, position, "quantisation parameter").array
     wide = [index for index, size in enumerate(array.shape) if size > 1]
     if len(wide) > 1 or array.ndim > rank or array.dtype.kind != "f" or not np.isfinite(array).all():
-        raise ctx.refuse(op, f"the parameter {op.inputs[position]!r} must be finite and run along one axis at most")
+        raise ctx.refuse(op, f"the parameter {op.inputs[position]!r} must be finite and run along one axis at most",
+                         AGAIN)
     axis = wide[0] + rank - array.ndim if wide else -1
     return array.reshape(-1).astype(np.float64), axis
 

@@ -49,10 +49,9 @@ def read_onnx(name: str, data: bytes, folder: Path) -> OnnxFile:
 def _check_versions(name: str, model: Any) -> None:
     """File format and operator versions are in the ranges read."""
     if not IR_VERSIONS[0] <= model.ir_version <= IR_VERSIONS[1]:
-        raise ModelError(
-            f"ONNX IR version {model.ir_version} is not supported, only {IR_VERSIONS[0]} to {IR_VERSIONS[1]}",
-            where=name,
-        )
+        raise ModelError(f"ONNX IR version {model.ir_version} is not supported, only {IR_VERSIONS[0]} to "
+                         f"{IR_VERSIONS[1]}", where=name,
+                         hint="export the model again with a current version of its exporter")
     limits = {"": OPSETS, "ai.onnx": OPSETS, "com.microsoft": MICROSOFT_OPSETS}
     for entry in model.opset_import:
         low, high = limits.get(entry.domain, (0, 2**63))
@@ -82,7 +81,8 @@ def prepare(name: str, model: Any, folder: Path) -> Any:
 
     for what, count in (("operators", len(model.graph.node)), ("initialisers", len(model.graph.initializer))):
         if count > MAX_NODES:
-            raise ModelError(f"the model has {count} {what}; the limit is {MAX_NODES}", where=name)
+            raise ModelError(f"the model has {count} {what}; the limit is {MAX_NODES}", where=name,
+                             hint="split the model, or simplify it first")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse initialisers", where=name, hint="store the weights dense")
     if model.functions:
@@ -99,9 +99,8 @@ def _check_sizes(name: str, model: Any) -> None:
     for tensor in all_tensors(model):
         if min(tensor.dims, default=1) < 0 or prod(tensor.dims) >= MAX_ELEMENTS:
             shape = list(tensor.dims)
-            raise ModelError(
-                f"tensor {tensor.name!r} has the shape {shape}; the limit is {MAX_ELEMENTS} elements", where=name
-            )
+            raise ModelError(f"tensor {tensor.name!r} has the shape {shape}; the limit is {MAX_ELEMENTS} elements",
+                             where=name, hint="export the model again; its tensors are too large or damaged")
 
 
 def _check_functions(name: str, model: Any) -> None:
@@ -118,7 +117,8 @@ def _check_functions(name: str, model: Any) -> None:
         if key not in bodies:
             return 1
         if key in open_calls or len(open_calls) > 50:
-            raise ModelError(f"the model-local function {key[1]!r} is nested too deep or calls itself", where=name)
+            raise ModelError(f"the model-local function {key[1]!r} is nested too deep or calls itself", where=name,
+                             hint="export the model without model-local functions")
         if key not in sizes:
             open_calls.append(key)
             sizes[key] = expanded(bodies[key].node)
@@ -127,7 +127,8 @@ def _check_functions(name: str, model: Any) -> None:
 
     total = expanded(model.graph.node)
     if total > MAX_NODES:
-        raise ModelError(f"the model's functions expand to {total} operators; the limit is {MAX_NODES}", where=name)
+        raise ModelError(f"the model's functions expand to {total} operators; the limit is {MAX_NODES}", where=name,
+                         hint="export the model without model-local functions, or a smaller one")
 
 
 def _read_external(name: str, model: Any, folder: Path) -> None:
@@ -142,7 +143,8 @@ def _read_external(name: str, model: Any, folder: Path) -> None:
         data = _external_bytes(name, tensor.name, entries, folder)
         total += len(data)
         if total >= MAX_ELEMENTS:
-            raise ModelError(f"the external data takes more than {MAX_ELEMENTS} bytes", where=name)
+            raise ModelError(f"the external data takes more than {MAX_ELEMENTS} bytes", where=name,
+                             hint="compile a smaller network")
         tensor.raw_data = data
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
@@ -160,14 +162,14 @@ def _external_bytes(name: str, tensor: str, entries: dict[str, str], folder: Pat
             hint="put the data file beside the model, and refer to it by a relative name",
         )
     if not path.is_file():
-        raise ModelError(f"tensor {tensor!r} keeps its data in {location!r}, which does not exist", where=name)
+        raise ModelError(f"tensor {tensor!r} keeps its data in {location!r}, which does not exist", where=name,
+                         hint="put the data file beside the model")
     size = path.stat().st_size
     offset = int(entries.get("offset", "0"))
     length = int(entries.get("length", size - offset))
     if offset < 0 or length < 0 or offset + length > size:
-        raise ModelError(
-            f"tensor {tensor!r} wants bytes {offset} to {offset + length} of {location!r}, which has {size}", where=name
-        )
+        raise ModelError(f"tensor {tensor!r} wants bytes {offset} to {offset + length} of {location!r}, which has "
+                         f"{size}", where=name, hint="copy the data file again, or export the model again")
     with path.open("rb") as stream:
         stream.seek(offset)
         return stream.read(length)

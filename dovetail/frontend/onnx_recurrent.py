@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import Array
 from dovetail.operators.movement import Concat, Reshape, Slice, Transpose
@@ -60,9 +60,9 @@ def _sizes(ctx: OnnxContext, op: OnnxNode) -> _Sizes:
     direction, layout = ctx.attribute(op, "direction", "forward"), int(ctx.attribute(op, "layout", 0))
     directions = _DIRECTIONS.get(direction, ())
     if len(x) != 3 or len(r) != 3 or r[0] != len(directions) or layout not in (0, 1):
-        raise ctx.refuse(op, f"direction = {direction} and layout = {layout} do not fit {list(x)} and {list(r)}")
+        raise ctx.refuse(op, f"direction = {direction} and layout = {layout} do not fit {list(x)} and {list(r)}", AGAIN)
     if int(ctx.attribute(op, "hidden_size", r[2])) != r[2]:
-        raise ctx.refuse(op, f"hidden_size is {op.attributes['hidden_size']}, the weights have {r[2]}")
+        raise ctx.refuse(op, f"hidden_size is {op.attributes['hidden_size']}, the weights have {r[2]}", AGAIN)
     if "clip" in op.attributes:
         raise ctx.refuse(op, f"the attribute clip = {op.attributes['clip']} is not supported")
     steps, batch = (x[1], x[0]) if layout else (x[0], x[1])
@@ -91,7 +91,7 @@ def _memory(ctx: OnnxContext, op: OnnxNode, kind: RecurrentKind, sizes: _Sizes) 
     for position in (5, 6)[: kind.kept]:
         value = _or_zeros(ctx, op, position, (*lead, sizes.hidden))
         if ctx.type_of(value).shape != (*lead, sizes.hidden):
-            raise ctx.refuse(op, f"operand {position} is {ctx.type_of(value)}, expected {[*lead, sizes.hidden]}")
+            raise ctx.refuse(op, f"operand {position} is {ctx.type_of(value)}, expected {[*lead, sizes.hidden]}", AGAIN)
         if sizes.batch_first:
             value = ctx.add(op, Transpose((1, 0, 2)), [value], f"{value}_directions")
         found.append(ctx.add(op, Reshape((count, 1, sizes.batch, sizes.hidden)), [value], f"{value}_kept"))
@@ -112,7 +112,7 @@ def _direction(ctx: OnnxContext, op: OnnxNode, value: str, place: int) -> str:
     """The part of one direction, without the axis of directions."""
     shape = ctx.type_of(value).shape
     if place >= shape[0]:
-        raise ctx.refuse(op, f"{ctx.type_of(value)} has no part for direction {place}")
+        raise ctx.refuse(op, f"{ctx.type_of(value)} has no part for direction {place}", AGAIN)
     if shape[0] > 1:
         ends = ((place, *[0] * (len(shape) - 1)), (place + 1, *shape[1:]))
         value = ctx.add(op, Slice(*ends, (1,) * len(shape)), [value], f"{value}_{place}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, OnnxContext
 from dovetail.frontend.onnx_elementwise import batch_affine, number, real_value
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import DType, Shape
@@ -198,10 +198,11 @@ def group_normalisation(ctx: OnnxContext, op: OnnxNode) -> None:
     shape = ctx.type_of(x).shape
     groups = int(ctx.attribute(op, "num_groups", 1))
     if groups < 1 or shape[1] % groups:
-        raise ctx.refuse(op, f"{groups} groups do not divide {shape[1]} channels")
+        raise ctx.refuse(op, f"{groups} groups do not divide {shape[1]} channels", AGAIN)
     scale, offset = real_value(ctx, op, 1), real_value(ctx, op, 2)
     if ctx.type_of(scale).shape != (shape[1],):
-        raise ctx.refuse(op, f"the scale is {ctx.type_of(scale)}, expected one element for each of {shape[1]} channels")
+        raise ctx.refuse(op, f"the scale is {ctx.type_of(scale)}, expected one element for each of {shape[1]} channels",
+                         AGAIN)
     operator = Normalise(float(ctx.attribute(op, "epsilon", 1e-5)))
     result = _over_rows(ctx, op, x, (shape[0] * groups, prod(shape[1:]) // groups), operator)
     batch_affine(ctx, op, result, scale, offset)
@@ -214,7 +215,7 @@ def global_pool(kind: ReduceKind) -> Importer:
         x = ctx.value(op, 0)
         rank = len(ctx.type_of(x).shape)
         if rank < 3 or ctx.type_of(x).dtype is DType.BOOL:
-            raise ctx.refuse(op, f"pools {ctx.type_of(x)}, which has no image axes")
+            raise ctx.refuse(op, f"pools {ctx.type_of(x)}, which has no image axes", AGAIN)
         ctx.emit(op, Reduce(kind, tuple(range(2, rank))), [x])
 
     return build

@@ -7,7 +7,7 @@ from math import ceil, floor, prod
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, SMALLER, OnnxContext
 from dovetail.frontend.onnx_elementwise import number
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.frontend.onnx_selection import pick
@@ -129,12 +129,13 @@ def _axes(ctx: OnnxContext, op: OnnxNode, shape: Shape) -> list[Axis]:
         for scale, axis in zip(array.astype(np.float64), axes, strict=True):
             result[axis], scales[axis] = floor(shape[axis] * scale), float(scale)
     if min(result, default=1) < 1 or prod(result) >= 1 << 31:
-        raise ctx.refuse(op, f"the result {result} has no elements, or too many")
+        raise ctx.refuse(op, f"the result {result} has no elements, or too many", SMALLER)
     regions = [(0.0, 1.0)] * len(shape)
     if mode == "tf_crop_and_resize":
         region = ctx.constant(op, 1, "region").array.astype(np.float64)
         if region.size != 2 * len(axes) or not np.isfinite(region).all():
-            raise ctx.refuse(op, f"the region has {region.size} numbers; it must have a start and an end for each axis")
+            raise ctx.refuse(op, f"the region has {region.size} numbers; it must have a start and an end for each axis",
+                             AGAIN)
         bounds = region.reshape(2, -1)
         for axis, start, end in zip(axes, *bounds.tolist(), strict=True):
             regions[axis] = (start, end)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.frontend.onnx_context import OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, SMALLER, OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.graph.types import Shape
 from dovetail.operators.movement import Reshape, Slice, Transpose
@@ -20,7 +20,7 @@ def pick(ctx: OnnxContext, op: OnnxNode, x: str, places: Sequence[Sequence[int]]
     """Emit a Pick of x as the operator's result."""
     longest = max((len(chosen) for chosen in places), default=0)
     if longest > MAX_PLACES:
-        raise ctx.refuse(op, f"picks {longest} places along one axis; the limit is {MAX_PLACES}")
+        raise ctx.refuse(op, f"picks {longest} places along one axis; the limit is {MAX_PLACES}", SMALLER)
     ctx.emit(op, Pick(tuple(tuple(int(place) for place in chosen) for chosen in places)), [x])
 
 
@@ -49,7 +49,7 @@ def expand(ctx: OnnxContext, op: OnnxNode) -> None:
     try:
         result = tuple(int(size) for size in np.broadcast_shapes(shape, wanted))
     except ValueError:
-        raise ctx.refuse(op, f"{ctx.type_of(x)} cannot be expanded to {list(wanted)}") from None
+        raise ctx.refuse(op, f"{ctx.type_of(x)} cannot be expanded to {list(wanted)}", AGAIN) from None
     whole = (1,) * (len(result) - len(shape)) + shape
     if len(whole) != len(shape):
         x = ctx.add(op, Reshape(whole), [x], f"{op.outputs[0]}_whole")
@@ -61,7 +61,8 @@ def tile(ctx: OnnxContext, op: OnnxNode) -> None:
     x = ctx.value(op, 0)
     shape, repeats = ctx.type_of(x).shape, ctx.integers(op, 1, "repeats")
     if len(repeats) != len(shape) or min(repeats, default=1) < 1:
-        raise ctx.refuse(op, f"the repeats {list(repeats)} must be a positive number for each axis of {ctx.type_of(x)}")
+        raise ctx.refuse(op, f"the repeats {list(repeats)} must be a positive number for each axis of {ctx.type_of(x)}",
+                         AGAIN)
     pick(ctx, op, x, [list(range(size)) * count for size, count in zip(shape, repeats, strict=True)])
 
 
@@ -78,7 +79,7 @@ def gather(ctx: OnnxContext, op: OnnxNode) -> None:
     flat = [int(index) for index in indices.reshape(-1)]
     size = kind.shape[axis]
     if any(not -size <= index < size for index in flat):
-        raise ctx.refuse(op, f"an index is outside the {size} elements of axis {axis}")
+        raise ctx.refuse(op, f"an index is outside the {size} elements of axis {axis}", AGAIN)
     places: list[Sequence[int]] = [range(length) for length in kind.shape]
     places[axis] = [index % size for index in flat]
     taken = ctx.add(op, Pick(tuple(tuple(chosen) for chosen in places)), [x], f"{op.outputs[0]}_taken")
@@ -98,7 +99,8 @@ def split(ctx: OnnxContext, op: OnnxNode) -> None:
         each = -(-shape[axis] // count)
         listed = [min(each, shape[axis] - part * each) for part in range(count)]
     if len(listed) != len(op.outputs) or sum(listed) != shape[axis] or min(listed) < 1:
-        raise ctx.refuse(op, f"the parts {list(listed)} do not make up the {shape[axis]} elements of axis {axis}")
+        raise ctx.refuse(op, f"the parts {list(listed)} do not make up the {shape[axis]} elements of axis {axis}",
+                         AGAIN)
     start = 0
     for size, result in zip(listed, op.outputs, strict=True):
         begin, end = [0] * len(shape), list(shape)
@@ -155,6 +157,6 @@ def reversed_slice(ctx: OnnxContext, op: OnnxNode, x: str, ranges: dict[int, tup
         chosen = slice(start, None if step < 0 and limit == -(1 << 62) else limit, step)
         places[axis] = places[axis][chosen]
     if not all(places):
-        raise ctx.refuse(op, f"the slice of {ctx.type_of(x)} is empty")
+        raise ctx.refuse(op, f"the slice of {ctx.type_of(x)} is empty", AGAIN)
     pick(ctx, op, x, places)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.frontend.onnx_context import TO_NCHW, OnnxContext
+from dovetail.frontend.onnx_context import AGAIN, FOLD, SMALLER, TO_NCHW, OnnxContext
 from dovetail.frontend.onnx_file import OnnxNode
 from dovetail.frontend.transposed import Transposed, transposed_convolution
 from dovetail.graph.types import Shape
@@ -16,7 +16,7 @@ def _numbers(ctx: OnnxContext, op: OnnxNode, name: str, rank: int, default: int)
     """An attribute of one number per image axis, as rows and columns."""
     found = tuple(int(value) for value in ctx.attribute(op, name, (default,) * rank))
     if len(found) != rank:
-        raise ctx.refuse(op, f"the attribute {name} = {list(found)} must be {rank} numbers")
+        raise ctx.refuse(op, f"the attribute {name} = {list(found)} must be {rank} numbers", AGAIN)
     return (default, found[0]) if rank == 1 else (found[0], found[1])
 
 
@@ -41,7 +41,7 @@ def _axes(ctx: OnnxContext, op: OnnxNode, sizes: Shape, span: Shape, stride: Sha
             total, result = whole - fixed, fixed
             lead = total // 2 if mode == "SAME_UPPER" else total - total // 2
         if result < 1:
-            raise ctx.refuse(op, f"the result has {result} elements along an image axis")
+            raise ctx.refuse(op, f"the result has {result} elements along an image axis", SMALLER)
         found.append(Transposed(sizes[axis], span[axis], stride[axis], lead, result))
     return found
 
@@ -76,9 +76,9 @@ def conv_transpose(ctx: OnnxContext, op: OnnxNode) -> None:
     if rank not in (1, 2) or len(kernel) != len(shape):
         raise ctx.refuse(op, f"only one or two image axes are supported, the operand is {ctx.type_of(x)}")
     if w not in ctx.static or kernel[0] != shape[1] or groups < 1 or shape[1] % groups:
-        raise ctx.refuse(op, f"the weights {w!r} must be constant, for {shape[1]} channels in {groups} groups")
+        raise ctx.refuse(op, f"the weights {w!r} must be constant, for {shape[1]} channels in {groups} groups", FOLD)
     if tuple(ctx.attribute(op, "kernel_shape", kernel[2:])) != kernel[2:]:
-        raise ctx.refuse(op, f"kernel_shape does not fit the weights {list(kernel)}")
+        raise ctx.refuse(op, f"kernel_shape does not fit the weights {list(kernel)}", AGAIN)
     if rank == 1:
         x = ctx.add(op, Reshape((*shape[:2], 1, shape[2])), [x], f"{op.outputs[0]}_image")
         w = ctx.add(op, Reshape((*kernel[:2], 1, kernel[2])), [w], f"{op.outputs[0]}_kernel")

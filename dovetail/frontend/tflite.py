@@ -39,13 +39,17 @@ def _check_border(file: TfliteFile) -> None:
     """The model has inputs and outputs, of types a value may have."""
     for what, indices in (("inputs", file.inputs), ("outputs", file.outputs)):
         if not indices or min(indices) < 0:
-            raise ModelError(f"the model has no {what} or leaves one out", where=file.name)
+            raise ModelError(f"the model has no {what} or leaves one out", where=file.name,
+                             hint="convert the model again")
         if len(set(indices)) != len(indices):
-            raise ModelError(f"the model lists one of its {what} twice", where=file.name)
+            raise ModelError(f"the model lists one of its {what} twice", where=file.name,
+                             hint="convert the model again")
         allowed = (*ACTIVATION_TYPES, DType.INT32, DType.INT64, DType.BOOL)
         for tensor in (file.tensors[index] for index in indices):
             if tensor.is_constant or tensor.dtype not in allowed:
-                raise ModelError(f"{tensor} cannot be one of the model's {what}", where=file.name)
+                raise ModelError(f"{tensor} cannot be one of the model's {what}", where=file.name,
+                                 hint=f"convert the model again, with {what} of one of "
+                                      f"{', '.join(kind.text for kind in allowed)}")
 
 
 def _import(ctx: TfliteContext, op: OperatorEntry) -> None:

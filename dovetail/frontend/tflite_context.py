@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor, TfliteFile
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, FOLD, OTHERWISE, OperatorEntry, Tensor, TfliteFile
 from dovetail.frontend.tflite_variables import Variables
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
@@ -52,14 +52,14 @@ class TfliteContext:
         name = self.file.tensors[op.outputs[0]].name if op.outputs and op.outputs[0] >= 0 else "no result"
         return f"{op.opcode} {op.index} ({name})"
 
-    def refuse(self, op: OperatorEntry, what: str, hint: str = "") -> ModelError:
+    def refuse(self, op: OperatorEntry, what: str, hint: str = OTHERWISE) -> ModelError:
         """The error for something about `op` that cannot be honoured."""
         return ModelError(what, where=self.where(op), hint=hint)
 
     def options(self, op: OperatorEntry, kind: str) -> Mapping[str, Any]:
         """The operator's options, which must be of the schema's class `kind`."""
         if op.options_class != kind:
-            raise self.refuse(op, f"carries options of the kind {op.options_class}, expected {kind}")
+            raise self.refuse(op, f"carries options of the kind {op.options_class}, expected {kind}", AGAIN)
         return op.options
 
     def optional(self, op: OperatorEntry, position: int) -> Tensor | None:
@@ -72,13 +72,13 @@ class TfliteContext:
         """An operand that must be there."""
         found = self.optional(op, position)
         if found is None:
-            raise self.refuse(op, f"operand {position} is missing")
+            raise self.refuse(op, f"operand {position} is missing", AGAIN)
         return found
 
     def output(self, op: OperatorEntry) -> Tensor:
         """The operator's one result."""
         if len(op.outputs) != 1 or op.outputs[0] < 0:
-            raise self.refuse(op, f"has {len(op.outputs)} results, expected 1")
+            raise self.refuse(op, f"has {len(op.outputs)} results, expected 1", AGAIN)
         return self.file.tensors[op.outputs[0]]
 
     def integers(self, op: OperatorEntry, position: int, what: str) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class TfliteContext:
         tensor = self.input(op, position)
         array = self.known(tensor)
         if array is None or tensor.dtype not in (DType.INT32, DType.INT64):
-            raise self.refuse(op, f"the operand {tensor} ({what}) must be a constant of int32 or int64")
+            raise self.refuse(op, f"the operand {tensor} ({what}) must be a constant of int32 or int64", FOLD)
         return tuple(int(value) for value in array.reshape(-1))
 
     def known(self, tensor: Tensor) -> Array | None:
@@ -97,20 +97,21 @@ class TfliteContext:
         """Make `array`, known now, the operator's result; it must have the type the model declares."""
         tensor = self.output(op)
         if tensor.shape != array.shape or tensor.dtype not in (DType.INT32, DType.INT64) or tensor.is_constant:
-            raise self.refuse(op, f"computes {list(array.shape)} integers, the model declares {tensor}")
+            raise self.refuse(op, f"computes {list(array.shape)} integers, the model declares {tensor}", AGAIN)
         self._known[tensor.index] = array.astype(tensor.dtype.numpy)
 
     def array(self, op: OperatorEntry, tensor: Tensor, what: str) -> Array:
         """The elements of an operand that must be constant."""
         if not tensor.is_constant:
-            raise self.refuse(op, f"the {what} {tensor} must be constant")
+            raise self.refuse(op, f"the {what} {tensor} must be constant", FOLD)
         return tensor.array()
 
     def add_input(self, index: int) -> None:
         """Declare an input of the network."""
         tensor = self.file.tensors[index]
         if tensor.is_constant or tensor.is_variable or index in self._values:
-            raise ModelError(f"input {tensor} is a constant, a variable or listed twice", where=self.file.name)
+            raise ModelError(f"input {tensor} is a constant, a variable or listed twice", where=self.file.name,
+                             hint="convert the model again")
         name = self.builder.fresh(tensor.name)
         self._values[index] = self.builder.input(name, TensorType(tensor.shape, tensor.dtype))
 
@@ -119,9 +120,11 @@ class TfliteContext:
         if tensor.index not in self._values:
             where = self.where(op) if op else self.file.name
             if tensor.is_variable:
-                raise ModelError(f"tensor {tensor} is a variable, which this operator cannot keep", where=where)
+                raise ModelError(f"tensor {tensor} is a variable, which this operator cannot keep", where=where,
+                                 hint="keep states in a recurrent layer, or give them as an input and an output")
             if not tensor.is_constant:
-                raise ModelError(f"tensor {tensor} is read before it is computed", where=where)
+                raise ModelError(f"tensor {tensor} is read before it is computed", where=where,
+                                 hint="convert the model again: its operators stand in the wrong order")
             self._values[tensor.index] = self.builder.constant(tensor.name, tensor.array(), tensor.dtype)
         return self._values[tensor.index]
 
@@ -177,7 +180,7 @@ class TfliteContext:
         steps: list[Operator] = [] if limits is None else [Clamp(*limits)]
         if tensor.dtype.is_integer:
             if tensor.quantisation and len(tensor.quantisation.scale) != 1:
-                raise self.refuse(op, f"the result {tensor} is quantised per channel, which is not supported")
+                raise self.refuse(op, f"the result {tensor} is quantised per channel, which is not supported", ALIKE)
             steps.append(Quantize(tensor.dtype))
         return steps
 
@@ -194,18 +197,18 @@ class TfliteContext:
     def results(self, op: OperatorEntry, count: int) -> list[Tensor]:
         """The operator's results, where it has several."""
         if len(op.outputs) != count or any(index < 0 for index in op.outputs):
-            raise self.refuse(op, f"has {len(op.outputs)} results, expected {count}")
+            raise self.refuse(op, f"has {len(op.outputs)} results, expected {count}", AGAIN)
         return [self.file.tensors[index] for index in op.outputs]
 
     def expect_shape(self, op: OperatorEntry, shape: Sequence[int]) -> None:
         """Refuse a result of another shape than the model declares, before anything of its size is made."""
         if tuple(shape) != self.output(op).shape:
-            raise self.refuse(op, f"gives the shape {list(shape)}, the model declares {self.output(op)}")
+            raise self.refuse(op, f"gives the shape {list(shape)}, the model declares {self.output(op)}", AGAIN)
 
     def axis(self, op: OperatorEntry, axis: int, rank: int) -> int:
         """An axis counted from either end as one counted from the front."""
         if not -rank <= axis < rank:
-            raise self.refuse(op, f"axis {axis} is outside the {rank} axes")
+            raise self.refuse(op, f"axis {axis} is outside the {rank} axes", AGAIN)
         return axis % rank
 
     def add(self, op: OperatorEntry, operator: Operator, operands: Sequence[str], suffix: str) -> str:
@@ -220,10 +223,10 @@ class TfliteContext:
         """Make `value` the operator's result (one of several); it must have the type the model declares."""
         tensor = result or self.output(op)
         if tensor.index in self._values or tensor.is_constant or tensor.is_variable:
-            raise self.refuse(op, f"tensor {tensor} is written twice or is a constant")
+            raise self.refuse(op, f"tensor {tensor} is written twice or is a constant", AGAIN)
         found = self.builder.type_of(value)
         if found != TensorType(tensor.shape, tensor.dtype):
-            raise self.refuse(op, f"computes {found}, the model declares {tensor}")
+            raise self.refuse(op, f"computes {found}, the model declares {tensor}", AGAIN)
         self._values[tensor.index] = value
 
     def same_type(self, op: OperatorEntry, *tensors: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, OperatorEntry
 from dovetail.frontend.tflite_movement import SHAPE_TYPES
 from dovetail.graph.types import DType
 from dovetail.operators.activation import Unary, UnaryKind
@@ -55,7 +55,7 @@ def add_n(ctx: TfliteContext, op: OperatorEntry) -> None:
     for term in rest[:-1]:
         value = ctx.add(op, Add(), [value, term], "partial")
     if not rest:
-        raise ctx.refuse(op, "has one operand, expected several")
+        raise ctx.refuse(op, "has one operand, expected several", AGAIN)
     ctx.emit_real(op, Add(), [value, rest[-1]])
 
 
@@ -112,7 +112,7 @@ def extreme(kind: BinaryKind) -> Build:
         a, b, result = ctx.input(op, 0), ctx.input(op, 1), ctx.output(op)
         ctx.same_type(op, a, b, result)
         if not (ctx.same_quantisation(a, result) and ctx.same_quantisation(b, result)):
-            raise ctx.refuse(op, f"compares elements, but the quantisation of {a}, {b} and {result} differ")
+            raise ctx.refuse(op, f"compares elements, but the quantisation of {a}, {b} and {result} differ", ALIKE)
         ctx.emit(op, Binary(kind), [ctx.value(op, a), ctx.value(op, b)])
 
     return build

@@ -13,6 +13,13 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.graph.types import Array, DType, Shape
 
+# What to do about what a reader refuses; each sentence fits many messages.
+OTHERWISE = "say it with other operators or options in the network, and convert it again"
+AGAIN = "convert the model again: what this file says contradicts itself"
+FOLD = "make it a constant in the network, and convert it again"
+ALIKE = "quantise these tensors alike, with positive scales: convert the model again with a current converter"
+SMALLER = "make the network smaller there, and convert it again"
+
 IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of every TFLite file (the flatbuffers file identifier of the schema)."""
 
@@ -164,7 +171,7 @@ class _Reader:
         self.type_names = _names(tflite.TensorType)
         self.option_names = _names(tflite.BuiltinOptions)
 
-    def fail(self, what: str, hint: str = "") -> ModelError:
+    def fail(self, what: str, hint: str = AGAIN) -> ModelError:
         """An error of this file."""
         return ModelError(what, where=self.name, hint=hint)
 
@@ -172,7 +179,8 @@ class _Reader:
         """The file's first subgraph and those that CALL_ONCE runs."""
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
-            raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}")
+            raise self.fail(f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}",
+                            "convert the model with a current converter")
         if self.count(model.SubgraphsLength(), "subgraphs") < 1:
             raise self.fail("the model has no subgraph")
         for what, length in (("buffers", model.BuffersLength()), ("opcodes", model.OperatorCodesLength())):
@@ -225,11 +233,12 @@ class _Reader:
         """One tensor: type, shape, contents where it is constant, quantisation."""
         encoded = raw.Name() or b""
         if len(encoded) > MAX_NAME:
-            raise self.fail(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}")
+            raise self.fail(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}", SMALLER)
         name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
         type_name = self.type_names.get(raw.Type(), f"number {raw.Type()}")
         if type_name not in DTYPES:
-            raise self.fail(f"tensor {index} ({name}) has the element type {type_name}, which is not supported")
+            raise self.fail(f"tensor {index} ({name}) has the element type {type_name}, which is not supported",
+                            OTHERWISE)
         if raw.Sparsity() is not None:
             raise self.fail(f"tensor {index} ({name}) is stored sparse", "convert the model with dense weights")
         shape = self.shape(raw, index, name)
@@ -248,7 +257,7 @@ class _Reader:
                 "convert the model with a fixed input shape, batch included",
             )
         if prod(shape) >= MAX_ELEMENTS:
-            raise self.fail(f"tensor {index} ({name}) has {prod(shape)} elements; the limit is {MAX_ELEMENTS}")
+            raise self.fail(f"tensor {index} ({name}) has {prod(shape)} elements; the limit is {MAX_ELEMENTS}", SMALLER)
         return shape
 
     def content(self, model: Any, number: int, shape: Shape, dtype: DType, what: str) -> Array | None:
@@ -257,7 +266,7 @@ class _Reader:
             raise self.fail(f"{what} names buffer {number}; the model has {model.BuffersLength()} buffers")
         buffer = model.Buffers(number)
         if buffer.Offset() > 1 or buffer.Size() > 1:
-            raise self.fail(f"{what} keeps its data outside the flatbuffer", "files over 2 GiB are not supported")
+            raise self.fail(f"{what} keeps its data outside the flatbuffer, as files over 2 GiB do", SMALLER)
         if number == 0 or buffer.DataIsNone() or buffer.DataLength() == 0:
             return None
         expected = (prod(shape) * dtype.bits + 7) // 8
@@ -265,7 +274,7 @@ class _Reader:
             raise self.fail(f"{what} needs {expected} bytes of data, its buffer has {buffer.DataLength()}")
         self.constant_bytes += expected
         if self.constant_bytes >= MAX_ELEMENTS:
-            raise self.fail(f"the constants take more than {MAX_ELEMENTS} bytes together")
+            raise self.fail(f"the constants take more than {MAX_ELEMENTS} bytes together", SMALLER)
         found: Array = buffer.DataAsNumpy()
         return found
 
@@ -274,10 +283,10 @@ class _Reader:
         if raw is None or raw.ScaleLength() == 0:
             return None
         if raw.DetailsType() != 0:
-            raise self.fail(f"{what} has a custom quantisation, which is not supported")
+            raise self.fail(f"{what} has a custom quantisation, which is not supported", ALIKE)
         count, axis = raw.ScaleLength(), raw.QuantizedDimension()
         if raw.ZeroPointLength() not in (0, count):
-            raise self.fail(f"{what} has {count} scales and {raw.ZeroPointLength()} zero points")
+            raise self.fail(f"{what} has {count} scales and {raw.ZeroPointLength()} zero points", ALIKE)
         if count != 1 and not (0 <= axis < len(shape) and shape[axis] == count):
             raise self.fail(f"{what} has {count} scales along axis {axis}, which does not fit its shape {list(shape)}")
         scale = np.array(raw.ScaleAsNumpy(), np.float32).reshape(count)
@@ -288,7 +297,7 @@ class _Reader:
             raise self.fail(f"{what} has a scale that is not a positive number: {float(scale.min())}")
         low, high = (dtype.low, dtype.high) if dtype.bits <= 32 and dtype.is_integer else (0, 0)
         if wide.min() < low or wide.max() > high:
-            raise self.fail(f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}")
+            raise self.fail(f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}", ALIKE)
         return Quantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
 
     def operator(self, model: Any, raw: Any, index: int, tensors: int) -> OperatorEntry:
@@ -301,7 +310,7 @@ class _Reader:
         opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
         if opcode == "CUSTOM":
             custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
-            raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported")
+            raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported", OTHERWISE)
         options_class, options = self.options(raw)
         return OperatorEntry(
             index,

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext, bias_scale
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, FOLD, OperatorEntry, Tensor
 from dovetail.graph.types import DType, Shape
 from dovetail.operators.base import Operator
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -37,7 +37,7 @@ def same_padding(size: int, span: int, stride: int) -> tuple[int, int]:
 
 def _pair(ctx: TfliteContext, op: OperatorEntry, rows: int, columns: int, what: str) -> tuple[int, int]:
     if rows < 1 or columns < 1:
-        raise ctx.refuse(op, f"the {what} is {rows}x{columns}; both must be at least 1")
+        raise ctx.refuse(op, f"the {what} is {rows}x{columns}; both must be at least 1", AGAIN)
     return rows, columns
 
 
@@ -56,7 +56,7 @@ def _image_padding(
 def _image(ctx: TfliteContext, op: OperatorEntry) -> Tensor:
     x = ctx.input(op, 0)
     if len(x.shape) != 4:
-        raise ctx.refuse(op, f"needs an NHWC image, got {x}")
+        raise ctx.refuse(op, f"needs an NHWC image, got {x}", AGAIN)
     return x
 
 
@@ -64,11 +64,11 @@ def weights_of(ctx: TfliteContext, op: OperatorEntry, x: Tensor, rank: int, axis
     """The weight operand: constant, of a type that fits x, quantised per tensor or along `axis`."""
     w = ctx.input(op, position)
     if not w.is_constant or len(w.shape) != rank:
-        raise ctx.refuse(op, f"the weights {w} must be a constant with {rank} axes")
+        raise ctx.refuse(op, f"the weights {w} must be a constant with {rank} axes", FOLD)
     if w.dtype not in WEIGHT_TYPES.get(x.dtype, ()):
         raise ctx.refuse(op, f"weights {w} at activations {x} are not supported")
     if w.quantisation and len(w.quantisation.scale) > 1 and w.quantisation.axis != axis:
-        raise ctx.refuse(op, f"the weights {w} are quantised along axis {w.quantisation.axis}, expected {axis}")
+        raise ctx.refuse(op, f"the weights {w} are quantised along axis {w.quantisation.axis}, expected {axis}", ALIKE)
     return w
 
 
@@ -80,18 +80,18 @@ def bias_of(ctx: TfliteContext, op: OperatorEntry, x: Tensor, w: Tensor, positio
     ctx.array(op, bias, "bias")
     if x.dtype is DType.FLOAT32:
         if bias.dtype is not DType.FLOAT32:
-            raise ctx.refuse(op, f"the bias {bias} at float activations must be float32")
+            raise ctx.refuse(op, f"the bias {bias} at float activations must be float32", AGAIN)
         return [ctx.value(op, bias)]
     expected = (DType.INT32, DType.INT64) if x.dtype is DType.INT16 else (DType.INT32,)
     if bias.dtype not in expected:
-        raise ctx.refuse(op, f"the bias {bias} must be {' or '.join(kind.text for kind in expected)}")
+        raise ctx.refuse(op, f"the bias {bias} must be {' or '.join(kind.text for kind in expected)}", AGAIN)
     ctx.parameters(op, x), ctx.parameters(op, w)
     scale = bias_scale(x, w)
     declared = bias.quantisation
     if declared is not None and not np.allclose(declared.scale, scale, rtol=BIAS_TOLERANCE, atol=0):
         raise ctx.refuse(op, f"the scale of the bias {bias} is not input scale * weight scale", "quantise it again")
     if declared is not None and declared.zero_point.any():
-        raise ctx.refuse(op, f"the bias {bias} has a zero point, which must be 0")
+        raise ctx.refuse(op, f"the bias {bias} has a zero point, which must be 0", ALIKE)
     names = (f"{bias.name}_scale", f"{bias.name}_zero_point")
     parameters = [
         ctx.builder.constant(name, array)
@@ -123,10 +123,10 @@ def depthwise(ctx: TfliteContext, op: OperatorEntry) -> None:
     x = _image(ctx, op)
     w = weights_of(ctx, op, x, rank=4, axis=3)
     if w.shape[0] != 1 or w.shape[3] % x.shape[3] != 0:
-        raise ctx.refuse(op, f"the weights {w} do not fit the input {x}")
+        raise ctx.refuse(op, f"the weights {w} do not fit the input {x}", AGAIN)
     multiplier, declared = w.shape[3] // x.shape[3], int(options["DepthMultiplier"])
     if declared not in (0, multiplier):
-        raise ctx.refuse(op, f"the depth multiplier is {declared}, the shapes say {multiplier}")
+        raise ctx.refuse(op, f"the depth multiplier is {declared}, the shapes say {multiplier}", AGAIN)
     _convolve(ctx, op, x, w, depthwise=True)
 
 
@@ -149,7 +149,7 @@ def _check_bias_type(ctx: TfliteContext, op: OperatorEntry, number: int) -> None
     if number == 0 or bias is None:
         return
     if names.get(number) is not bias.dtype:
-        raise ctx.refuse(op, f"quantized_bias_type is {number}, the bias is {bias}")
+        raise ctx.refuse(op, f"quantized_bias_type is {number}, the bias is {bias}", AGAIN)
 
 
 def fully_connected(ctx: TfliteContext, op: OperatorEntry) -> None:
@@ -164,7 +164,7 @@ def fully_connected(ctx: TfliteContext, op: OperatorEntry) -> None:
     ctx.same_type(op, x, result)
     depth = w.shape[1]
     if prod(x.shape) % depth != 0:
-        raise ctx.refuse(op, f"the weights {w} do not fit the input {x}")
+        raise ctx.refuse(op, f"the weights {w} do not fit the input {x}", AGAIN)
     shape = x.shape if options["KeepNumDims"] else (prod(x.shape) // depth, depth)
     value = ctx.value(op, x)
     if shape != x.shape:
@@ -212,4 +212,4 @@ def _check_pool_quantisation(ctx: TfliteContext, op: OperatorEntry, x: Tensor, r
     """TFLite's pools copy the raw values, so both sides must be quantised alike."""
     ctx.same_type(op, x, result)
     if not ctx.same_quantisation(x, result):
-        raise ctx.refuse(op, f"a pool must keep the quantisation, that of {x} and {result} differ")
+        raise ctx.refuse(op, f"a pool must keep the quantisation, that of {x} and {result} differ", ALIKE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, OperatorEntry, Tensor
 from dovetail.graph.types import DType, Shape, TensorType
 from dovetail.operators.base import Operator
 from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
@@ -29,7 +29,7 @@ def pack(ctx: TfliteContext, op: OperatorEntry) -> None:
         ctx.bind_known(op, np.stack(arrays, axis))
         return
     if not all(ctx.same_quantisation(part, ctx.output(op)) for part in parts):
-        raise ctx.refuse(op, "copies elements, but the quantisations of its operands and its result differ")
+        raise ctx.refuse(op, "copies elements, but the quantisations of its operands and its result differ", ALIKE)
     shape = (*parts[0].shape[:axis], 1, *parts[0].shape[axis:])
     names = [ctx.add(op, Reshape(shape), [ctx.value(op, part)], "part") for part in parts]
     ctx.emit(op, Concat(axis), names)
@@ -45,7 +45,7 @@ def moved(ctx: TfliteContext, op: OperatorEntry, *operators: Operator, position:
         ctx.bind_known(op, known)
         return
     if not ctx.same_quantisation(x, result):
-        raise ctx.refuse(op, f"copies elements, but the type or quantisation of {x} and {result} differ")
+        raise ctx.refuse(op, f"copies elements, but the type or quantisation of {x} and {result} differ", ALIKE)
     value = ctx.value(op, x)
     for operator in operators[:-1]:
         value = ctx.add(op, operator, [value], "moved")
@@ -61,7 +61,7 @@ def reshape(ctx: TfliteContext, op: OperatorEntry) -> None:
         wanted = tuple(ctx.options(op, "ReshapeOptions")["NewShape"])
     fits = len(wanted) == len(result.shape) and sum(size == -1 for size in wanted) <= 1
     if not fits or any(a not in (-1, b) for a, b in zip(wanted, result.shape, strict=True)):
-        raise ctx.refuse(op, f"the new shape {list(wanted)} of {x} does not give the declared {result}")
+        raise ctx.refuse(op, f"the new shape {list(wanted)} of {x} does not give the declared {result}", AGAIN)
     moved(ctx, op, Reshape(result.shape))
 
 
@@ -73,7 +73,7 @@ def squeeze(ctx: TfliteContext, op: OperatorEntry) -> None:
     if not dropped:
         dropped = {axis for axis, size in enumerate(x.shape) if size == 1}
     if any(x.shape[axis] != 1 for axis in dropped):
-        raise ctx.refuse(op, f"the axes {sorted(dropped)} of {x} are not all of size 1")
+        raise ctx.refuse(op, f"the axes {sorted(dropped)} of {x} are not all of size 1", AGAIN)
     moved(ctx, op, Reshape(tuple(size for axis, size in enumerate(x.shape) if axis not in dropped)))
 
 
@@ -97,7 +97,7 @@ def pad(ctx: TfliteContext, op: OperatorEntry) -> None:
     x = ctx.input(op, 0)
     pads = np.array(ctx.integers(op, 1, "paddings"), np.int64)
     if len(pads) != 2 * len(x.shape) or (pads < 0).any():
-        raise ctx.refuse(op, f"the paddings {pads.tolist()} do not fit {x}")
+        raise ctx.refuse(op, f"the paddings {pads.tolist()} do not fit {x}", AGAIN)
     before, after = pads[0::2].tolist(), pads[1::2].tolist()
     moved(ctx, op, Pad(tuple(before), tuple(after), border(ctx, op, x, ctx.optional(op, 2))))
 
@@ -108,7 +108,7 @@ def border(ctx: TfliteContext, op: OperatorEntry, x: Tensor, value: Tensor | Non
         return int(x.quantisation.zero_point[0]) if x.quantisation else 0
     array = ctx.array(op, value, "border value")
     if value.dtype is not x.dtype or array.size != 1 or not ctx.same_quantisation(value, x):
-        raise ctx.refuse(op, f"the border value {value} must be one element quantised as {x}")
+        raise ctx.refuse(op, f"the border value {value} must be one element quantised as {x}", ALIKE)
     element = array.reshape(-1)[0]
     return float(element) if x.dtype is DType.FLOAT32 else int(element)
 
@@ -119,7 +119,7 @@ def concatenation(ctx: TfliteContext, op: OperatorEntry) -> None:
     result = ctx.output(op)
     parts = [ctx.input(op, position) for position in range(len(op.inputs))]
     if not parts or any(len(part.shape) != len(result.shape) for part in parts):
-        raise ctx.refuse(op, f"the operands do not have the axes of the result {result}")
+        raise ctx.refuse(op, f"the operands do not have the axes of the result {result}", AGAIN)
     ctx.same_type(op, result, *parts)
     operator = Concat(ctx.axis(op, int(options["Axis"]), len(result.shape)))
     activation = int(options["FusedActivationFunction"])
@@ -151,7 +151,7 @@ def strided_slice(ctx: TfliteContext, op: OperatorEntry) -> None:
         for position, what in ((1, "begin"), (2, "end"), (3, "strides"))
     )
     if any(s <= 0 for s in step):
-        raise ctx.refuse(op, f"the strides {list(step)} are not all positive")
+        raise ctx.refuse(op, f"the strides {list(step)} are not all positive", AGAIN)
     shrink = int(options["ShrinkAxisMask"])
     starts, stops = [], []
     for axis, size in enumerate(x.shape):
@@ -172,5 +172,5 @@ def _clamped(position: int, size: int) -> int:
 
 def _expect(ctx: TfliteContext, op: OperatorEntry, found: Shape, count: int, what: str) -> Shape:
     if len(found) != count:
-        raise ctx.refuse(op, f"the {what} has {len(found)} entries, expected {count}")
+        raise ctx.refuse(op, f"the {what} has {len(found)} entries, expected {count}", AGAIN)
     return found

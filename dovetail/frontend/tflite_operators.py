@@ -17,7 +17,7 @@ from dovetail.frontend import tflite_selection as selection
 from dovetail.frontend import tflite_state as state
 from dovetail.frontend.tflite_context import TfliteContext
 from dovetail.frontend.tflite_elementwise import pointwise
-from dovetail.frontend.tflite_file import OperatorEntry
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, OperatorEntry
 from dovetail.graph.types import DType
 from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.operators.elementwise import BinaryKind
@@ -50,7 +50,7 @@ def softmax(ctx: TfliteContext, op: OperatorEntry) -> None:
     """SOFTMAX over the last axis."""
     beta = float(ctx.options(op, "SoftmaxOptions")["Beta"])
     if not 0.0 < beta < inf:
-        raise ctx.refuse(op, f"beta is {beta}; it must be positive")
+        raise ctx.refuse(op, f"beta is {beta}; it must be positive", AGAIN)
     pointwise(Softmax(beta))(ctx, op)
 
 
@@ -58,9 +58,9 @@ def quantize(ctx: TfliteContext, op: OperatorEntry) -> None:
     """QUANTIZE: float to integer, or from one quantisation to another."""
     x, result = ctx.input(op, 0), ctx.output(op)
     if not result.dtype.is_integer:
-        raise ctx.refuse(op, f"the result {result} must be an integer")
+        raise ctx.refuse(op, f"the result {result} must be an integer", AGAIN)
     if result.quantisation is not None and len(result.quantisation.scale) > 1:
-        raise ctx.refuse(op, f"the result {result} is quantised per channel, which is not supported")
+        raise ctx.refuse(op, f"the result {result} is quantised per channel, which is not supported", ALIKE)
     ctx.emit(op, Quantize(result.dtype), [ctx.real(op, x), *ctx.parameters(op, result)])
 
 

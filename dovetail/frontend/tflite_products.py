@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, OperatorEntry, Tensor
 from dovetail.frontend.tflite_linear import SAME, VALID, bias_of, weights_of
 from dovetail.frontend.transposed import Transposed, transposed_convolution
 from dovetail.graph.types import Array, DType
@@ -31,7 +31,8 @@ def transpose_conv(ctx: TfliteContext, op: OperatorEntry) -> None:
     padding = int(options["Padding"])
     fits = len(x.shape) == 4 == len(result.shape) and min(stride) >= 1 and padding in (SAME, VALID)
     if not fits or w.shape[3] != x.shape[3] or w.shape[0] != result.shape[3]:
-        raise ctx.refuse(op, f"{x}, the weights {w}, stride {list(stride)} and padding {padding} do not fit {result}")
+        raise ctx.refuse(op, f"{x}, the weights {w}, stride {list(stride)} and padding {padding} do not fit {result}",
+                         AGAIN)
     axes = [
         _axis(x.shape[place], w.shape[place], stride[place - 1], result.shape[place], padding == SAME)
         for place in (1, 2)
@@ -92,7 +93,7 @@ def resize_bilinear(ctx: TfliteContext, op: OperatorEntry) -> None:
     options, x = ctx.options(op, "ResizeBilinearOptions"), ctx.input(op, 0)
     _same_scale(ctx, op, x)
     if len(x.shape) != 4:
-        raise ctx.refuse(op, f"needs an NHWC image, got {x}")
+        raise ctx.refuse(op, f"needs an NHWC image, got {x}", AGAIN)
     align, centred = bool(options["AlignCorners"]), bool(options["HalfPixelCenters"])
     operands, results = [ctx.real(op, x)], ctx.integers(op, 1, "size")
     ctx.expect_shape(op, (x.shape[0], *results, x.shape[3]))
@@ -104,4 +105,4 @@ def resize_bilinear(ctx: TfliteContext, op: OperatorEntry) -> None:
 
 def _same_scale(ctx: TfliteContext, op: OperatorEntry, x: Tensor) -> None:
     if not ctx.same_quantisation(x, ctx.output(op)):
-        raise ctx.refuse(op, f"resizing must keep the quantisation, that of {x} and {ctx.output(op)} differ")
+        raise ctx.refuse(op, f"resizing must keep the quantisation, that of {x} and {ctx.output(op)} differ", ALIKE)

@@ -12,7 +12,7 @@ from math import frexp
 import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, FOLD, OperatorEntry, Tensor
 from dovetail.frontend.tflite_state import cleared, own_variable
 from dovetail.graph.types import Array, DType, TensorType
 from dovetail.operators.arithmetic import Clip, Lookup, Requantize
@@ -144,11 +144,11 @@ def _read_lstm(ctx: TfliteContext, op: OperatorEntry) -> _Lstm:
     weights, again = (tuple(_weights(ctx, op, start + gate, x.dtype) for gate in range(4)) for start in (1, 5))
     hidden = weights[0].shape[0]
     if any(w.shape != (hidden, depth) for w in weights) or any(r.shape != (hidden, hidden) for r in again):
-        raise ctx.refuse(op, f"the weights {weights[0]} and {again[0]} do not fit {x}")
+        raise ctx.refuse(op, f"the weights {weights[0]} and {again[0]} do not fit {x}", AGAIN)
     shown = own_variable(ctx, op, 18, TensorType((batch, hidden), x.dtype))
     cell = own_variable(ctx, op, 19, TensorType((batch, hidden), kinds[x.dtype]))
     if not ctx.same_quantisation(shown, result):
-        raise ctx.refuse(op, f"the result {result} must be quantised as the variable {shown}")
+        raise ctx.refuse(op, f"the result {result} must be quantised as the variable {shown}", ALIKE)
     found = [ctx.builder.constant_of(_bias(ctx, op, 12 + gate, hidden, x.dtype)) for gate in range(4)]
     biases = tuple(bias for bias in found if bias is not None)
     return _Lstm(x, weights, again, biases, shown, cell, order, steps, float(options["CellClip"]))
@@ -160,7 +160,7 @@ def _fixed_lstm(ctx: TfliteContext, op: OperatorEntry, layer: _Lstm) -> FixedLst
     fraction, exponent = frexp(_step(ctx, op, cell))
     bits = 1 - exponent
     if fraction != 0.5 or not 9 <= bits <= 15 or _zero_point(ctx, op, cell):
-        raise ctx.refuse(op, f"the cells {cell} must have a step of 2**-9 to 2**-15 and the zero point 0")
+        raise ctx.refuse(op, f"the cells {cell} must have a step of 2**-9 to 2**-15 and the zero point 0", ALIKE)
     step = 2.0**-bits
     scalings: list[tuple[Scaling, ...]] = []
     for tensor, four in ((x, layer.weights), (shown, layer.recurrent)):
@@ -189,7 +189,7 @@ def _weights(ctx: TfliteContext, op: OperatorEntry, position: int, dtype: DType)
     w = ctx.input(op, position)
     around = dtype is DType.FLOAT32 or (w.dtype is dtype and not _zero_point(ctx, op, w))
     if not w.is_constant or w.dtype is not dtype or len(w.shape) != 2 or not around:
-        raise ctx.refuse(op, f"the weights {w} must be constant {dtype.text} with two axes, integers around 0")
+        raise ctx.refuse(op, f"the weights {w} must be constant {dtype.text} with two axes, integers around 0", FOLD)
     return w
 
 
@@ -199,7 +199,7 @@ def _bias(ctx: TfliteContext, op: OperatorEntry, position: int, size: int, dtype
     if bias is None:
         return ctx.builder.constant(f"{ctx.output(op).name}_no_bias", np.zeros(size, held.numpy))
     if not bias.is_constant or bias.dtype is not held or bias.shape != (size,):
-        raise ctx.refuse(op, f"the bias {bias} must be constant {held.text} [{size}]")
+        raise ctx.refuse(op, f"the bias {bias} must be constant {held.text} [{size}]", FOLD)
     return ctx.value(op, bias)
 
 
@@ -207,7 +207,7 @@ def _step(ctx: TfliteContext, op: OperatorEntry, tensor: Tensor) -> float:
     ctx.parameters(op, tensor)
     assert tensor.quantisation is not None
     if len(tensor.quantisation.scale) != 1:
-        raise ctx.refuse(op, f"{tensor} is quantised per channel, which is not supported here")
+        raise ctx.refuse(op, f"{tensor} is quantised per channel, which is not supported here", ALIKE)
     return float(tensor.quantisation.scale[0])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry
+from dovetail.frontend.tflite_file import ALIKE, OperatorEntry
 from dovetail.frontend.tflite_linear import pool_options
 from dovetail.graph.types import DType
 from dovetail.operators.activation import Unary, UnaryKind
@@ -46,7 +46,7 @@ def extreme(kind: ReduceKind) -> Build:
     def build(ctx: TfliteContext, op: OperatorEntry) -> None:
         x, result = ctx.input(op, 0), ctx.output(op)
         if not ctx.same_quantisation(x, result):
-            raise ctx.refuse(op, f"compares elements, but the quantisation of {x} and {result} differ")
+            raise ctx.refuse(op, f"compares elements, but the quantisation of {x} and {result} differ", ALIKE)
         kept = ctx.add(op, Reduce(kind, _axes(ctx, op)), [ctx.value(op, x)], "kept")
         ctx.emit(op, Reshape(result.shape), [kept])
 

@@ -8,7 +8,7 @@ from math import floor, prod
 import numpy as np
 
 from dovetail.frontend.tflite_context import TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, ALIKE, OperatorEntry, Tensor
 from dovetail.frontend.tflite_movement import SHAPE_TYPES, border, moved
 from dovetail.graph.types import Shape
 from dovetail.operators.movement import Pad, Reshape, Slice, Transpose
@@ -23,11 +23,11 @@ def _cut(ctx: TfliteContext, op: OperatorEntry, x: Tensor, axis: int, sizes: Seq
     """The operator's results: parts of x along an axis, which they lose where `drop` says so."""
     results = ctx.results(op, len(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes) < 1:
-        raise ctx.refuse(op, f"the parts {list(sizes)} do not make up axis {axis} of {x}")
+        raise ctx.refuse(op, f"the parts {list(sizes)} do not make up axis {axis} of {x}", AGAIN)
     start = 0
     for size, result in zip(sizes, results, strict=True):
         if not ctx.same_quantisation(x, result):
-            raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {result} differ")
+            raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {result} differ", ALIKE)
         begin, end = [0] * len(x.shape), list(x.shape)
         begin[axis], end[axis] = start, start + size
         part = Slice(tuple(begin), tuple(end), (1,) * len(x.shape))
@@ -45,7 +45,7 @@ def split(ctx: TfliteContext, op: OperatorEntry) -> None:
     x, count = ctx.input(op, 1), int(ctx.options(op, "SplitOptions")["NumSplits"])
     axis = ctx.axis(op, ctx.integers(op, 0, "axis")[0], len(x.shape))
     if count != len(op.outputs):
-        raise ctx.refuse(op, f"the option NumSplits is {count}, there are {len(op.outputs)} results")
+        raise ctx.refuse(op, f"the option NumSplits is {count}, there are {len(op.outputs)} results", AGAIN)
     _cut(ctx, op, x, axis, [x.shape[axis] // max(count, 1)] * count, drop=False)
 
 
@@ -63,7 +63,8 @@ def unpack(ctx: TfliteContext, op: OperatorEntry) -> None:
     x = ctx.input(op, 0)
     axis = ctx.axis(op, int(ctx.options(op, "UnpackOptions")["Axis"]), len(x.shape))
     if x.shape[axis] != len(op.outputs):
-        raise ctx.refuse(op, f"axis {axis} of {x} has not as many elements as there are results ({len(op.outputs)})")
+        raise ctx.refuse(op, f"axis {axis} of {x} has not as many elements as there are results ({len(op.outputs)})",
+                         AGAIN)
     _cut(ctx, op, x, axis, [1] * x.shape[axis], drop=True)
 
 
@@ -82,7 +83,7 @@ def _gathered(ctx: TfliteContext, op: OperatorEntry, x: Tensor, indices: Tensor,
         ctx.bind_known(op, np.take(known, places, axis))
         return
     if not ctx.same_quantisation(x, ctx.output(op)):
-        raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {ctx.output(op)} differ")
+        raise ctx.refuse(op, f"copies elements, but the quantisation of {x} and {ctx.output(op)} differ", ALIKE)
     ctx.emit(op, Gather(axis), [ctx.value(op, x), ctx.value(op, indices)])
 
 
@@ -100,7 +101,7 @@ def gather_nd(ctx: TfliteContext, op: OperatorEntry) -> None:
     x, indices = ctx.input(op, 0), ctx.input(op, 1)
     depth, places = indices.shape[-1], ctx.known(indices)
     if depth > len(x.shape):
-        raise ctx.refuse(op, f"the indices {indices} have more places than {x} axes")
+        raise ctx.refuse(op, f"the indices {indices} have more places than {x} axes", AGAIN)
     rest = x.shape[depth:]
     shape = (*indices.shape[:-1], *rest)
     if places is None:
@@ -123,7 +124,7 @@ def mirror_pad(ctx: TfliteContext, op: OperatorEntry) -> None:
     places = []
     for size, before, after in zip(x.shape, pads[::2], pads[1::2], strict=True):
         if max(before, after) > size - (not symmetric) or min(before, after) < 0:
-            raise ctx.refuse(op, f"a border of {max(before, after)} cannot mirror {size} elements")
+            raise ctx.refuse(op, f"a border of {max(before, after)} cannot mirror {size} elements", AGAIN)
         period = max(2 * size if symmetric else 2 * (size - 1), 1)
         along = (place % period for place in range(-before, size + after))
         places.append([place if place < size else period - place - symmetric for place in along])
@@ -134,7 +135,7 @@ def tile(ctx: TfliteContext, op: OperatorEntry) -> None:
     """TILE."""
     x, counts = ctx.input(op, 0), ctx.integers(op, 1, "multiples")
     if len(counts) != len(x.shape) or min(counts, default=1) < 1:
-        raise ctx.refuse(op, f"the multiples {list(counts)} must be a positive number for each axis of {x}")
+        raise ctx.refuse(op, f"the multiples {list(counts)} must be a positive number for each axis of {x}", AGAIN)
     ctx.expect_shape(op, [size * count for size, count in zip(x.shape, counts, strict=True)])
     _picked(ctx, op, [list(range(size)) * count for size, count in zip(x.shape, counts, strict=True)])
 
@@ -146,7 +147,7 @@ def broadcast_to(ctx: TfliteContext, op: OperatorEntry) -> None:
     ctx.expect_shape(op, shape)
     whole = (1,) * (len(shape) - len(x.shape)) + x.shape
     if len(whole) != len(shape) or any(have not in (1, size) for have, size in zip(whole, shape, strict=True)):
-        raise ctx.refuse(op, f"{x} cannot be broadcast to {list(shape)}")
+        raise ctx.refuse(op, f"{x} cannot be broadcast to {list(shape)}", AGAIN)
     places = tuple(tuple(range(n)) if n == have else (0,) * n for n, have in zip(shape, whole, strict=True))
     known = ctx.known(x)
     if known is not None and x.dtype not in SHAPE_TYPES:
@@ -173,7 +174,7 @@ def reverse(ctx: TfliteContext, op: OperatorEntry) -> None:
 def _image(ctx: TfliteContext, op: OperatorEntry) -> tuple[Tensor, Shape]:
     x = ctx.input(op, 0)
     if len(x.shape) != 4:
-        raise ctx.refuse(op, f"needs an NHWC image, got {x}")
+        raise ctx.refuse(op, f"needs an NHWC image, got {x}", AGAIN)
     return x, x.shape
 
 
@@ -200,7 +201,7 @@ def _blocks(ctx: TfliteContext, op: OperatorEntry, blocks: Shape, what: str) -> 
     sides, x = ctx.integers(op, 2, what), ctx.input(op, 0)
     fits = len(sides) == 2 * len(blocks) and len(blocks) < len(x.shape)
     if not fits or min(blocks, default=1) < 1 or min(sides, default=0) < 0:
-        raise ctx.refuse(op, f"the blocks {list(blocks)} and {what} {list(sides)} do not fit {x}")
+        raise ctx.refuse(op, f"the blocks {list(blocks)} and {what} {list(sides)} do not fit {x}", AGAIN)
     return sides
 
 
@@ -213,7 +214,7 @@ def space_to_batch(ctx: TfliteContext, op: OperatorEntry) -> None:
     pad = Pad(before, after, border(ctx, op, x, None))
     sizes = [size + lead + trail for size, lead, trail in zip(x.shape, before, after, strict=True)][1:]
     if any(size % block for size, block in zip(sizes, blocks, strict=False)):
-        raise ctx.refuse(op, f"the padded sizes {sizes} do not divide into blocks {list(blocks)}")
+        raise ctx.refuse(op, f"the padded sizes {sizes} do not divide into blocks {list(blocks)}", AGAIN)
     apart = [part for size, block in zip(sizes, blocks, strict=False) for part in (size // block, block)]
     order = (*range(2, 2 * count + 1, 2), 0, *range(1, 2 * count, 2), *range(2 * count + 1, 2 * count + 1 + rest))
     whole = (x.shape[0] * prod(blocks), *apart[::2], *sizes[count:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.frontend.tflite_context import ACTIVATION_TYPES, TfliteContext
-from dovetail.frontend.tflite_file import OperatorEntry, Tensor
+from dovetail.frontend.tflite_file import AGAIN, FOLD, OperatorEntry, Tensor
 from dovetail.frontend.tflite_variables import Key, assigned, key_of
 from dovetail.graph.types import Array, DType, TensorType
 
@@ -44,7 +44,7 @@ def call_once(ctx: TfliteContext, op: OperatorEntry) -> None:
     """CALL_ONCE: a subgraph that assigns constants to variables before they are used."""
     number = int(ctx.options(op, "CallOnceOptions")["InitSubgraphIndex"])
     if not 1 <= number <= len(ctx.file.further):
-        raise ctx.refuse(op, f"runs subgraph {number}, which the model does not have")
+        raise ctx.refuse(op, f"runs subgraph {number}, which the model does not have", AGAIN)
     graph = ctx.file.further[number - 1]
     handles: dict[int, Key] = {}
     for step in graph.operators:
@@ -56,9 +56,9 @@ def call_once(ctx: TfliteContext, op: OperatorEntry) -> None:
             raise ctx.refuse(op, f"runs {step.opcode} in subgraph {number}; only constants may be assigned there")
         tensor, key = graph.tensors[arguments[1]], handles[arguments[0]]
         if key in ctx.variables.current:
-            raise ctx.refuse(op, f"sets a variable of subgraph {number} after it was used")
+            raise ctx.refuse(op, f"sets a variable of subgraph {number} after it was used", AGAIN)
         if not tensor.is_constant:
-            raise ctx.refuse(op, f"assigns {tensor}, which is no constant, in subgraph {number}")
+            raise ctx.refuse(op, f"assigns {tensor}, which is no constant, in subgraph {number}", FOLD)
         ctx.variables.first[key] = tensor.array()
 
 
@@ -73,9 +73,9 @@ def own_variable(ctx: TfliteContext, op: OperatorEntry, position: int, kind: Ten
     """The variable tensor an operator keeps by itself; it must be of a type."""
     tensor = ctx.input(op, position)
     if not tensor.is_variable or tensor.is_constant or tensor.index in ctx.variables.taken:
-        raise ctx.refuse(op, f"operand {position} ({tensor}) must be a variable of its own")
+        raise ctx.refuse(op, f"operand {position} ({tensor}) must be a variable of its own", AGAIN)
     if TensorType(tensor.shape, tensor.dtype) != kind:
-        raise ctx.refuse(op, f"operand {position} ({tensor}) must be {kind}")
+        raise ctx.refuse(op, f"operand {position} ({tensor}) must be {kind}", AGAIN)
     ctx.variables.taken.add(tensor.index)
     return tensor
 
@@ -83,5 +83,5 @@ def own_variable(ctx: TfliteContext, op: OperatorEntry, position: int, kind: Ten
 def _variable(ctx: TfliteContext, op: OperatorEntry) -> Key:
     tensor = ctx.input(op, 0)
     if tensor.index not in ctx.variables.handles:
-        raise ctx.refuse(op, f"operand {tensor} is not the result of a VAR_HANDLE before it")
+        raise ctx.refuse(op, f"operand {tensor} is not the result of a VAR_HANDLE before it", AGAIN)
     return ctx.variables.handles[tensor.index]

@@ -25,7 +25,7 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
     try:
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MissingExtraError("onnxruntime", "check", "Running a graph as ONNX") from error
+        raise MissingExtraError("onnxruntime", "check", "running a graph as ONNX") from error
     computed = {node.output for node in graph.nodes}
     names = tuple(dict.fromkeys((*graph.outputs, *(name for name in keep if name in computed))))
     model = to_model(replace(graph, outputs=names))
@@ -102,7 +102,9 @@ def _compare(name: str, expected: Array, found: Array, lsb: int, between: str) -
     """Raise DovetailError unless two arrays agree."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         what = f"is {found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
-        raise DovetailError(f"the value {what} ({between})", where=name)
+        raise DovetailError(f"the value {what} ({between})", where=name,
+                            hint="report this: the two stages must compute the same; --save-stages keeps both for "
+                                 "comparison")
     if not expected.size:
         return
     allowed: float = lsb
@@ -114,4 +116,6 @@ def _compare(name: str, expected: Array, found: Array, lsb: int, between: str) -
         return
     place = [int(index) for index in np.unravel_index(int(difference.argmax()), difference.shape)]
     many = f"{int((difference > allowed).sum())} of {difference.size} elements differ"
-    raise DovetailError(f"{many}, by up to {largest:g} at {place}; allowed is {allowed:g} ({between})", where=name)
+    raise DovetailError(f"{many}, by up to {largest:g} at {place}; allowed is {allowed:g} ({between})", where=name,
+                        hint="report this: the two stages must compute the same; --save-stages keeps both for "
+                             "comparison")

@@ -44,11 +44,12 @@ def save_graph(graph: Graph, path: Path | str) -> None:
     model = to_model(graph)
     if model.ByteSize() > _MOST_BYTES:
         what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({_MOST_BYTES})"
-        raise DovetailError(what, where=str(path))
+        raise DovetailError(what, where=str(path), hint="compile without --save-stages, or a smaller network")
     try:
         Path(path).write_bytes(model.SerializeToString(deterministic=True))
     except OSError as error:
-        raise DovetailError(f"cannot write the model: {error.strerror}", where=str(path)) from error
+        raise DovetailError(f"cannot write the model: {error.strerror}", where=str(path),
+                            hint="choose another folder, or free space and give permission") from error
 
 
 def load_graph(path: Path | str) -> Graph:
@@ -60,12 +61,15 @@ def load_graph(path: Path | str) -> Graph:
     try:
         size = Path(path).stat().st_size
         if size > _MOST_BYTES:
-            raise ModelError(f"{size} bytes are more than an ONNX file can hold ({_MOST_BYTES})", where=str(path))
+            raise ModelError(f"{size} bytes are more than an ONNX file can hold ({_MOST_BYTES})", where=str(path),
+                             hint="compile a smaller network")
         model = onnx.ModelProto.FromString(Path(path).read_bytes())
     except OSError as error:
-        raise ModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
+        raise ModelError(f"cannot read the model: {error.strerror}", where=str(path),
+                         hint="check the spelling and the permission to read") from error
     except DecodeError as error:
-        raise ModelError("this is not an ONNX model, or it is damaged", where=str(path)) from error
+        raise ModelError("this is not an ONNX model, or it is damaged", where=str(path),
+                         hint="save the stage again with --save-stages") from error
     try:
         return from_model(model)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:

@@ -145,11 +145,13 @@ def _relayout(builder: _Builder, node: Node) -> None:
     lanes, kind = builder.lanes, builder.graph.types[node.output]
     where = f"relayout of '{node.inputs[0]}'"
     if node is not builder.graph.nodes[0]:
-        raise TargetError("a relayout can only be the first step of a region's loops", where=where)
+        raise TargetError("a relayout can only be the first step of a region's loops", where=where,
+                          hint="relayout the operand before the region, or write the region's loops yourself")
     for axis, step, what in ((-1, lanes.block, "channels"), (0, lanes.batch, "images")):
         if kind.shape[axis] % step or (what == "images" and kind.shape[axis] != step):
             wanted = f"a multiple of {step}" if what == "channels" else str(step)
-            raise TargetError(f"the loops need {wanted} {what}, found {kind.shape[axis]}", where=where)
+            raise TargetError(f"the loops need {wanted} {what}, found {kind.shape[axis]}", where=where,
+                              hint="add a Constraint to the offload that asks for it")
     builder.operand = (str(lanes.batch), "IH", "IW", f"{lanes.block} * ICB")
     builder.declare("blocked", "i8", builder.full("ICB", "IH", "IW"))
     builder.image = _Image("blocked", "ICB", "IH", "IW")

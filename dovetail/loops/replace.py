@@ -72,7 +72,8 @@ def uncovered(procedure: Procedure, statement: Any, instructions: Sequence[Proce
                 nearest = found
     why = f"; the nearest is {nearest.sentence}" if nearest.sentence else ""
     where = f"the schedule of {procedure.name()}" + (f", inside the loops over {loops}" if loops else "")
-    return TargetError(f"no instruction covers the statement '{statement_text(statement)}'{why}", where=where)
+    return TargetError(f"no instruction covers the statement '{statement_text(statement)}'{why}", where=where,
+                       hint="change the schedule until the statement has an instruction's form, or add the instruction")
 
 
 def _run(start: Any, length: int) -> list[Any]:

@@ -66,7 +66,8 @@ def pools(memory: str, capacity: int, demands: list[Demand], most: int = 0) -> M
     least = sum(demand.entries for demand in ordered)
     if least > capacity:
         named = ", ".join(f"{demand.name} {demand.entries}" for demand in ordered)
-        raise PlanError(f"a tile needs {least} entries of {memory} ({named}), which has {capacity}")
+        raise PlanError(f"a tile needs {least} entries of {memory} ({named}), which has {capacity}", where=memory,
+                        hint="let the offload's Space or a Constraint allow smaller tiles only")
     counts = dict.fromkeys((demand.name for demand in ordered), 1)
     left = capacity - least
     for wanted in (2, max(capacity, 2)):

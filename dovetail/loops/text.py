@@ -23,7 +23,7 @@ def exo() -> Any:
     try:
         import exo
     except ImportError:
-        raise MissingExtraError("exo", "loops", "Scheduling the loops of an instruction-stream engine") from None
+        raise MissingExtraError("exo", "loops", "scheduling the loops of an instruction-stream engine") from None
     return exo
 
 

@@ -114,7 +114,8 @@ class _Walker:
         instruction = call.subproc()
         broken = unmet(call, self.values)
         if broken:
-            raise TargetError(f"{instruction.name()} {broken}", where=f"the schedule of {self.scheduled.name()}")
+            raise TargetError(f"{instruction.name()} {broken}", where=f"the schedule of {self.scheduled.name()}",
+                              hint="change the schedule or the tile so that the instruction's condition holds")
         names = [argument.name() for argument in instruction.args()]
         return Issue(instruction.name(), dict(zip(names, map(self._operand, call.args()), strict=True)))
 
@@ -141,5 +142,7 @@ class _Walker:
         value = index_value(expression, self.values)
         if value is None:
             where = f"the schedule of {self.scheduled.name()}"
-            raise TargetError(f"'{expression_text(expression)}' is no index", where=where)
+            raise TargetError(f"'{expression_text(expression)}' is no index", where=where,
+                              hint="schedule with sizes of the tile only: an index is made of numbers and loop "
+                                   "variables")
         return value

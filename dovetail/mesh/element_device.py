@@ -65,12 +65,15 @@ class ElementDevice:
             return int(self._job is not None)
         if offset == 0x30:
             return self.inputs
-        raise SimulationError(f"the element has no register to read at {offset:#x}", where=self.name)
+        raise SimulationError(f"the element has no register to read at {offset:#x}", where=self.name,
+                              hint="look at the element's driver: registers that are read are those its header names")
 
     def write(self, offset: int, value: int, now: int) -> None:
         """Set a register; EXPECT, RELEASE, SEND, FETCH, STORE and JOB do something."""
         if offset not in self._registers:
-            raise SimulationError(f"the element has no register at {offset:#x}", where=self.name)
+            raise SimulationError(f"the element has no register at {offset:#x}", where=self.name,
+                                  hint="look at the element's driver: registers that are written are those its "
+                                       "header names")
         self._registers[offset] = value
         input_, data = self._registers[0x14], self._registers[0x18]
         if offset == 0x04:
@@ -78,7 +81,8 @@ class ElementDevice:
             self._deliver()
         elif offset == 0x0C:
             if value != self._released:
-                raise SimulationError(f"input {value} is released, {self._released} is next", where=self.name)
+                raise SimulationError(f"input {value} is released, {self._released} is next", where=self.name,
+                                      hint="look at the element's driver: release the inputs in their order")
             self._released += 1
             self._deliver()
         elif offset == 0x1C:
@@ -127,7 +131,9 @@ class ElementDevice:
     def _ready(self) -> int:
         if self._registers[0x14] < self._delivered:
             return 1
-        raise SimulationError(f"the element waits for ever for input {self._registers[0x14]}", where=self.name)
+        raise SimulationError(f"the element waits for ever for input {self._registers[0x14]}", where=self.name,
+                              hint="look at the element's driver: release an input's slot before waiting for a later "
+                                   "input")
 
     def _deliver(self) -> None:
         """Put the messages of every input where they belong whose slots are free."""
@@ -136,7 +142,8 @@ class ElementDevice:
             given = self.messages[self._delivered]
             for transfer in self._expected:
                 if transfer["key"] not in given:
-                    raise SimulationError(f"no message of the key {transfer['key']} came", where=self.name)
+                    raise SimulationError(f"no message of the key {transfer['key']} came", where=self.name,
+                                          hint="report this: the tables of sender and receiver disagree")
                 self._copy(transfer, given[transfer["key"]], self._delivered)
             self._delivered += 1
 
@@ -148,13 +155,15 @@ class ElementDevice:
                 start = transfer["source"] + row * transfer["source_row"] + column * transfer["source_column"]
                 part = source[start : start + transfer["bytes"]]
                 if len(part) != transfer["bytes"]:
-                    raise SimulationError(f"a message of {len(content)} bytes is too short", where=self.name)
+                    raise SimulationError(f"a message of {len(content)} bytes is too short", where=self.name,
+                                          hint="report this: the tables of sender and receiver disagree")
                 place = to + row * transfer["target_row"] + column * transfer["target_column"]
                 self._bus.view(place, transfer["bytes"])[:] = part
 
     def _start(self, address: int, now: int) -> None:
         if self._job:
-            raise SimulationError("the MAC array is started while it works", where=self.name)
+            raise SimulationError("the MAC array is started while it works", where=self.name,
+                                  hint="look at the element's driver: wait for the job before starting another")
         job = self._words(address, _JOB)
         self._job = (now + self._clocks(job), job)
 

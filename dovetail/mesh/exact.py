@@ -129,7 +129,8 @@ def run_exact(
         used = {name: used_bytes(path, target) for name, path in firmware.items()}
         over = [name for name in sorted(used) if used[name] > parts.mesh.usable]
         if over:
-            raise PlanError(f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}", where=over[0])
+            raise PlanError(f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}", where=over[0],
+                            hint="cut the layer into more pieces in the mapping file, or give fewer slots")
         run = _spread_over(target, jobs, scheduler)
         try:
             return _waves(parts, placed, project, firmware, used, inputs, tables, run)
@@ -296,7 +297,8 @@ def _gathered(parts: Partitioned, placed: Placed, stored: Mapping[int, bytes]) -
         result = np.zeros(kind.shape, kind.dtype.numpy)
         for piece in np.nonzero(stage.last)[0].tolist():
             if stage.first + piece not in stored:
-                raise SimulationError(f"piece {piece} stored nothing", where=stage.layer.name)
+                raise SimulationError(f"piece {piece} stored nothing", where=stage.layer.name,
+                                      hint="look at the element's driver: every piece must store its result")
             box = result_box(stage, piece)
             part = np.frombuffer(stored[stage.first + piece], kind.dtype.numpy)
             result[box_slices(box)] = part.reshape([stop - start for start, stop in box])

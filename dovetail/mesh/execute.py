@@ -133,7 +133,8 @@ def _stage(stage: Stage, values: Mapping[str, Array]) -> Array:
             result[slices] = found
             times[slices] += 1
     if (times != 1).any():
-        raise ProgramError("pieces overlap or leave something out", where=stage.layer.name)
+        raise ProgramError("pieces overlap or leave something out", where=stage.layer.name,
+                           hint="report this with the mapping file")
     return result
 
 
@@ -178,7 +179,7 @@ def _covered(stage: Stage, reading: Any, receiver: Any, boxes: Any) -> None:
     if short:
         piece = short[0]
         raise ProgramError(f"piece {piece} is sent {int(total[piece])} of the {int(wanted[piece])} elements it reads "
-                           f"of '{reading.value}'", where=stage.layer.name)  # fmt: skip
+                           f"of '{reading.value}'", where=stage.layer.name, hint="report this with the mapping file")
 
 
 __all__ = ["PARTIAL", "box_shape", "check_covered", "execute", "piece_graph", "result_box"]

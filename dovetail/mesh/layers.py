@@ -102,7 +102,8 @@ def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[Layer, ...]:
         ModelError: it keeps states between inferences, or an output is given under another shape only.
     """
     if graph.states:
-        raise ModelError("a network with states does not run on a mesh", where=graph.name)
+        raise ModelError("a network with states does not run on a mesh", where=graph.name,
+                         hint="use a target that is not a mesh")
     behind: dict[str, str] = {}
     made: dict[str, int] = {}
     found: list[Layer] = []
@@ -115,7 +116,8 @@ def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[Layer, ...]:
         made[region.output] = found[-1].index
     missing = [name for name in graph.outputs if behind.get(name, name) not in made]
     if missing:
-        raise ModelError(f"the output '{missing[0]}' is not computed by a layer", where=graph.name)
+        raise ModelError(f"the output '{missing[0]}' is not computed by a layer", where=graph.name,
+                         hint="take this output out of the model")
     return tuple(found)
 
 

@@ -131,7 +131,8 @@ def _load(path: Path) -> dict[str, Any]:
             raise PlanError(f"the file has more than {_MOST_BYTES} bytes", where=path.name, hint=_HINT)
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise PlanError(f"the mapping cannot be read: {error.strerror}", where=path.name) from None
+        raise PlanError(f"the mapping cannot be read: {error.strerror}", where=path.name,
+                        hint="check the spelling and the permission to read") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"the mapping is no JSON: {str(error)[:100]}", where=path.name, hint=_HINT) from None
     if not isinstance(content, dict):
@@ -168,11 +169,13 @@ def _stage(one: dict[str, Any], layer: Layer, first: int, topology: Topology, wh
     if not isinstance(cut, list) or len(cut) != 4 or not all(
         _whole(count, 1, limit) for count, limit in zip(cut, limits, strict=True)
     ):
-        raise PlanError(f"a cut is four numbers of parts, at most {list(limits)}, not {str(cut)[:60]}", where=at)
+        raise PlanError(f"a cut is four numbers of parts, at most {list(limits)}, not {str(cut)[:60]}", where=at,
+                        hint=_HINT)
     if not isinstance(slots, list) or len(slots) != len(layer.readings) or not all(
         _whole(count, 1, _MOST_SLOTS) for count in slots
     ):
-        raise PlanError(f"slots are {len(layer.readings)} numbers of inputs, not {str(slots)[:60]}", where=at)
+        raise PlanError(f"slots are {len(layer.readings)} numbers of inputs, not {str(slots)[:60]}", where=at,
+                        hint=_HINT)
     try:
         return make_stage(layer, Cut(*cut), tuple(slots), topology.mesh, first)
     except PlanError as error:

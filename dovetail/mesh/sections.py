@@ -48,7 +48,8 @@ def sections_of(layers: Sequence[Layer], topology: Topology) -> tuple[Section, .
                 options.append((time + _moved(layers, begin, end) / dram, begin, cuts))
         if not options:
             frontier(layers[end - 1], mesh, (1,) * len(layers[end - 1].readings), elements)  # raises, with the levers
-            raise PlanError("neither resident nor streamed does it fit", where=layers[end - 1].name)
+            raise PlanError("neither resident nor streamed does it fit", where=layers[end - 1].name,
+                            hint="use more elements with --boards or --chips")
         best.append(min(options, key=lambda option: option[0]))
     found_sections: list[Section] = []
     end = len(layers)

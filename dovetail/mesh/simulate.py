@@ -155,7 +155,8 @@ class _Model:
         if min(self.sent) < self.inputs:
             stuck = self.sent.index(min(self.sent))
             raise SimulationError(f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages",
-                                  where="mesh")  # fmt: skip
+                                  where="mesh",
+                                  hint="report this with the mapping file; give the stages more slots meanwhile")
         return self._timing()
 
     def _begin(self, piece: int, now: float) -> None:

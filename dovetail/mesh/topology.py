@@ -116,7 +116,8 @@ def _check(mesh: Mesh) -> None:
     ]
     for wrong, sentence in problems:
         if wrong:
-            raise TargetError(sentence, where="mesh description")
+            raise TargetError(sentence, where="mesh description",
+                              hint="mend the Mesh of the target, or --boards, --chips and --faults")
 
 
 def _neighbours(mesh: Mesh, places: tuple[Place, ...], index: dict[Place, int]) -> Ints:

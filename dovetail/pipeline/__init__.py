@@ -92,18 +92,15 @@ def pipelined(graph: Graph, target: Target) -> Pipeline:
 
 def _refuse(graph: Graph, target: Target) -> None:
     if len(target.cores) < 2:
-        raise TargetError(f"a pipeline needs several cores, {target.name} has one", hint="say how many with --cores")
+        raise TargetError("a pipeline needs several cores, it has one", where=target.name,
+                          hint="say how many with --cores")
     if target.engines or target.dma:
-        raise TargetError(
-            f"a pipeline is for cores alone; {target.name} has {'engines' if target.engines else 'a DMA'}",
-            hint="leave --pipeline out",
-        )
+        raise TargetError(f"a pipeline is for cores alone; it has {'engines' if target.engines else 'a DMA'}",
+                          where=target.name, hint="leave --pipeline out")
     if graph.states:
-        raise TargetError(
-            f"{graph.name} keeps states from one inference to the next, which a pipeline would fill before its first "
-            "input",
-            hint="leave --pipeline out: its layers are then shared by the cores one by one",
-        )
+        raise TargetError("the network keeps states from one inference to the next, which a pipeline would fill "
+                          "before its first input", where=graph.name,
+                          hint="leave --pipeline out: its layers are then shared by the cores one by one")
 
 
 def _work(region: Region) -> float:
@@ -157,4 +154,5 @@ def check_pipeline(graph: Graph, pipeline: Pipeline, inputs: Sequence[Mapping[st
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         for name in graph.outputs:
             if not np.array_equal(one[name], other[name]):
-                raise ProgramError(f"the pipeline computes another '{name}' of input {number} than the network")
+                raise ProgramError(f"the pipeline computes another '{name}' of input {number} than the network",
+                                   where=graph.name, hint="report this with the model; leave --pipeline out meanwhile")

@@ -37,9 +37,8 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
         if not equals or not name.strip() or not engine.strip():
             raise PlaceError(f"'{text[:_LONGEST]}' is not NAME=ENGINE", where="--pin", hint="such as --pin conv_4=core")
         if found.setdefault(name.strip(), engine.strip()) != engine.strip():
-            raise PlaceError(
-                f"'{name.strip()}' is pinned to {found[name.strip()]} and to {engine.strip()}", where="--pin"
-            )
+            raise PlaceError(f"'{name.strip()}' is pinned to {found[name.strip()]} and to {engine.strip()}",
+                             where="--pin", hint="keep one of the two")
     return found
 
 
@@ -54,9 +53,11 @@ def read_pins(path: Path) -> dict[str, str]:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise PlaceError(f"the file of pins cannot be read: {error.strerror}", where=where) from None
+        raise PlaceError(f"the file of pins cannot be read: {error.strerror}", where=where,
+                         hint="check the spelling and the permission to read") from None
     if len(content) > MOST_BYTES:
-        raise PlaceError(f"the file of pins is larger than {MOST_BYTES} bytes", where=where)
+        raise PlaceError(f"the file of pins is larger than {MOST_BYTES} bytes", where=where,
+                         hint="give a file with one table, 'pins', and nothing else")
     try:
         text = content.decode()
         table = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else tomllib.loads(text)
@@ -66,7 +67,8 @@ def read_pins(path: Path) -> dict[str, str]:
     if not isinstance(pins, dict) or set(table) != {"pins"}:
         raise PlaceError("the file must hold one table, 'pins'", where=where, hint=_EXAMPLE)
     if len(pins) > MOST_PINS:
-        raise PlaceError(f"the file has {len(pins)} pins; at most {MOST_PINS} are read", where=where)
+        raise PlaceError(f"the file has {len(pins)} pins; at most {MOST_PINS} are read", where=where,
+                         hint="pin fewer layers: the planner places the rest")
     return {_text(name, where): _text(engine, f"{where}, '{name[:_LONGEST]}'") for name, engine in pins.items()}
 
 
@@ -103,15 +105,13 @@ def resolve(pins: Mapping[str, str], regions: Sequence[Region], target: Target) 
         if name not in named:
             near = get_close_matches(name, named, n=3, cutoff=0.5)
             hint = f"perhaps {' or '.join(repr(one) for one in near)}; " if near else ""
-            raise PlaceError(
-                f"there is no layer or operator '{name}' to pin", hint=f"{hint}dovetail explain lists the layers"
-            )
+            raise PlaceError("there is no such layer or operator to pin", where=f"pin '{name}'",
+                             hint=f"{hint}dovetail explain lists the layers")
         for region in _meant(name, named[name]):
             if found.setdefault(region.name, wish) != wish:
-                raise PlaceError(
-                    f"'{because[region.name]}' is pinned to {found[region.name]} and '{name}' to {wish}, "
-                    f"and both are layer {region.name}"
-                )
+                raise PlaceError(f"'{because[region.name]}' is pinned to {found[region.name]} and '{name}' to {wish}, "
+                                 "and both are this layer", where=f"layer {region.name}",
+                                 hint=f"pin {region.name} once, to one place")
             because[region.name] = name
     return found
 
@@ -127,8 +127,8 @@ def _check_engines(name: str, wish: str, target: Target) -> None:
     parts = [part.strip() for part in wish.split("+")]
     for part in parts:
         if part not in known:
-            raise PlaceError(
-                f"'{name}' is pinned to '{part}', which {target.name} does not have", hint=f"use {', '.join(known)}"
-            )
+            raise PlaceError(f"it goes to '{part}', which {target.name} does not have",
+                             where=f"pin '{name}'", hint=f"use {', '.join(known)}")
     if len(set(parts)) != len(parts) or (CORE in parts and len(parts) > 1):
-        raise PlaceError(f"'{name}' is pinned to '{wish}'", hint="name one place, or several engines joined by '+'")
+        raise PlaceError(f"'{wish}' is not one place", where=f"pin '{name}'",
+                         hint="name one place, or several engines joined by '+'")

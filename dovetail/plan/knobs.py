@@ -35,13 +35,12 @@ def region_space(region: Region, target: Target) -> Space:
     planner = _planner_knobs(region, target)
     own = region.offload.knobs(region.match) if region.offload.knobs else Space(())
     if own.knobs and region.offload.default is None:
-        raise TargetError(f"{region.engine.name} {region.offload.name} has knobs and no default for them")
+        raise TargetError("this offload has knobs and no default for them",
+                          where=f"{region.engine.name} {region.offload.name}", hint="give the Offload a default=")
     clash = {knob.name for knob in planner} & {knob.name for knob in own.knobs}
     if clash:
-        raise TargetError(
-            f"the knob '{min(clash)}' of {region.engine.name} {region.offload.name} has a name the planner uses",
-            hint="give it another name",
-        )
+        raise TargetError(f"the knob '{min(clash)}' has a name the planner uses",
+                          where=f"{region.engine.name} {region.offload.name}", hint="give it another name")
     own_names = {knob.name for knob in own.knobs}
     first = {knob.name: knob.values[0] for knob in (*planner, *own.knobs)}
     tiles = _Tiles(region, target)
@@ -77,7 +76,8 @@ def choose(regions: tuple[Region, ...], choices: Mapping[str, Choice], target: T
     known = {region.name: region for region in regions}
     for name, choice in choices.items():
         if name not in known:
-            raise PlanError(f"there is no layer '{name}'", hint="dovetail explain lists the layers")
+            raise PlanError(f"there is no layer '{name}'", where=f"choice for '{name}'",
+                            hint="dovetail explain lists the layers")
         refusal = region_space(known[name], target).refusal(choice)
         if refusal:
             raise PlanError(refusal, where=f"layer {name}", hint="tune again, or change the entry")

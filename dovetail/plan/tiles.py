@@ -262,10 +262,10 @@ def complete(region: Region, tiling: Tiling) -> Tiling:
         tiles = tuple(_engine_tile(region, box) for box in boxes)
     except ValueError as error:
         set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items()) or "the planner's own choice"
-        raise PlanError(
-            f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {region.name} ({set_to}): {error}",
-            where=", ".join(region.origins),
-        ) from None
+        raise PlanError(f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {region.name} ({set_to}): {error}",
+                        where=", ".join(region.origins),
+                        hint="choose another tile, or let a Constraint of the offload (scope tiles) say what the "
+                             "engine does not take") from None
     return replace(tiling, tiles=tiles)
 
 

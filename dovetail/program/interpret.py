@@ -77,7 +77,9 @@ def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dic
 def _require_equal(where: str, name: str, actual: Array, expected: Array) -> None:
     if not np.array_equal(actual, expected):
         count = int((actual != expected).sum())
-        raise ProgramError(f"{where}: {count} of {actual.size} elements of '{name}' differ from the graph")
+        raise ProgramError(f"{count} of {actual.size} elements of '{name}' differ from the graph", where=where,
+                           hint="look at the offload's tile and layout declarations; of a target of Dovetail's, "
+                                "report this")
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,9 @@ class Machine:
             for name, array in statement.packed.items():
                 if not np.array_equal(self.read(statement.operands[name]), array.reshape(-1).view(np.uint8)):
                     line = print_statement(self.program, index).strip()
-                    raise ProgramError(f"the bytes of {name} are not its packed constants", where=f"statement {line}")
+                    raise ProgramError(f"the bytes of {name} are not its packed constants", where=f"statement {line}",
+                                       hint="look at the offload's constants: they must not depend on more than the "
+                                            "match and the tile")
             self._compute(statement)
         elif isinstance(statement, Call):
             self._compute(statement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +32,9 @@ from dovetail.program.ir import (
 from dovetail.program.printer import print_statement
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
+
+_REPORT = "report this with the model and the target: a program made by Dovetail must keep this rule"
+_LAYOUT = "look at the layouts the target's Offload declares for its operands and result"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def verify(program: Program, target: Target) -> None:
         ProgramError: the first broken rule, with the statement that breaks it.
     """
     for buffer in program.buffers.values():
-        _check_buffer(buffer, target)
+        with _at(f"buffer {buffer.name}"):
+            _check_buffer(buffer, target)
     identity = {name: number + 1 for number, name in enumerate(sorted(program.buffers))}
     owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in target.memories}
     state = _State(program, target, identity, owner)
@@ -73,13 +79,27 @@ def verify(program: Program, target: Target) -> None:
             _step(state, index, statement)
         except ProgramError as error:
             line = print_statement(program, index).strip()
-            raise ProgramError(error.what, where=f"statement {line}") from None
+            raise ProgramError(error.what, where=f"statement {line}", hint=error.hint or _REPORT) from None
+    with _at(f"end of {program.name}"):
+        _check_end(state)
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Say in errors where they were found, and what to do where nothing nearer is known."""
+    try:
+        yield
+    except ProgramError as error:
+        raise ProgramError(error.what, where=where, hint=error.hint or _REPORT) from None
+
+
+def _check_end(state: _State) -> None:
     if state.running:
         left = state.running[0]
         raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
-    for name, view in program.outputs.items():
+    for name, view in state.program.outputs.items():
         _check_resident(state, view, f"output '{name}'")
-    for kept in program.states:
+    for kept in state.program.states:
         if kept.view.buffer not in state.replaced:
             raise ProgramError(f"the state {kept.view.buffer} is never replaced")
         _check_resident(state, kept.view, f"state '{kept.view.buffer}'")
@@ -88,20 +108,18 @@ def verify(program: Program, target: Target) -> None:
 def _check_buffer(buffer: Buffer, target: Target) -> None:
     memories = {memory.name: memory for memory in target.memories}
     if buffer.memory not in memories:
-        raise ProgramError(f"buffer {buffer.name} lies in {buffer.memory}, which {target.name} does not have")
+        raise ProgramError(f"it lies in {buffer.memory}, which {target.name} does not have")
     if buffer.role is Role.CONSTANT:
         return
     memory = memories[buffer.memory]
     if buffer.address is None:
-        raise ProgramError(f"buffer {buffer.name} has no address")
+        raise ProgramError("it has no address")
     end = memory.base + memory.size
     if not memory.base <= buffer.address <= end - buffer.nbytes:
-        raise ProgramError(
-            f"buffer {buffer.name} of {buffer.nbytes} bytes at 0x{buffer.address:x} is outside {memory.name} "
-            f"(0x{memory.base:x} to 0x{end:x})"
-        )
+        raise ProgramError(f"its {buffer.nbytes} bytes at 0x{buffer.address:x} are outside {memory.name} "
+                           f"(0x{memory.base:x} to 0x{end:x})")
     if buffer.address % memory.alignment:
-        raise ProgramError(f"buffer {buffer.name} at 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
+        raise ProgramError(f"its address 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
 
 
 def _step(state: _State, index: int, statement: Statement) -> None:
@@ -159,7 +177,8 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         if not fits or (not any(before) and not statement.before and inner != outer):
             raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
         if state.target.dma is None and state.program.dma != CORE:
-            raise ProgramError(f"{state.target.name} has no DMA")
+            raise ProgramError(f"{state.target.name} has no DMA",
+                               hint="give the target a Dma, or the memory of the core as the engine's memory")
         transfers(statement)
         return
     if isinstance(statement, Launch):
@@ -169,14 +188,18 @@ def _check_shapes(state: _State, statement: Statement) -> None:
             read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
             needed = engine.constants if engine.constants and name in statement.packed else engine.memory
             if memory != needed and not (read_only and state.target.reads_constants(engine)):
-                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}")
+                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}",
+                                   hint="look at Engine.memory and Engine.constants of the target")
         if (statement.queue != CORE) != bool(engine.wait):
-            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for")
+            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for",
+                               hint="give the Engine a wait= function exactly if its driver returns before the work "
+                                    "is done")
         for name, array in statement.packed.items():
             if statement.operands[name].type.nbytes != array.nbytes:
-                raise ProgramError(
-                    f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes"
-                )
+                raise ProgramError(f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} "
+                                   "bytes",
+                                   hint="look at the Offload's constants: they must have the bytes of their declared "
+                                        "type")
     if isinstance(statement, Launch | Call):
         graph = statement.graph
         for name in graph.inputs:
@@ -195,7 +218,7 @@ def _check_layouts(statement: Launch | Call) -> None:
         expected = statement.layouts.get(name) if isinstance(statement, Launch) else statement.result.layout
         if view.layout != expected:
             found, wanted = (layout or "row-major" for layout in (view.layout, expected))
-            raise ProgramError(f"'{name}' lies {found}, expected {wanted}")
+            raise ProgramError(f"'{name}' lies {found}, expected {wanted}", hint=_LAYOUT)
         if isinstance(statement, Call) and not view.is_dense:
             raise ProgramError(f"the core does not take '{name}' with strides {list(view.strides)}")
 

@@ -69,7 +69,8 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) 
     if weights.array is None:
         if weights.per_tensor:
             return weights
-        raise ModelError(f"{kind} has weights computed at run time with a zero point per channel ({weights.name})")
+        raise ModelError(f"{kind} has weights computed at run time with a zero point per channel ({weights.name})",
+                         hint="quantise them per tensor, or symmetrically")
     shape = [1] * weights.array.ndim
     shape[weights.axis] = weights.zero_point.size
     centred = weights.array.astype(np.int64) - weights.zero_point.reshape(shape)

@@ -157,7 +157,8 @@ class _Lowering:
     def _parameter(self, node: Node, name: str) -> Array:
         array = self.graph.constants.get(name)
         if array is None:
-            raise ModelError(f"the quantisation parameter {name} is not a constant", where=_place(node))
+            raise ModelError(f"the quantisation parameter {name} is not a constant", where=_place(node),
+                             hint="export the model with constant scales and zero points")
         return array
 
     def _integer(self, name: str) -> str:
@@ -348,7 +349,8 @@ class _Lowering:
             return self.names[name]
         node = self.producers.get(name)
         if node is None:
-            raise ModelError(f"the output {name} is a constant or an input of the model", where=self.graph.name)
+            raise ModelError(f"the output {name} is a constant or an input of the model", where=self.graph.name,
+                             hint="take this output out of the model, or export it again")
         view = self._view(name, "") if name not in self.reals else None
         if view is None and self.allow_float:
             return self._real(name)

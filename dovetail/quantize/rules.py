@@ -96,7 +96,8 @@ def _binary(
     if operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
         raise refusal(operator, values[0])
     if all(value.kind.dtype.bits > 8 and value.target.zero_point for value in values):
-        raise ModelError("a product of two 16-bit values with zero points may leave 32 bits")
+        raise ModelError("a product of two 16-bit values with zero points may leave 32 bits",
+                         hint="quantise one of the two symmetrically, with the zero point 0")
     terms = [
         emitter.add(Offset(-value.target.zero_point, DType.INT32), [value.name], emitter.fresh(f"{stem}_{side}"))
         for side, value in zip(("left", "right"), values, strict=True)
@@ -113,7 +114,8 @@ def _reduce(
     assert isinstance(operator, Reduce)
     (x,) = activations(operator, operands)
     if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in _SUMMED:
-        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail")
+        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail",
+                         hint="quantise its operand to 8 bits, or compile it with --float")
     summed = Reduce(ReduceKind.SUM, operator.axes, x.target.zero_point)
     try:
         total = emitter.add(summed, [x.name], emitter.fresh(f"{stem}_accumulator"))

@@ -218,7 +218,8 @@ def sixteen_bits(emitter: Emitter, tangent: bool, x: Quantised, target: Target, 
             factor, shift = factor * 2, shift + 1
         fixed = Sigmoid16(int(factor), shift, tangent)
     if x.target.zero_point or x.target.scale * 12288 > 32767:
-        raise ModelError(f"a 16-bit sigmoid of {x.name} needs the zero point 0 and a smaller scale")
+        raise ModelError(f"a 16-bit sigmoid of {x.name} needs the zero point 0 and a smaller scale",
+                         hint="quantise it symmetrically, with a scale of at most 2.67")
     if target == native and bounds.open:
         return emitter.add(fixed, [x.name], stem)
     fine = emitter.add(fixed, [x.name], emitter.fresh(f"{stem}_native"))

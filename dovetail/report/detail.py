@@ -38,22 +38,23 @@ def read_plan(build: Build) -> Json:
     """
     path = build.folder / PLAN
     if not path.is_file():
-        raise BuildError(f"{build.folder} has no {PLAN}: it was made before there were reports",
+        raise BuildError(f"the build has no {PLAN}: it was made before there were reports", where=str(build.folder),
                          hint="compile the model again")
     if path.stat().st_size > _MOST:
-        raise BuildError(f"{path} is larger than {_MOST} bytes", hint="compile the model again")
+        raise BuildError(f"the file is larger than {_MOST} bytes", where=str(path), hint="compile the model again")
     try:
         found = json.loads(path.read_text())
         schema, layers = found["schema"], found["layers"]
         lacking = [name for name in _PLAN if name not in found]
         lacking += [name for layer in layers for name in _LAYER if name not in layer]
     except (ValueError, KeyError, TypeError) as error:
-        raise BuildError(f"{path} is damaged: {error}", hint="compile the model again") from None
+        raise BuildError(f"the file is damaged: {error}", where=str(path), hint="compile the model again") from None
     if lacking:
-        raise BuildError(f"{path} does not say its {lacking[0]}", hint="compile the model again")
+        raise BuildError(f"the file does not say its {lacking[0]}", where=str(path), hint="compile the model again")
     if schema != SCHEMA or len(layers) != len(build.manifest["layers"]):
-        raise BuildError(f"{path} does not fit the build: schema {schema}, expected {SCHEMA}; {len(layers)} layers, "
-                         f"expected {len(build.manifest['layers'])}", hint="compile the model again")
+        raise BuildError(f"the file does not fit the build: schema {schema}, expected {SCHEMA}; {len(layers)} "
+                         f"layers, expected {len(build.manifest['layers'])}", where=str(path),
+                         hint="compile the model again")
     return dict(found)
 
 

@@ -37,13 +37,17 @@ class AddressMap:
         names = [window.name for window in self.windows]
         for name in names:
             if names.count(name) > 1:
-                raise SimulationError(f"{names.count(name)} devices are called '{name}'")
+                raise SimulationError(f"{names.count(name)} devices have this name", where=f"device '{name}'",
+                                      hint="give every engine of the target a name of its own")
         for window in self.windows:
             if window.base % 4 or window.size <= 0:
-                raise SimulationError(f"'{window.name}' has {window.size} bytes of registers at {window.base:#x}")
+                raise SimulationError(f"it has {window.size} bytes of registers at {window.base:#x}",
+                                      where=f"device '{window.name}'",
+                                      hint="place registers at multiples of 4, and give them at least 4 bytes")
         for lower, upper in zip(self.windows, self.windows[1:], strict=False):
             if lower.base + lower.size > upper.base:
-                raise SimulationError(f"'{lower.name}' and '{upper.name}' overlap at {upper.base:#x}")
+                raise SimulationError(f"its registers overlap those of '{lower.name}' at {upper.base:#x}",
+                                      where=f"device '{upper.name}'", hint="move one of the two in the target")
 
     def find(self, address: int) -> Window:
         """Return the window `address` lies in.
@@ -54,7 +58,12 @@ class AddressMap:
         index = bisect_right(self._bases, address) - 1
         if index >= 0 and address < self.windows[index].base + self.windows[index].size:
             return self.windows[index]
-        raise SimulationError(f"no device answers at {address:#x}")
+        raise SimulationError(
+            "no device answers at this address",
+            where=f"{address:#x}",
+            hint="look at the driver's addresses; devices: "
+                 f"{', '.join(f'{w.name} {w.base:#x}..{w.base + w.size - 1:#x}' for w in self.windows)}",
+        )
 
 
 def page_ranges(windows: Sequence[Window], page: int = 4096) -> list[tuple[int, int]]:

@@ -168,8 +168,6 @@ def core_costs(isa: str, overrides: Mapping[str, int], name: str) -> Any:
     known = [field.name for field in fields(default)]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
-        raise TargetError(
-            f"the core of {name} has a cost for '{unknown[0]}', which is no class of instructions",
-            hint=f"use {', '.join(known)}",
-        )
+        raise TargetError(f"there is a cost for '{unknown[0]}', which is no class of instructions",
+                          where=f"core of {name}", hint=f"use {', '.join(known)}")
     return table(**overrides)

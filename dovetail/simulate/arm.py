@@ -48,7 +48,9 @@ class SystemControl:
             return self.enabled
         if offset == 0xD08:
             return self.vectors
-        raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name)
+        raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                              hint="look at the driver: of the system's registers only ISER, ICER and VTOR are "
+                                   "simulated")
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
@@ -59,7 +61,9 @@ class SystemControl:
         elif offset == 0xD08:
             self.vectors = value & ~0x7F
         else:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name)
+            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: of the system's registers only ISER, ICER and VTOR are "
+                                       "simulated")
 
     def next_event(self) -> int | None:
         """See `Device.next_event`."""
@@ -135,7 +139,8 @@ class ArmCore:
             return None
         if self._read("CONTROL") & 3:
             raise SimulationError("an interrupt came while the core used the process stack or was unprivileged, "
-                                  "which is not simulated")
+                                  "which is not simulated", where="core",
+                                  hint="stay on the main stack in privileged mode, as the start-up code does")
         stack, status = self._read("SP"), self._read("XPSR")
         frame = (stack - 32) & ~7
         status = status | _REALIGNED if stack & 4 else status & ~_REALIGNED

@@ -122,11 +122,13 @@ class MemoryBus:
         self._regions = tuple(sorted(regions, key=lambda region: region.base))
         for lower, upper in zip(self._regions, self._regions[1:], strict=False):
             if lower.base + lower.size > upper.base:
-                raise SimulationError(f"the memories '{lower.name}' and '{upper.name}' overlap at {upper.base:#x}")
+                raise SimulationError(f"it overlaps '{lower.name}' at {upper.base:#x}", where=f"memory '{upper.name}'",
+                                      hint="move one of the two in the target, or make it smaller")
         self.arrays: dict[str, Bytes] = {}
         for region in self._regions:
             if region.size <= 0:
-                raise SimulationError(f"the memory '{region.name}' has {region.size} bytes")
+                raise SimulationError(f"it has {region.size} bytes", where=f"memory '{region.name}'",
+                                      hint="give the memory of the target a size above 0")
             self.arrays[region.name] = allocate(region.size)
 
     @property
@@ -141,7 +143,8 @@ class MemoryBus:
             if offset >= 0 and nbytes >= 0 and offset + nbytes <= region.size:
                 return self.arrays[region.name][offset : offset + nbytes]
         known = ", ".join(f"{r.name} {r.base:#x}..{r.base + r.size - 1:#x}" for r in self.regions)
-        raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory", hint=f"memories: {known}")
+        raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory", where="bus",
+                              hint=f"look at the addresses the driver writes; memories: {known}")
 
     def fill(self) -> None:
         """Set every byte of every memory to `INITIAL_BYTE`."""

@@ -184,7 +184,8 @@ class DmaDevice:
         """See `Device.write`."""
         register = self._register(offset)
         if register in (Register.DONE, Register.STATUS):
-            raise SimulationError(f"register {register.name} is read-only", where=self.name)
+            raise SimulationError(f"register {register.name} is read-only", where=self.name,
+                                  hint="look at the driver: write SRC, DST, the sizes and START only")
         if register is Register.START:
             self._start(value, now)
         else:
@@ -215,7 +216,8 @@ class DmaDevice:
         try:
             return Register(offset)
         except ValueError:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name) from None
+            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: its offsets must be those of the DMA's header") from None
 
     def _start(self, mode: int, now: int) -> None:
         if len(self._queue) >= QUEUE:
@@ -232,7 +234,8 @@ class DmaDevice:
     def _configured(self, mode: int) -> Transfer:
         r = self._registers
         if mode not in (1, 2, 3, 4):
-            raise SimulationError(f"START was written {mode}; it takes 1 to 4", where=self.name)
+            raise SimulationError(f"START was written {mode}; it takes 1 to 4", where=self.name,
+                                  hint="look at the driver: write the number of dimensions of the copy")
         line = Transfer(r[Register.SRC], r[Register.DST], r[Register.ROW_BYTES])
         if mode == 1:
             return line
@@ -254,7 +257,9 @@ class DmaDevice:
                                            (t.destination_plane_stride, t.planes, "DST_PLANE_STRIDE")]):
             if count > 1 and stride < span:
                 raise SimulationError(f"destination bytes overlap: {name} is {stride}, what it steps over has {span} "
-                                      f"bytes ({describe(t)})", where=self.name)
+                                      f"bytes ({describe(t)})", where=self.name,
+                                      hint="look at the driver: give rows and planes of the destination a stride of "
+                                           "their size or more")
             span += (count - 1) * stride if count > 1 else 0
         try:
             _rows(self._bus, t.source, (t.planes, t.rows, t.row_bytes), (t.source_plane_stride, t.source_row_stride))

@@ -35,5 +35,5 @@ def load_extension(place: str) -> Execute:
 def refuse_extension(isa: str, place: str) -> None:
     """Raise SimulationError when an extension is named for a core that takes none."""
     if place:
-        raise SimulationError(f"a core of {isa} takes no instructions of its own ('{place}')",
-                              hint="only RISC-V cores have them here")
+        raise SimulationError(f"a core of {isa} takes no instructions of its own", where=place,
+                              hint="leave Core.extension out: only RISC-V cores have them here")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dovetail.errors import SimulationError
 from dovetail.simulate.device import Bus, Device
 from dovetail.simulate.protocol import DeviceSpec
+from dovetail.user_file import import_file
 
 
 def make_device(spec: DeviceSpec, bus: Bus) -> Device:
@@ -23,31 +22,29 @@ def make_device(spec: DeviceSpec, bus: Bus) -> Device:
     try:
         device: Device = factory(bus, **spec.arguments)
     except TypeError as error:
-        raise SimulationError(f"the device factory '{spec.factory}' failed: {error}",
-                              hint=f"it is called with the bus and {sorted(spec.arguments)}") from None
+        raise SimulationError(
+            f"the device factory failed: {error}",
+            where=spec.factory,
+            hint=f"let it take the bus and {', '.join(sorted(spec.arguments)) or 'nothing else'}",
+        ) from None
     return device
 
 
 def find(place: str, what: str) -> Any:
-    """The object "module:name" or "file.py:name" names; raises SimulationError when there is none.
+    """The object "module:name" or "file.py:name" names.
 
     Args:
         place: where it is. what: a word for it in the message.
+
+    Raises:
+        SimulationError: there is none.
+        TargetError: the file does not import.
     """
     module_name, _, name = place.rpartition(":")
     try:
         is_file = module_name.endswith(".py")
-        module = _from_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        module = import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
         return getattr(module, name)
     except (ImportError, AttributeError, OSError, ValueError) as error:
-        raise SimulationError(f"there is no {what} '{place}': {error}",
+        raise SimulationError(f"there is no such {what}: {error}", where=place,
                               hint="write it as 'module:function' or 'file.py:function'") from None
-
-
-def _from_file(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
-        raise ImportError(f"{path.name} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module

@@ -79,7 +79,8 @@ class Harness:
             SimulationError: the firmware has exited.
         """
         if self.exit_code is not None:
-            raise SimulationError(f"the firmware has exited with code {self.exit_code}; start a new session")
+            raise SimulationError(f"it has exited with code {self.exit_code}", where="firmware",
+                                  hint="start a new session")
         self._request = request
         self._waiting = list(request.inputs)
         self.results = []
@@ -95,7 +96,9 @@ class Harness:
             return cycle & 0xFFFFFFFF
         if offset == 16:
             return self._latched
-        raise SimulationError(f"read of offset {offset:#x} of the simulator's control registers")
+        raise SimulationError(f"read of offset {offset:#x}, where there is nothing to read",
+                              where="simulator's control registers",
+                              hint="leave these registers to the firmware's own start-up code")
 
     def write(self, offset: int, value: int) -> None:
         """Write a register."""
@@ -115,7 +118,8 @@ class Harness:
         elif offset == 0 and value == 3:
             self._exit()
         else:
-            raise SimulationError(f"write of {value:#x} to offset {offset:#x} of the simulator's control registers")
+            raise SimulationError(f"write of {value:#x} to offset {offset:#x}", where="simulator's control registers",
+                                  hint="leave these registers to the firmware's own start-up code")
 
     def _next_inputs(self) -> None:
         if not self._waiting:
@@ -140,7 +144,8 @@ class Harness:
 
     def _done(self) -> None:
         if self._start is None:
-            raise SimulationError("the firmware says an inference is done that it never began")
+            raise SimulationError("it says an inference is done that it never began", where="firmware",
+                                  hint="leave main to the firmware's own start-up code")
         self._mark(END_OF_LAYERS)
         start, now = self._start, self._clock()
         self._start = None
@@ -156,8 +161,9 @@ class Harness:
         self.exit_code = self._exit_argument
         self.stop = True
         if self._waiting or self._start is not None:
-            raise SimulationError(f"the firmware exited with code {self.exit_code} after {len(self.results)} of "
-                                  f"{len(self._request.inputs)} inferences")
+            raise SimulationError(f"it exited with code {self.exit_code} after {len(self.results)} of "
+                                  f"{len(self._request.inputs)} inferences", where="firmware",
+                                  hint="look for a call of exit or an error in the driver; its text is in the output")
 
 
 def _since(activities: Sequence[Activity], start: int) -> tuple[Activity, ...]:

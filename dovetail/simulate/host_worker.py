@@ -60,7 +60,8 @@ def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes
         whole = (ctypes.c_ubyte * (start + size)).in_dll(library, name)
         return (ctypes.c_ubyte * size).from_buffer(whole, start)
     except ValueError:
-        raise SimulationError(f"the library has no symbol '{symbol}'") from None
+        raise SimulationError(f"there is no symbol '{symbol}'", where="shared library",
+                              hint="compile the model again") from None
 
 
 if __name__ == "__main__":

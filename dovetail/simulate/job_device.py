@@ -40,7 +40,9 @@ class JobDevice:
         if offset == FINISHED:
             return self._queue.collect()
         if offset != ROOM and offset not in self._written:
-            raise SimulationError(f"there is no register to read at offset {offset:#x}", where=self.name)
+            raise SimulationError(f"there is no register to read at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: it reads the job's registers, ROOM and FINISHED, see its "
+                                       "header")
         return self._queue.room if offset == ROOM else self._written[offset]
 
     def write(self, offset: int, value: int, now: int) -> None:
@@ -52,7 +54,8 @@ class JobDevice:
         elif offset in self._written:
             self._written[offset] = value
         else:
-            raise SimulationError(f"there is no register to write at offset {offset:#x}", where=self.name)
+            raise SimulationError(f"there is no register to write at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: it writes the job's registers and START, see its header")
 
     def next_event(self) -> int | None:
         """See `Device.next_event`."""

@@ -67,7 +67,9 @@ class Machine:
                 self.bus.view(segment.address, len(segment.data))[:] = memoryview(segment.data)
             except SimulationError as error:
                 what = f"the firmware does not fit the memories: {error.what}"
-                raise SimulationError(what, hint=error.hint) from None
+                raise SimulationError(what, where="firmware",
+                                      hint="give the memories of the target more room, or choose a smaller network; "
+                                           f"{error.hint}") from None
         self._cpu.start(entry)
         for worker in self._workers:
             worker.start(entry)
@@ -176,13 +178,15 @@ class Machine:
         name, _, offset = place.partition("+")
         symbol, start = self._symbol(name), int(offset or 0)
         if symbol.size and start + nbytes > symbol.size:
-            raise SimulationError(f"{start + nbytes} bytes for the symbol '{name}', which has {symbol.size}")
+            raise SimulationError(f"{start + nbytes} bytes are wanted of it, it has {symbol.size}",
+                                  where=f"symbol '{name}'",
+                                  hint="compile the model again: the build is not of this firmware")
         return symbol.address + start
 
     def _symbol(self, name: str) -> Symbol:
         symbol = self._symbols.get(name)
         if symbol is None:
-            raise SimulationError(f"the firmware has no symbol '{name}'",
+            raise SimulationError(f"there is no symbol '{name}'", where="firmware",
                                   hint="keep the buffer alive (not static, used by the model)")
         return symbol
 
@@ -214,7 +218,7 @@ class Machine:
         used = (self.bus.view(bottom.address, size) != INITIAL_BYTE).nonzero()[0]
         depth = size - int(used[0]) if used.size else 0
         if depth == size:
-            whose = f"the stack of core {suffix[1:]}" if suffix else "the stack"
-            raise SimulationError(f"{whose} of {size} bytes was used up to its last byte: it has overflowed",
-                                  hint="reserve a larger stack")
+            whose = f"stack of core {suffix[1:]}" if suffix else "stack"
+            raise SimulationError(f"all of its {size} bytes were used: it has overflowed", where=whose,
+                                  hint="reserve a larger stack (Core.stack)")
         return depth

@@ -131,7 +131,9 @@ class Worker:
         begin, before, self._next, self._ended = int(state.cycles), self.instructions, job, None
         self._until_asleep()
         if self._ended is None:
-            raise SimulationError(f"the job at {self._processor.place(job)} does not end", where=self.name)
+            raise SimulationError(f"the job at {self._processor.place(job)} does not end", where=self.name,
+                                  hint="look at the job's code for a loop without an end, or a wait for an interrupt "
+                                       "that never comes")
         label = describe_address(job & ~1, self._symbols).removesuffix("+0x0")
         self._activities.append(Activity(begin, self._ended, label, instructions=self.instructions - before))
         return self._ended
@@ -145,7 +147,8 @@ class Worker:
                 processor.execute()
                 if processor.state.stop_reason == block_hook.STOP_LIMIT:
                     raise SimulationError("a job executed too many instructions without an end",
-                                          where=processor.place(processor.core.pc()))
+                                          where=processor.place(processor.core.pc()),
+                                          hint="look at the job's code for a loop without an end")
         except SimulationError as error:
             raise SimulationError(f"{self.name}: {error.what}", where=error.where, hint=error.hint) from None
 
@@ -165,7 +168,9 @@ class Worker:
         if kind == "write" and offset == 8:
             self._ended = now
             return value
-        raise SimulationError(f"{kind} of offset {offset:#x} of the mailbox by {self.name}")
+        raise SimulationError(f"{kind} of offset {offset:#x} by {self.name}: there is no such register",
+                              where="mailbox",
+                              hint="look at cores.c: a worker reads its number and job, and writes its end")
 
 
 class Mailbox:
@@ -188,13 +193,16 @@ class Mailbox:
             return worker.look(now)
         if register in (0, 8):
             return worker.room if register else worker.given
-        raise SimulationError(f"read of offset {offset:#x} of the mailbox by core 0")
+        raise SimulationError(f"read of offset {offset:#x} by core 0: there is no such register", where="mailbox",
+                              hint="look at cores.c: core 0 writes jobs and reads how many are done")
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
         worker, register = self._find(offset)
         if register:
-            raise SimulationError(f"write of {value:#x} to offset {offset:#x} of the mailbox by core 0")
+            raise SimulationError(f"write of {value:#x} to offset {offset:#x} by core 0: there is no such register",
+                                  where="mailbox",
+                                  hint="look at cores.c: core 0 writes jobs and reads how many are done")
         worker.give(value, now)
 
     def next_event(self) -> int | None:
@@ -217,6 +225,7 @@ class Mailbox:
     def _find(self, offset: int) -> tuple[Worker, int]:
         number, register = divmod(offset - _FIRST, _EACH)
         if not 1 <= number <= len(self._workers):
-            raise SimulationError(f"there is no core for offset {offset:#x} of the mailbox: the chip has "
-                                  f"{len(self._workers) + 1}")
+            raise SimulationError(f"there is no core for offset {offset:#x}: the chip has {len(self._workers) + 1}",
+                                  where="mailbox",
+                                  hint="start jobs only on cores the target has")
         return self._workers[number - 1], register

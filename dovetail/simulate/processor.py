@@ -76,15 +76,16 @@ class Processor:
     def _map_memories(self) -> None:
         for region in self._bus.regions:
             if region.base % 4096:
-                raise SimulationError(f"the memory '{region.name}' begins at {region.base:#x}",
-                                      hint="memories of the simulated chip begin at multiples of 4096")
+                raise SimulationError(f"it begins at {region.base:#x}", where=f"memory '{region.name}'",
+                                      hint="let memories of the simulated chip begin at multiples of 4096")
             size = (region.size + 4095) // 4096 * 4096
             pointer = self._bus.arrays[region.name].ctypes.data
             try:
                 self._emulator.mem_map_ptr(region.base, size, unicorn.UC_PROT_ALL, pointer)
             except unicorn.UcError as error:
-                raise SimulationError(f"the memory '{region.name}' at {region.base:#x} cannot be mapped: {error}",
-                                      hint="two memories may not share a page of 4096 bytes") from None
+                raise SimulationError(f"it cannot be mapped at {region.base:#x}: {error}",
+                                      where=f"memory '{region.name}'",
+                                      hint="let no two memories share a page of 4096 bytes") from None
 
     def _map_devices(self, windows: Sequence[Window]) -> None:
         own = [] if self.core.registers is None else [Window(self.core.registers[0], 4096, self.core.registers[1])]
@@ -93,8 +94,8 @@ class Processor:
             try:
                 self._emulator.mmio_map(base, size, self._mmio_read, base, self._mmio_write, base)
             except unicorn.UcError as error:
-                raise SimulationError(f"the devices at {base:#x} cannot be mapped: {error}",
-                                      hint="devices and memories may not share a page of 4096 bytes") from None
+                raise SimulationError(f"they cannot be mapped: {error}", where=f"devices at {base:#x}",
+                                      hint="let devices and memories share no page of 4096 bytes") from None
 
     def _install_hook(self, native: bool) -> block_hook.NativeHook | block_hook.PythonHook:
         library = block_hook.native_hook_library() if native else None
@@ -144,7 +145,9 @@ class Processor:
             self._emulator.emu_start(self.core.resume_at(), _NOWHERE)
         except unicorn.UcError as error:
             place = self.place(self.core.pc())
-            raise self._failure or SimulationError(f"the core stopped: {error}", where=place) from None
+            raise self._failure or SimulationError(f"the core stopped: {error}", where=place,
+                                                   hint="look at the code there: an instruction this core does not "
+                                                        "have, or a jump to data") from None
         if failure := self._failure or self._hook.failure:
             raise failure
         if self.state.stop_reason == block_hook.RUNNING:
@@ -156,7 +159,8 @@ class Processor:
         pause = self.core.pause()
         if pause is None or pause.fault:
             reason = f": {pause.fault}" if pause is not None else " for no known reason"
-            raise SimulationError(f"the core stopped{reason}", where=self.place(pc))
+            raise SimulationError(f"the core stopped{reason}", where=self.place(pc),
+                                  hint="look at the code there: it does what this core cannot")
         self.asleep_at = pause.at if pause.waits else None
         if pause.cycles:
             self.state.cycles += pause.cycles
@@ -176,7 +180,9 @@ class Processor:
             return 0
         try:
             if size != 4 or address % 4:
-                raise SimulationError(f"{kind} of {size} bytes at {address:#x}: registers take aligned 32-bit accesses")
+                raise SimulationError(f"{kind} of {size} bytes: registers take aligned 32-bit accesses",
+                                      where=f"{address:#x}",
+                                      hint="look at the driver: access registers through volatile uint32_t pointers")
             return self._access(kind, address, value & 0xFFFFFFFF)
         except SimulationError as error:
             place = self.place(self.state.current)
@@ -196,10 +202,10 @@ class Processor:
     def _invalid(self, core: Any, access: int, address: int, size: int, value: int, data: object) -> bool:
         kind = _ACCESSES.get(access, f"access {access}")
         place = self.place(self.state.current if kind == "instruction fetch" else self.core.pc())
-        came = " from the block at" if kind == "instruction fetch" else " at pc"
+        came = ", after the code here" if kind == "instruction fetch" else ""
         known = ", ".join(f"{r.name} {r.base:#x}..{r.base + r.size - 1:#x}" for r in self._bus.regions)
-        self._failure = SimulationError(f"bad {kind} of {size} bytes at {address:#x},{came} {place}",
-                                        hint=f"nothing is mapped there; memories: {known}")
+        self._failure = SimulationError(f"bad {kind} of {size} bytes at {address:#x}{came}", where=place,
+                                        hint=f"look at the pointer: nothing is mapped there; memories: {known}")
         return False
 
     def place(self, address: int) -> str:

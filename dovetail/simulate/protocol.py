@@ -33,7 +33,8 @@ Buffers = Mapping[str, bytes]
 
 def call_failed(what: str, status: int) -> SimulationError:
     """The error for a call that its library says has failed: `what` names function and layer."""
-    return SimulationError(f"{what} failed: it returned {status}", hint="the library's header says what that means")
+    return SimulationError(f"the call failed: it returned {status}", where=what,
+                           hint="look that number up in the library's header")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,8 @@ def receive(read: Callable[[int], bytes]) -> tuple[Json, list[bytes]] | None:
     message = json.loads(text)
     sizes = message.pop("blobs")
     if sum(sizes) != total or any(size < 0 for size in sizes):
-        raise SimulationError(f"a damaged message between simulator and client: {total} bytes, announced {sizes[:8]}")
+        raise SimulationError(f"a message is damaged: {total} bytes, announced {sizes[:8]}", where="simulator",
+                              hint="let nothing else in the device model write to standard output")
     blobs, position = [], 0
     for size in sizes:
         blobs.append(content[position : position + size])
@@ -199,8 +201,8 @@ def receive(read: Callable[[int], bytes]) -> tuple[Json, list[bytes]] | None:
 
 def _bounded(text: int, blobs: int) -> None:
     if text > MAXIMUM_JSON or blobs > MAXIMUM_BLOBS:
-        raise SimulationError(f"a message of {text} + {blobs} bytes to or from the simulator; the limits are "
-                              f"{MAXIMUM_JSON} + {MAXIMUM_BLOBS}", hint="run fewer inferences per request")
+        raise SimulationError(f"a message has {text} + {blobs} bytes; the limits are {MAXIMUM_JSON} + {MAXIMUM_BLOBS}",
+                              where="simulator", hint="run fewer inferences per request")
 
 
 def setup_to_json(setup: SimulationSetup) -> Json:

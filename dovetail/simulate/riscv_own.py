@@ -67,7 +67,7 @@ class NativeInstructions:
         try:
             self._library = ctypes.CDLL(str(compile_host(source.parent, [glue, source.resolve()], flags=("-O2",))))
         except DovetailError as error:
-            raise SimulationError(f"it cannot be compiled: {error}", where=str(source),
+            raise SimulationError(f"it cannot be compiled: {error.where}: {error.what}", where=str(source),
                                   hint="correct the file Core.extension names") from None
         places = [ctypes.cast(call, ctypes.c_void_p).value
                   for call in (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_emu_stop)]

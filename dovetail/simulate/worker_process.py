@@ -49,7 +49,7 @@ class WorkerProcess:
             RuntimeError: a bug in the worker or in a device model; the message is its traceback.
         """
         if not self._finalizer.alive:
-            raise SimulationError("the simulator was already closed")
+            raise SimulationError("it was already closed", where="simulator", hint="start a new session")
         deadline = time.monotonic() + self._timeout
         try:
             send(self._write, message, blobs)
@@ -85,7 +85,9 @@ class WorkerProcess:
         while size:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([file], [], [], left)[0]:
-                raise SimulationError(f"the simulator gave no answer within {self._timeout:g} s")
+                raise SimulationError(f"it gave no answer within {self._timeout:g} s", where="simulator",
+                                      hint="look for a loop without an end in the driver or device model, or allow "
+                                           "more time")
             part = os.read(file, min(size, 1 << 20))
             if not part:
                 break
@@ -103,9 +105,11 @@ class WorkerProcess:
         said = [line for line in printed.splitlines() if line.startswith(_SAID)]
         if said:
             rest = "\n".join(line for line in printed.splitlines() if line != said[-1])
-            return SimulationError(said[-1].removeprefix(_SAID), hint=rest)
+            return SimulationError(said[-1].removeprefix(_SAID), where="firmware",
+                                   hint=rest or "look up what that means for the driver or library")
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return SimulationError(f"the simulator's worker process died ({how})", hint=printed)
+        return SimulationError(f"its worker process died ({how})", where="simulator",
+                               hint=printed or "look for a bad pointer in the driver or library")
 
 
 def _end(process: subprocess.Popen[bytes], messages: IO[bytes]) -> None:

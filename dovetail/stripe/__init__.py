@@ -71,11 +71,10 @@ class Striping:
 
     def __init__(self, graph: Graph, target: Target) -> None:
         if target.engines or target.dma:
-            raise TargetError(
-                f"a memory budget is for the activations of a core alone; {target.name} has "
-                f"{'engines' if target.engines else 'a DMA'}, whose layers are cut into tiles instead",
-                hint="leave --memory-budget out, or give the target's memories smaller sizes",
-            )
+            raise TargetError("a memory budget is for the activations of a core alone; it has "
+                              f"{'engines' if target.engines else 'a DMA'}, whose layers are cut into tiles instead",
+                              where=target.name,
+                              hint="leave --memory-budget out, or give the target's memories smaller sizes")
         regions = partition(graph, target)
         nodes = [node for region in regions for node in region.graph.nodes]
         self._graph = replace(graph, nodes=tuple(nodes))

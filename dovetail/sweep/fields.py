@@ -117,7 +117,8 @@ def _set_cost(name: str) -> Callable[[Target, Value], Target]:
     def apply(target: Target, value: Value) -> Target:
         """The target with another duration of one class of instructions."""
         if value < 0:
-            raise TargetError(f"core.{name} must be at least 0, is {value}")
+            raise TargetError(f"must be at least 0, is {value}", where=f"core.{name}",
+                              hint="give clock cycles, 0 or more")
         return replace(target, core=replace(target.core, costs={**target.core.costs, name: int(value)}))
 
     return apply
@@ -125,7 +126,8 @@ def _set_cost(name: str) -> Callable[[Target, Value], Target]:
 
 def _positive(value: Value, name: str) -> Value:
     if value <= 0:
-        raise TargetError(f"{name} must be at least 1, is {value}")
+        raise TargetError(f"must be at least 1, is {value}", where=name,
+                          hint="give a number above 0, such as 64 or 32K")
     return value
 
 
@@ -184,7 +186,8 @@ def find(target: Target, name: str) -> Field:
     part = wanted.partition(".")[0].lower()
     of_engine = part == ENGINE or part in (engine.name.lower() for engine in target.engines)
     fixed = ", and no numbers of an engine: it is as it is" if of_engine and target.recipe is None else ""
-    raise TargetError(f"{target.name} has no '{name.strip()}'{fixed}", hint=f"use {'near it ' if near else ''}{names}")
+    raise TargetError(f"there is no '{name.strip()}' to set{fixed}", where=target.name,
+                      hint=f"use {'near it ' if near else ''}{names}")
 
 
 def parse(text: str, field: Field) -> Value:
@@ -197,7 +200,8 @@ def parse(text: str, field: Field) -> Value:
     if isinstance(field.present, bool):
         if text.strip().lower() in ("true", "false", "1", "0"):
             return text.strip().lower() in ("true", "1")
-        raise TargetError(f"{field.name} is true or false, not '{text.strip()}'")
+        raise TargetError(f"this is true or false, not '{text.strip()}'", where=field.name,
+                          hint=f"for example --set {field.name}=true,false")
     scale = _MULTIPLES.get(plain[-1:], 1)
     try:
         value: Value = int(plain[:-1] if scale > 1 else plain) * scale
@@ -207,6 +211,6 @@ def parse(text: str, field: Field) -> Value:
                 raise
             value = float(plain)
         except ValueError:
-            what = f"{field.name}: '{text.strip()}' is no number"
-            raise TargetError(what, hint=f"such as {field.present}, 64 or 32K") from None
+            raise TargetError(f"'{text.strip()}' is no number", where=field.name,
+                              hint=f"such as {field.present}, 64 or 32K") from None
     return value

@@ -39,16 +39,17 @@ def axes_of(target: Target, texts: Sequence[str]) -> tuple[Axis, ...]:
         parts = [part for part in listed.split(",") if part.strip()]
         if not equals or not parts:
             hint = "for example --set l1.size=64K,128K"
-            raise DovetailError(f"--set takes NAME=VALUE,VALUE, was given '{text}'", hint=hint)
+            raise DovetailError(f"'{text}' is not NAME=VALUE,VALUE", where="--set", hint=hint)
         field = find(target, name)
         if any(axis.field.name == field.name for axis in axes):
-            raise DovetailError(f"{field.name} is set twice", hint="give all its values in one --set")
+            raise DovetailError("this is set twice", where=field.name, hint="give all its values in one --set")
         axes.append(Axis(field, tuple(dict.fromkeys(parse(part, field) for part in parts))))
     if not axes:
-        raise DovetailError("nothing is set", hint="for example --set l1.size=64K,128K")
+        raise DovetailError("nothing is set", where="--set", hint="for example --set l1.size=64K,128K")
     count = prod(len(axis.values) for axis in axes)
     if count > MOST_POINTS:
-        raise DovetailError(f"these are {count:,} points, the most are {MOST_POINTS:,}", hint="give fewer values")
+        raise DovetailError(f"these are {count:,} points, the most are {MOST_POINTS:,}", where="--set",
+                            hint="give fewer values")
     return tuple(axes)
 
 

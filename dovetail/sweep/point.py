@@ -142,7 +142,9 @@ def _measured(task: Task, settings: Mapping[str, Value]) -> Outcome:
     (expected,) = evaluate_all(compiled.graph, [inputs])
     for name, array in result.outputs[0].items():
         if expected[name].dtype.kind != "f" and not np.array_equal(array, expected[name]):
-            raise SimulationError(f"the output '{name}' differs from the integer graph")
+            raise SimulationError(f"the output '{name}' differs from the integer graph", where="iss",
+                                  hint="the driver, the device model or the target file is wrong for this setting: "
+                                       "dovetail check finds where")
     return _outcome(make_report(result).to_json())
 
 

@@ -37,12 +37,13 @@ def sweep(task: Task, axes: Sequence[Axis], jobs: int, folder: Path, told: Told)
         DovetailError: `jobs` is below 1, or the model cannot be read.
     """
     if jobs < 1:
-        raise DovetailError(f"{jobs} jobs are too few: the least is 1")
+        raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
     every = points(axes)
     try:
         keys = [key_of(task, settings) for settings in every]
     except OSError as error:
-        raise DovetailError(f"cannot be read: {error.strerror}", where=str(error.filename or task.model)) from None
+        raise DovetailError(f"cannot be read: {error.strerror}", where=str(error.filename or task.model),
+                            hint="check the spelling and the permission to read") from None
     found: dict[int, Outcome] = {}
     for number, key in enumerate(keys):
         outcome = kept(folder, key)

@@ -20,9 +20,10 @@ def with_cores(target: Target, count: int | None) -> Target:
     if count is None or count == len(target.cores):
         return target
     if not 1 <= count <= MOST_CORES:
-        raise TargetError(f"{count} cores are asked for", hint=f"give a number from 1 to {MOST_CORES}")
+        raise TargetError(f"{count} cores are asked for", where=target.name,
+                          hint=f"give a number from 1 to {MOST_CORES}")
     if target.workers:
-        raise TargetError(f"{target.name} has {len(target.cores)} cores of its own, {count} are asked for",
+        raise TargetError(f"it has {len(target.cores)} cores of its own, {count} are asked for", where=target.name,
                           hint="leave --cores out, or change the target file")
     return replace(target, workers=(target.core,) * (count - 1))
 

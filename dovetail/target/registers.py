@@ -35,12 +35,12 @@ class JobRegisters:
         """
         if set(values) != set(self.names):
             wrong = sorted(set(values) ^ set(self.names))
-            raise TargetError(f"{function} is given other registers than the job has: {', '.join(wrong)}",
-                              hint=f"give a value for each of {', '.join(self.names)}")
+            raise TargetError(f"this call is given other registers than the job has: {', '.join(wrong)}",
+                              where=function, hint=f"give exactly {', '.join(self.names)}")
         for name, value in values.items():
             if not -(1 << 31) <= value < 1 << 32:
-                raise TargetError(f"{function} sets {name} to {value}, which does not fit 32 bits",
-                                  hint="a register holds -2^31 to 2^32 - 1; a limit of the offload should say so")
+                raise TargetError(f"{name} is set to {value}, which does not fit 32 bits", where=function,
+                                  hint="limit it with a Constraint, or split it into two registers")
         return Command(function, tuple(values[name] & 0xFFFFFFFF for name in self.names))
 
     def job(self, written: Mapping[int, int]) -> dict[str, int]:

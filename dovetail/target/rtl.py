@@ -43,17 +43,22 @@ class RtlPort:
 
     def signals(self) -> dict[str, str]:
         """Usual name -> the module's, empty for what it lacks; raises TargetError when that cannot be."""
+        place = f"port of prefix '{self.prefix}'"
         if self.protocol not in SIGNALS:
-            raise TargetError(f"there is no port protocol '{self.protocol}'", hint=f"use one of {', '.join(SIGNALS)}")
+            raise TargetError(f"there is no port protocol '{self.protocol}'", where=place,
+                              hint=f"use one of {', '.join(SIGNALS)}")
         known = SIGNALS[self.protocol]
         for name in (*self.names, *self.low):
             if name not in known:
-                raise TargetError(f"{self.protocol} has no signal '{name}'", hint=f"it has {', '.join(known)}")
+                raise TargetError(f"{self.protocol} has no signal '{name}'", where=place,
+                                  hint=f"it has {', '.join(known)}")
         if set(self.low) - {"we"}:
-            raise TargetError(f"only 'we' can be active low, not {', '.join(self.low)}")
+            raise TargetError(f"only 'we' can be active low, not {', '.join(self.low)}", where=place,
+                              hint="give low=('we',) at most")
         for name, own in self.names.items():
             if not own and name not in OPTIONAL:
-                raise TargetError(f"{self.protocol} cannot do without '{name}'")
+                raise TargetError(f"{self.protocol} cannot do without '{name}'", where=place,
+                                  hint="give the module such a signal, and its name here")
         chosen = {name: self.names.get(name, name) for name in known}
         return {name: self.prefix + text if text else "" for name, text in chosen.items()}
 
@@ -102,7 +107,8 @@ class Rtl:
         for port, allowed in ((self.registers, ("apb", "axi-lite")), *((port, ("tcdm",)) for port in self.memory)):
             port.signals()
             if port.protocol not in allowed:
-                raise TargetError(f"a port of {self.top} is '{port.protocol}'; there it must be {' or '.join(allowed)}")
+                raise TargetError(f"a port is '{port.protocol}'; there it must be {' or '.join(allowed)}",
+                                  where=self.top, hint=f"declare it as RtlPort({allowed[0]!r}, ...)")
         written: dict[str, Any] = asdict(self)
         written["sources"] = [str(source) for source in self.sources]
         return DeviceModel(VERILATED, base, size, {"name": name or self.top, "rtl": written})

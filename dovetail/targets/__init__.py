@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.errors import TargetError
 from dovetail.target.description import Target
+from dovetail.user_file import import_file
 
 BUILT_IN = {
     "riscv": "riscv:TARGET",
@@ -33,26 +33,21 @@ def load_target(name: str) -> Target:
     """A built-in target by name, or the `TARGET` of a Python file by path.
 
     Raises:
-        TargetError: no such target, the file has no `TARGET`, or it names a memory or a file that is not there. Errors
-            inside the user's file pass through.
+        TargetError: no such target, the file does not import, has no `TARGET`, or names a memory or a file that is
+            not there.
     """
     variable = "TARGET"
     if name in BUILT_IN:
         place, variable = BUILT_IN[name].split(":")
         module = importlib.import_module(f"dovetail.targets.{place}")
     elif name.endswith(".py") and Path(name).is_file():
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        if spec is None or spec.loader is None:
-            raise TargetError(f"{name} cannot be loaded as Python")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = import_file(Path(name))
     else:
-        raise TargetError(
-            f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
-        )
+        raise TargetError("there is no such target", where=f"target '{name}'",
+                          hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file")
     target = getattr(module, variable, None)
     if not isinstance(target, Target):
-        raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
+        raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
     _check_names(target, name)
     return target
 

@@ -192,5 +192,6 @@ def __getattr__(name: str) -> Target:
     if name != "TARGET":
         raise AttributeError(name)
     if not os.environ.get(VARIABLE):
-        raise TargetError("CMSIS-NN is not part of Dovetail", hint=f"set {VARIABLE} to the folder it is in")
+        raise TargetError("the library is not part of Dovetail", where="CMSIS-NN",
+                          hint=f"set {VARIABLE} to the folder it is in")
     return target(Path(os.environ[VARIABLE]))

@@ -74,7 +74,8 @@ class Library:
         """Look for the files, and for the functions named here."""
         for path in (self.root / self.include / self.header, *(self.root / source for source in self.sources)):
             if not path.is_file():
-                raise TargetError(f"the library {self.name} has no file {path.name}", hint=f"looked for {path}")
+                raise TargetError(f"there is no file {path.name}", where=f"library {self.name}",
+                                  hint=f"look at root=, header= and sources=; looked for {path}")
         for name in (self.wait, self.prepare):
             if name:
                 self.parameters(name)
@@ -106,8 +107,8 @@ class Library:
     def status(self, function: str) -> None:
         """Make sure that a function returns something to look at; raises TargetError."""
         if re.search(r"\bvoid\s*$", self._declared(function)[0]):
-            raise TargetError(f"{function} of {self.name} returns nothing that could be {self.success}",
-                              hint="leave out success=")  # fmt: skip
+            raise TargetError(f"{function} returns nothing that could be {self.success}", where=f"library {self.name}",
+                              hint="leave out success=")
 
     def _declared(self, function: str) -> tuple[str, str]:
         """What stands before a function's name, and its parameters."""
@@ -115,8 +116,8 @@ class Library:
         if found is None:
             declared = re.findall(r"\b(\w+)\s*\([^()]*\)\s*;", self.text)
             near = difflib.get_close_matches(function, declared, 1)
-            hint = f"the nearest it declares is {near[0]}" if near else f"it declares {len(declared)} functions"
-            raise TargetError(f"{self.header} of {self.name} declares no function {function}", hint=hint)
+            hint = f"use {near[0]}, the nearest" if near else f"use one of the {len(declared)} functions it declares"
+            raise TargetError(f"{self.header} declares no function {function}", where=f"library {self.name}", hint=hint)
         return found[1], found[2]
 
 
@@ -143,7 +144,8 @@ class Query:
         given = (library.root, library.include, library.sources, tuple(library.defines.items()))
         answer = _ask(*given, _query_source(library.header, call))
         if answer < 0:
-            raise TargetError(f"{self.function} of {library.name} returns {answer}", where=match.root)
+            raise TargetError(f"{self.function} of {library.name} returns {answer}, which is no size", where=match.root,
+                              hint="let its Constraints refuse what the library cannot do")
         return answer
 
 
@@ -185,7 +187,9 @@ def function(
     for called, given in ((name, arguments), *([(query.function, query.arguments)] if query else [])):
         expected = library.parameters(called)
         if expected != len(given):
-            raise TargetError(f"{called} of {library.name} has {expected} parameters; {len(given)} are described")
+            raise TargetError(f"{called} has {expected} parameters; {len(given)} are described",
+                              where=f"library {library.name}",
+                              hint=f"describe each parameter, in the order of {library.header}")
     if library.success is not None and not library.wait:
         library.status(name)
     made = constants or {}

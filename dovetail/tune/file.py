@@ -108,9 +108,10 @@ def read_tuning(path: Path) -> Tuning:
         with open(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise TuningError(f"the tuning file cannot be read: {error.strerror}", where=str(path)) from None
+        raise TuningError(f"the tuning file cannot be read: {error.strerror}", where=str(path),
+                          hint="check the spelling and the permission to read") from None
     if len(content) > MOST_BYTES:
-        raise TuningError(f"the tuning file is larger than {MOST_BYTES} bytes", where=str(path))
+        raise TuningError(f"the tuning file is larger than {MOST_BYTES} bytes", where=str(path), hint="tune again")
     try:
         table = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -121,7 +122,7 @@ def read_tuning(path: Path) -> Tuning:
     of = Identity(**{field.name: _field(table, field.name, str, str(path)) for field in fields(Identity)})
     layers = table.get("layer", [])
     if not isinstance(layers, list):
-        raise TuningError("'layer' must be an array of tables", where=str(path))
+        raise TuningError("'layer' must be an array of tables", where=str(path), hint="tune again")
     entries = tuple(_entry(layer, f"{path}, layer {number}") for number, layer in enumerate(layers, 1))
     numbers = [_field(table, name, int, str(path)) for name in ("default_cycles", "tuned_cycles")]
     return Tuning(of, _field(table, "measure", str, str(path)), numbers[0], numbers[1], entries)
@@ -129,12 +130,13 @@ def read_tuning(path: Path) -> Tuning:
 
 def _entry(layer: Any, where: str) -> Entry:
     if not isinstance(layer, dict):
-        raise TuningError("a layer must be a table", where=where)
+        raise TuningError("a layer must be a table", where=where, hint="tune again")
     name = _field(layer, "name", str, where)
     choice = _field(layer, "choice", dict, f"{where} ('{name}')")
     for knob, value in choice.items():
         if type(value) not in (int, str):
-            raise TuningError(f"{knob} = {value!r} is neither a whole number nor a string", where=f"{where} ('{name}')")
+            raise TuningError(f"{knob} = {value!r} is neither a whole number nor a string", where=f"{where} ('{name}')",
+                              hint="tune again")
     numbers = [_field(layer, key, int, f"{where} ('{name}')") for key in ("default_cycles", "tuned_cycles")]
     return Entry(name, _field(layer, "signature", str, f"{where} ('{name}')"), numbers[0], numbers[1], choice)
 
@@ -174,7 +176,7 @@ def choices_for(path: Path, wanted: Identity, regions: tuple[Region, ...], targe
         if entry.name not in known:
             raise TuningError("the network has no such layer", where=where, hint="dovetail explain lists the layers")
         if entry.name in choices:
-            raise TuningError("the layer is named twice", where=where)
+            raise TuningError("the layer is named twice", where=where, hint="leave one of the two out")
         if entry.signature != signature(known[entry.name].graph):
             raise TuningError("the layer is another one: its signature differs", where=where, hint="tune again")
         try:
@@ -192,7 +194,8 @@ def may_be_written(path: Path) -> None:
         TuningError: something lies there that is not a tuning file.
     """
     if path.is_dir():
-        raise TuningError("a folder lies where the tuning file shall be written", where=str(path))
+        raise TuningError("a folder lies where the tuning file shall be written", where=str(path),
+                          hint="choose another file with -o")
     if path.exists() and path.stat().st_size:
         try:
             read_tuning(path)

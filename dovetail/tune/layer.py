@@ -52,7 +52,8 @@ def region_alone(graph: Graph, target: Target) -> Region:
     """
     regions = partition(graph, target)
     if len(regions) != 1 or regions[0].engine is None:
-        raise DovetailError(f"{graph.name} by itself is not one region of an engine", where=target.name)
+        raise DovetailError("by itself this layer is not one region of an engine", where=graph.name,
+                            hint="tune the whole network instead, or another layer")
     return regions[0]
 
 

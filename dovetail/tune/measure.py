@@ -85,7 +85,7 @@ def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
         where = (None, task.board) if task.board else (task.measure, None)
         return Outcome(measured(graph, _target(task.target), task.policy, choices, near, *where))
     except MissingExtraError as error:  # of a form that can be sent back from another process
-        raise DovetailError(error.what, hint=error.hint) from None
+        raise DovetailError(error.what, where=error.where, hint=error.hint) from None
     except (OSError, MemoryError, BoardError):  # a board that is gone is no fault of the choice
         raise
     except DovetailError as error:
@@ -122,12 +122,15 @@ def measured(
     for name, array in result.outputs[0].items():
         if not np.array_equal(array, expected[name]):
             count = int((array != expected[name]).sum())
-            raise SimulationError(f"{count} of {array.size} elements of '{name}' differ from the graph")
+            raise SimulationError(f"{count} of {array.size} elements differ from the graph", where=f"output '{name}'",
+                                  hint="the driver or the device model is wrong for this choice: dovetail check "
+                                       "finds where")
     if simulator == "host":
         return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
     cycles = result.simulation.inferences[0].total_cycles
     if cycles is None:
-        raise BoardError("the board counts no cycles", hint="let board_cycles of its C file read a counter")
+        raise BoardError("the board counts no cycles", where=board.where if board else "board",
+                         hint="let board_cycles of its C file read a counter")
     return cycles
 
 
@@ -138,7 +141,8 @@ def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
     for name, choice in choices.items():
         refusal = models[name].space.refusal(choice) if name in models else "it has no knobs"
         if refusal:
-            raise DovetailError(refusal, where=f"layer {name}")
+            raise DovetailError(refusal, where=f"layer {name}",
+                                hint="let the knobs of the target allow what it takes, or choose another value")
     if len(models) > 1:
         regions = choose(partition(graph, target), choices, target)
         plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
@@ -146,7 +150,8 @@ def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
     for name, model in models.items():
         found = model.estimator.estimate({**model.default, **choices.get(name, {})})
         if found is None:
-            raise DovetailError(f"the tiles of {name} need more memory than there is")
+            raise DovetailError("the tiles need more memory than there is", where=f"layer {name}",
+                                hint="choose smaller tiles")
         total += found.cycles
     return total
 

@@ -55,7 +55,9 @@ class _Trials:
         if not choices:
             self.default = found.cycles
             if found.cycles is None:
-                raise DovetailError(f"the network as the planner plans it cannot be measured: {found.error}")
+                raise DovetailError(f"the network as the planner plans it cannot be measured: {found.error}",
+                                    where=self.task.target,
+                                    hint="dovetail compile and dovetail run on the same model show the fault")
         self.best = min((c for c in (self.best, found.cycles) if c is not None), default=None)
         self.told(self.made, self.default, self.best)
         return found.cycles

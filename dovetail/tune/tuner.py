@@ -186,28 +186,33 @@ class Bench:
 def _check(request: Request) -> None:
     require_learner()
     if request.trials < 1:
-        raise DovetailError(f"{request.trials} trials are too few: the least is 1, the default")
+        raise DovetailError(f"{request.trials} trials are too few: the least is 1, the default", where="--trials",
+                            hint="give 1 or more")
     if request.seed < 0:
-        raise DovetailError(f"a seed is 0 or more, not {request.seed}")
+        raise DovetailError(f"a seed is 0 or more, not {request.seed}", where="--seed", hint="give 0 or more")
     if request.board is not None and (request.jobs != 1 or request.scheduler is not None):
-        raise DovetailError(f"{request.jobs} jobs cannot share one board", hint="leave out --jobs and --scheduler")
+        raise DovetailError(f"{request.jobs} jobs cannot share one board", where="--on",
+                            hint="leave out --jobs and --scheduler")
     if request.board is not None and not request.board.io:
         raise DovetailError("every trial is another firmware, and nothing says how it is made for the board",
                             where=request.board.where, hint="give --board-io FILE.c, and --load but for gdb")
     if request.measure not in MEASURES:
-        raise DovetailError(f"'{request.measure}' cannot be measured", hint=f"use one of {', '.join(MEASURES)}")
+        raise DovetailError(f"'{request.measure}' cannot be measured", where="--measure",
+                            hint=f"use one of {', '.join(MEASURES)}")
 
 
 def _selected(layers: Sequence[Layer], regions: Sequence[Region], wanted: Sequence[str]) -> tuple[Layer, ...]:
     """The layers to tune, of each only the regions asked for."""
     tunable = {name for layer in layers for name in layer.names}
     if not tunable:
-        raise TargetError("there is nothing to choose: no layer goes to an engine that can be tuned")
+        raise TargetError("there is nothing to choose: no layer goes to an engine that can be tuned", where="--target",
+                          hint="dovetail explain says why; choose a model or target whose layers go to an engine "
+                               "with knobs")
     for name in wanted:
         if name not in tunable:
             known = {region.name for region in regions}
             what = f"nothing can be chosen for the layer '{name}'" if name in known else f"there is no layer '{name}'"
-            raise DovetailError(what, hint=f"choose among {', '.join(sorted(tunable))}")
+            raise DovetailError(what, where="--layers", hint=f"choose among {', '.join(sorted(tunable))}")
     if not wanted:
         return tuple(layers)
     kept = (replace(layer, names=tuple(name for name in layer.names if name in wanted)) for layer in layers)

@@ -31,7 +31,7 @@ def runner(jobs: int, scheduler: str | None) -> Iterator[Runner]:
         MissingExtraError: Dask is asked for and not installed.
     """
     if jobs < 1:
-        raise DovetailError(f"{jobs} jobs are too few: the least is 1")
+        raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
     if scheduler is not None:
         with _dask(scheduler) as run:
             yield run
@@ -64,6 +64,7 @@ def _processes(jobs: int) -> Iterator[Runner]:
         except BrokenProcessPool:
             raise DovetailError(
                 "a worker process died",
+                where="--jobs",
                 hint="the finished trials are in the log: run the command again, with fewer --jobs",
             ) from None
 
@@ -101,9 +102,8 @@ def _dask(address: str) -> Iterator[Runner]:
     try:
         client = dask.Client(address, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError) as error:
-        raise DovetailError(
-            f"there is no Dask scheduler at '{address}': {error}", hint="start one with dask scheduler"
-        ) from None
+        raise DovetailError(f"there is no Dask scheduler: {error}", where=address,
+                            hint="start one with dask scheduler") from None
 
     def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
         """Measure a batch on the scheduler's workers; each outcome as it comes."""

@@ -57,13 +57,14 @@ def names() -> tuple[str, ...]:
 
 def _entry(name: str) -> _Entry:
     if name not in _ENTRIES:
-        raise ModelError(f"the zoo has no model '{name}'", hint=f"choose one of {', '.join(names())}")
+        raise ModelError("there is no model of this name in the zoo", where=f"'{name}'",
+                         hint=f"choose one of {', '.join(names())}")
     return _ENTRIES[name]
 
 
 def _check_seed(seed: int) -> None:
     if seed < 0:
-        raise ModelError(f"a seed is 0 or more, not {seed}")
+        raise ModelError(f"a seed is 0 or more, not {seed}", where="--seed", hint="give 0 or more")
 
 
 def build(name: str, seed: int = 0) -> bytes:
@@ -124,7 +125,8 @@ def held_back(name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]
     from dovetail.zoo.weights import stored
 
     if not _entry(name).trained:
-        raise ModelError(f"'{name}' has random weights and no test data", hint="digits has")
+        raise ModelError("this model has random weights and no test data", where=f"'{name}'",
+                         hint="use digits, which has")
     content = stored()
     return content.images.astype(np.float32), content.labels
 

@@ -47,7 +47,7 @@ def linker_script(
     rodata, stack, extra, known = rodata or text, stack or data, extra or {}, [memory.name for memory in memories]
     for section, memory in {".text": text, ".rodata": rodata, ".data": data, ".stack": stack, **extra}.items():
         if memory not in known:
-            raise BuildError(f"section {section} is put into the memory '{memory}'", hint=f"memories: {known}")
+            raise BuildError(f"there is no memory '{memory}' for it", where=f"section {section}", hint=f"use {known}")
     shared = {section for section, memory in extra.items() if memory in (text, rodata, data, stack)}
     regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {m.size:#x}" for m in memories]
     return "\n".join([

@@ -79,8 +79,11 @@ def meaning(instruction: CoreInstruction) -> Procedure:
         made = procedure(instruction.meaning, {**scope(), **names}, instruction=call)
     except Exception as error:  # Exo has no common base for what is wrong with a text
         reason = str(error).strip().splitlines()
-        raise TargetError(f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}",
-                          where=where) from None  # fmt: skip
+        raise TargetError(
+            f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}",
+            where=where,
+            hint="mend the text of meaning=: one @proc with windows as in the other core instructions",
+        ) from None
     if made.name() != instruction.name:
         raise TargetError(f"its meaning defines '{made.name()}'", where=where, hint="give both the same name")
     return made

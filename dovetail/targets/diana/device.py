@@ -41,6 +41,8 @@ from dovetail.targets.diana.registers import (
 )
 
 _MASK32 = 0xFFFFFFFF
+_ADDRESSES = "look at the addresses and sizes of this job"
+_ACQUIRE = "look at the driver: acquire a job, write its registers, then start it"
 WORDS = 4
 """Bytes of a word, within which activations are swapped."""
 OPERAND, CODE = (-64, 63), (-32, 31)
@@ -103,27 +105,30 @@ class DianaDevice:
             self._acquired = False
         elif not self._acquired:
             raise SimulationError(f"the register at offset {offset:#x} is written before a job is acquired",
-                                  where=self.name)
+                                  where=self.name, hint=_ACQUIRE)
         else:
             self._registers[self._register(offset)] = value & _MASK32
 
     def _register(self, offset: int) -> int:
         if offset not in self._registers:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name)
+            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: its offsets must be those of this engine's header")
         return offset
 
     def _trigger(self, now: int) -> None:
         if not self._acquired:
-            raise SimulationError("a job is triggered before it is acquired", where=self.name)
+            raise SimulationError("a job is triggered before it is acquired", where=self.name, hint=_ACQUIRE)
         registers, kind = dict(self._registers), self._kind
         if registers[kind.configuration + 4] != LAYER_WORDS:
             count = registers[kind.configuration + 4]
-            raise SimulationError(f"CONF has {count} words; a layer has {LAYER_WORDS}", where=self.name)
+            raise SimulationError(f"CONF has {count} words; a layer has {LAYER_WORDS}", where=self.name,
+                                  hint="look at the driver: write the address and the words of a whole layer")
         data = self._bus.view(registers[kind.configuration], 4 * LAYER_WORDS)
         layer = Layer(*(int(word) for word in np.frombuffer(data.tobytes(), "<u4")))
         reason = kind.problem(layer)
         if reason:
-            raise SimulationError(f"the engine cannot run this job: {reason}", where=self.name)
+            raise SimulationError(f"the engine cannot run this job: {reason}", where=self.name,
+                                  hint="look at the layer's words, or add a Constraint for what the engine cannot do")
         self._queue.hand_over(_Work(registers, layer), now, ceil(kind.cycles(layer, self._costs)))
         self._acquired = False
 
@@ -137,8 +142,12 @@ class DianaDevice:
             layer = launch.work.layer
             try:
                 self._kind.execute(launch.work.registers, layer, self._bus)
-            except (SimulationError, ValueError) as error:
-                raise SimulationError(str(error), where=f"{self.name} job {launch.number}") from error
+            except SimulationError as error:
+                raise SimulationError(error.what, where=f"{self.name} job {launch.number}",
+                                      hint=error.hint or _ADDRESSES) from error
+            except ValueError as error:
+                raise SimulationError(str(error), where=f"{self.name} job {launch.number}",
+                                      hint=_ADDRESSES) from error
             label = f"{Operation(layer.operation).name.lower()} {layer.fy}x{layer.fx}"
             self._queue.activities.append(Activity(launch.start, launch.end, label, macs=_macs(layer)))
 
@@ -226,7 +235,8 @@ def _planes(bus: Bus, address: int, shape: tuple[int, int, int], strides: tuple[
     channels, rows, columns = shape
     words = -(-columns // LANES) * LANES // WORDS
     if address % WORDS:
-        raise SimulationError(f"an activation lies at {address:#x}, not a multiple of 4")
+        raise SimulationError(f"an activation lies at {address:#x}, not a multiple of 4", where=f"{address:#x}",
+                              hint="align activations to 4 bytes")
     span = (channels - 1) * strides[0] + (rows - 1) * strides[1] + words * WORDS
     return as_strided(bus.view(address, span), (channels, rows, words, WORDS), (*strides, WORDS, 1))
 
@@ -298,7 +308,8 @@ def _digital_constants(registers: Registers, layer: Layer, bus: Bus) -> tuple[ND
     place = (Digital.WT_FC_ADDR, Digital.WT_FC_N) if dense else (Digital.WT_CONV_ADDR, Digital.WT_CONV_N)
     address, given = (registers[register] for register in place)
     if given < nbytes:
-        raise SimulationError(f"the weights have {given} bytes; the layer needs {nbytes}")
+        raise SimulationError(f"the weights have {given} bytes; the layer needs {nbytes}", where="weights",
+                              hint="look at WT_N of the driver: it counts all blocks, padding included")
     stored, biases = unpack_blocks(bus.view(address, nbytes), taps, depth)
     if dense:
         matrix = stored.reshape(-1, depth // LANES, LANES, LANES).transpose(0, 2, 1, 3).reshape(-1, depth, 1, 1)
@@ -324,7 +335,8 @@ def _run_analog(registers: Registers, layer: Layer, bus: Bus) -> None:
     parameters = np.frombuffer(bus.view(registers[Analog.WT_SIMD_ADDR], 4 * layer.k).tobytes(), "<i2").astype(np.int64)
     scaled = codes * parameters[: layer.k, None, None] + parameters[layer.k :, None, None]
     if np.abs(scaled).max(initial=0) >= 1 << 15:
-        raise SimulationError("a scaled code leaves 16 bits")
+        raise SimulationError("a scaled code leaves 16 bits", where="analog array",
+                              hint="scale the weights down: codes and parameters must stay in 16 bits")
     _finish(layer, scaled, registers, bus, Analog.OUT_DATA)
 
 

@@ -81,4 +81,4 @@ def with_multipliers(config: MaeriConfig, multipliers: int) -> MaeriConfig:
 
 
 def _error(what: str) -> TargetError:
-    return TargetError(what, where="MAERI configuration")
+    return TargetError(what, where="MAERI configuration", hint="change the MaeriConfig, or --set for this size")

@@ -91,7 +91,8 @@ class MaeriDevice:
         """See `Device.write`."""
         register = self._register(offset)
         if register in (Register.FINISHED, Register.ROOM):
-            raise SimulationError(f"register {register.name} is read-only", where=self.name)
+            raise SimulationError(f"register {register.name} is read-only", where=self.name,
+                                  hint="look at the driver: it writes TASK, WORDS, CONSTANTS and CONTROL only")
         if register is Register.CONTROL:
             self._launch(value, now)
         else:
@@ -119,22 +120,29 @@ class MaeriDevice:
         try:
             return Register(offset)
         except ValueError:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name) from None
+            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: its offsets must be those of the engine's header") from None
 
     def _launch(self, value: int, now: int) -> None:
         if value != 1:
-            raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name)
+            raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name,
+                                  hint="look at the driver: write 1 to start")
         self._queue.check_room()
         address, count = self._registers[Register.TASK], self._registers[Register.WORDS]
         if count > MOST_WORDS or address % 4:
             raise SimulationError(f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a "
-                                  "multiple of 4 on", where=self.name)  # fmt: skip
+                                  "multiple of 4 on", where=self.name,
+                                  hint="look at the driver: give the address and the words of a whole task")
         task = decode(self._bus.view(address, 4 * count).view("<u4").tolist())
         try:
             schedule = _schedule(task, self.config)
             cycles = makespan(schedule)
-        except (DovetailError, ValueError, ZeroDivisionError, MemoryError) as error:
-            raise SimulationError(f"the task cannot be computed: {error}", where=self.name) from error
+        except DovetailError as error:
+            raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name,
+                                  hint=error.hint or "look at the words of the task") from error
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise SimulationError(f"the task cannot be computed: {error}", where=self.name,
+                                  hint="look at the words of the task: they contradict each other") from error
         self._queue.hand_over(_Work(task, schedule, self._registers[Register.CONSTANTS]), now, cycles)
 
     def _execute(self, launch: _Work) -> None:

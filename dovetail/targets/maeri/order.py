@@ -35,7 +35,7 @@ def configured(config: MaeriConfig, settings: dict[str, int]) -> MaeriConfig:
     kinds = {field.name: type(getattr(config, field.name)) for field in fields(config)}
     for name in settings:
         if name not in kinds:
-            raise TargetError(f"MAERI has no size '{name}'", hint=f"sizes are {', '.join(kinds)}")
+            raise TargetError(f"there is no size '{name}'", where="MAERI configuration", hint=f"use {', '.join(kinds)}")
     found = {name: kinds[name](value) for name, value in settings.items()}
     for name in ("distribution", "collection"):
         if "multipliers" in found and getattr(config, name) == config.multipliers:

@@ -38,18 +38,23 @@ def load_rules(path: Path) -> Rules:
     import yaml  # type: ignore[import-untyped]
 
     if not path.is_file() or path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"there is no such file, or it is larger than {MAX_BYTES} bytes", where=str(path))
+        raise ModelError(f"there is no such file, or it is larger than {MAX_BYTES} bytes", where=str(path),
+                         hint="check the spelling; rules are a small YAML file")
     try:
         found = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ModelError(f"this is not YAML: {error}", where=str(path)) from error
+        raise ModelError(f"this is not YAML: {error}", where=str(path),
+                         hint="write rules such as before: [[conv_0, conv_2]]") from error
     if not isinstance(found, dict) or set(found) - set(_KEYS):
-        raise ModelError(f"rules are a mapping with some of {', '.join(_KEYS)}", where=str(path))
+        raise ModelError(f"rules are a mapping with some of {', '.join(_KEYS)}", where=str(path),
+                         hint="leave out what is not one of these keys")
     most, whole = found.get("at_most"), found.get("whole_filters", False)
     if not (most is None or (type(most) is int and most >= 1)):
-        raise ModelError(f"at_most must be a number of virtual neurons, at least 1, is {most!r}", where=str(path))
+        raise ModelError(f"at_most must be a number of virtual neurons, at least 1, is {most!r}", where=str(path),
+                         hint="give a whole number, such as at_most: 4")
     if type(whole) is not bool:
-        raise ModelError(f"whole_filters must be true or false, is {whole!r}", where=str(path))
+        raise ModelError(f"whole_filters must be true or false, is {whole!r}", where=str(path),
+                         hint="give true or false")
     return Rules(_pairs(found, "before", path), _pairs(found, "apart", path), most, whole)
 
 
@@ -59,7 +64,8 @@ def _pairs(found: dict[str, object], key: str, path: Path) -> tuple[tuple[str, s
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair) for pair in pairs
     )
     if not good:
-        raise ModelError(f"{key} must be a list of pairs of layer names", where=str(path))
+        raise ModelError(f"{key} must be a list of pairs of layer names", where=str(path),
+                         hint=f"write it such as {key}: [[conv_0, conv_2]]")
     assert isinstance(pairs, list)
     return tuple((pair[0], pair[1]) for pair in pairs)
 
@@ -73,14 +79,16 @@ def check(rules: Rules, network: Network) -> None:
     names = {work.name: number for number, work in enumerate(network.works)}
     for name in (name for pair in (*rules.before, *rules.apart) for name in pair):
         if name not in names:
-            raise ModelError(f"the rules name '{name}', which is no layer of the network",
-                             hint=f"layers are {', '.join(list(names)[:12])}{' ...' if len(names) > 12 else ''}")
+            raise ModelError(f"there is no layer '{name}' in the network", where="rules",
+                             hint=f"use {', '.join(list(names)[:12])}{' ...' if len(names) > 12 else ''}")
     for pair in rules.apart:
         if pair[0] == pair[1]:
-            raise ModelError(f"the rule apart: [{pair[0]}, {pair[1]}] keeps a layer from itself")
+            raise ModelError(f"apart: [{pair[0]}, {pair[1]}] keeps a layer from itself", where="rules",
+                             hint="leave this pair out")
     circle = _smallest_circle(rules, network, names)
     if circle:
-        raise ModelError(f"the rules contradict each other: {'; '.join(circle)}", hint="leave one of them out")
+        raise ModelError(f"they contradict each other: {'; '.join(circle)}", where="rules",
+                         hint="leave one of them out")
 
 
 def _smallest_circle(rules: Rules, network: Network, names: dict[str, int]) -> list[str]:

@@ -25,6 +25,7 @@ from dovetail.targets.maeri.tree import Range, configure, line
 from dovetail.targets.maeri.work import Times, Work, exists_from
 
 Numbers = npt.NDArray[np.int64]
+_REPORT = "report this with the network and the rules; --rules may avoid the order meanwhile"
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def _run(schedule: Schedule, item: Item) -> _Run:
     time = timing(schedule.config, work.layer, item.tile, item.taps[1] - item.taps[0])
     columns = grid(work, item.tile)[1]
     if not item.segments:
-        raise SimulationError("an item without work", where=_name(item, work))
+        raise SimulationError("an item without work", where=_name(item, work), hint=_REPORT)
     if item.taps != (0, work.layer.taps) and not schedule.config.accumulation_buffer:
-        raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work))
+        raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work),
+                              hint="turn the accumulation buffer on in the configuration, or order without cut sums")
     channels = np.concatenate([np.full(part.count, part.channel) for part in item.segments])
     positions = np.concatenate([np.arange(part.first, part.first + part.count) for part in item.segments])
     counts = np.array([part.count for part in item.segments])
@@ -142,17 +144,18 @@ def _check_places(schedule: Schedule, runs: list[_Run]) -> None:
     for run in sorted(runs, key=lambda each: each.item.start):
         place, name = run.item.place, _name(run.item, run.work)
         if place.start < 0 or place.end > config.multipliers or run.item.start < 0:
-            raise SimulationError(f"there are {config.multipliers} multipliers, from cycle 0 on", where=name)
+            raise SimulationError(f"there are {config.multipliers} multipliers, from cycle 0 on", where=name,
+                                  hint=_REPORT)
         if run.time.size * run.item.tile.neurons > place.size or (config.ports and place.start % width):
             raise SimulationError(f"{run.item.tile.neurons} virtual neurons of {run.time.size} do not fit, or do not "
-                                  f"begin at a multiple of {width}", where=name)
+                                  f"begin at a multiple of {width}", where=name, hint=_REPORT)
         taken = slice(place.start // width * width, -(-place.end // width) * width)
         late = int(until[taken].argmax()) + taken.start
         if until[late] > run.item.start:
             other = owner[late]
             assert other is not None
             raise SimulationError(f"multiplier {late} is in use until cycle {until[late]} by "
-                                  f"{_name(other.item, other.work)}", where=name)
+                                  f"{_name(other.item, other.work)}", where=name, hint=_REPORT)
         until[taken] = run.span[1]
         owner[taken] = [run] * (taken.stop - taken.start)
 
@@ -189,7 +192,7 @@ def _check_phase(config: MaeriConfig, phase: Iterable[tuple[int, int, int]], cyc
     for place, sums in load.items():
         if sums > 1.0 + 1e-9:
             raise SimulationError(f"line {place} of the collection bus would get {sums:.2f} sums per cycle",
-                                  where=f"from cycle {cycle}")
+                                  where=f"from cycle {cycle}", hint=_REPORT)
 
 
 def _check_inputs(schedule: Schedule, runs: list[_Run], exists: Mapping[str, Times]) -> None:
@@ -215,7 +218,7 @@ def _check_inputs(schedule: Schedule, runs: list[_Run], exists: Mapping[str, Tim
             at = int(early[0])
             raise SimulationError(f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle "
                                   f"{run.begins[at]}; its inputs exist from cycle {wanted[at]}",
-                                  where=_name(run.item, work))
+                                  where=_name(run.item, work), hint=_REPORT)
 
 
 def _needed(work: Work, times: Times, taps: tuple[int, int], height: int) -> Times:
@@ -262,13 +265,13 @@ def _sums(work: Work, runs: list[_Run], operands: list[Array]) -> Array:
     whole = [taps[0] for taps in counts] == ends[:-1] and ends[-1] == work.layer.taps
     if not whole:
         raise SimulationError(f"the parts {sorted(counts)} of a sum do not make up its {work.layer.taps} products",
-                              where=work.name)
+                              where=work.name, hint=_REPORT)
     for taps, count in counts.items():
         wrong = np.argwhere(count != 1)
         if wrong.size:
             position, channel = wrong[0]
             raise SimulationError(f"products {list(taps)} of position {position} of channel {channel} are added "
-                                  f"{count[position, channel]} times", where=work.name)
+                                  f"{count[position, channel]} times", where=work.name, hint=_REPORT)
     return accumulated(work, operands, total)
 
 

@@ -72,9 +72,11 @@ def decode(words: Sequence[int]) -> Task:
         weights, bias, count = _take(stream, 3)
         items = tuple(_item(stream) for _ in range(_bounded(count)))
     except (StopIteration, RuntimeError):
-        raise SimulationError("the task ends too early", where="maeri") from None
+        raise SimulationError("the task ends too early", where="maeri",
+                              hint="look at the driver: WORDS must count the words of the whole task") from None
     if next(stream, None) is not None:
-        raise SimulationError("the task has words after its last item", where="maeri")
+        raise SimulationError("the task has words after its last item", where="maeri",
+                              hint="look at the driver: WORDS must count the words of the whole task")
     signed = zero_point - (1 << 32) if zero_point >> 31 else zero_point
     return Task(layer, bool(depthwise), signed, bool(unsigned), source, result, weights, bias, items)
 
@@ -93,5 +95,6 @@ def _take(stream: Iterator[int], count: int) -> list[int]:
 
 def _bounded(count: int) -> int:
     if count > MOST_ITEMS:
-        raise SimulationError(f"the task has {count} items or segments, the limit is {MOST_ITEMS}", where="maeri")
+        raise SimulationError(f"the task has {count} items or segments, the limit is {MOST_ITEMS}", where="maeri",
+                              hint="look at the words of the task; the driver may point to something else")
     return count

@@ -75,7 +75,8 @@ def timing(config: MaeriConfig, layer: Layer, tile: Tile, taps: int) -> Timing:
 def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -> None:
     used = (tile.size + extra) * tile.neurons
     if used > config.multipliers:
-        raise TargetError(f"the tile needs {used} multipliers, there are {config.multipliers}", where="MAERI")
+        raise TargetError(f"the tile needs {used} multipliers, there are {config.multipliers}", where="MAERI",
+                          hint="take smaller virtual neurons, or more multipliers")
     if folds > 1 and not config.fold:
         raise TargetError(f"a sum of {taps} products does not fit a virtual neuron of {tile.size}, and folding is off",
                           where="MAERI", hint="allow folding, or take more multipliers")

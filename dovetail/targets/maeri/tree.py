@@ -93,7 +93,8 @@ def _check(multipliers: int, ranges: Sequence[Range]) -> None:
     for leaf in sorted(ranges, key=lambda each: each.start):
         if leaf.size < 1 or leaf.start < end or leaf.end > multipliers:
             raise TargetError(f"the virtual neuron {_text(leaf)} overlaps another or leaves the {multipliers} "
-                              "multipliers", where="reduction tree")
+                              "multipliers", where="reduction tree",
+                              hint="place virtual neurons side by side within the multipliers")
         end = leaf.end
 
 

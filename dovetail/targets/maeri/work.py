@@ -72,7 +72,8 @@ class Network:
     def __post_init__(self) -> None:
         """Refuse what has nothing to compute."""
         if not self.works:
-            raise ModelError("the network has no convolution and no dense layer", where=self.graph.name)
+            raise ModelError("the network has no convolution and no dense layer", where=self.graph.name,
+                             hint="choose a network with a convolution or dense layer")
 
     def before(self, work: Work) -> tuple[Work, ...]:
         """The layers a layer's operand is made from, without any other layer between."""

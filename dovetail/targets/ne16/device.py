@@ -117,7 +117,8 @@ class Ne16Device:
         else:
             index = _task_index(offset, "written")
             if self._acquired is None:
-                raise SimulationError(f"NE16 task register {index} is written before a job was acquired", where="ne16")
+                raise SimulationError(f"NE16 task register {index} is written before a job was acquired", where="ne16",
+                                      hint="look at the driver: acquire a job before writing its registers")
             self._contexts[self._next_context][index] = value & _MASK32
 
     def _acquire(self) -> int:
@@ -133,12 +134,16 @@ class Ne16Device:
     def _trigger(self, value: int, now: int) -> None:
         if self._acquired is None or value != 0:
             reason = "before a job was acquired" if self._acquired is None else f"with {value}, only 0 is supported"
-            raise SimulationError(f"NE16 is triggered {reason}", where="ne16")
+            raise SimulationError(f"NE16 is triggered {reason}", where="ne16",
+                                  hint="look at the driver: acquire a job, write its registers, then write 0 to "
+                                       "TRIGGER")
         context, identity = self._next_context, self._acquired
         launch = parse(tuple(self._contexts[context]))
         reason = launch_problem(launch)
         if reason:
-            raise SimulationError(f"the NE16 cannot run this configuration: {reason}", where=f"ne16 job {identity}")
+            raise SimulationError(f"the NE16 cannot run this configuration: {reason}", where=f"ne16 job {identity}",
+                                  hint="look at the words of this job, or add a Constraint for what the engine "
+                                       "cannot do")
         start = max(now, self._busy_until)
         self._busy_until = start + walk_cycles(launch) * self._slowdown
         self._queue.append(_Queued(identity, context, launch, start, self._busy_until))
@@ -155,7 +160,8 @@ class Ne16Device:
             try:
                 execute(job.launch, self._bus, self._weights)
             except SimulationError as error:
-                raise SimulationError(error.what, where=f"ne16 job {job.identity}", hint=error.hint) from error
+                raise SimulationError(error.what, where=f"ne16 job {job.identity}",
+                                      hint=error.hint or "look at the addresses of this job") from error
             self._taken[job.context] = False
             self._last_run = job.identity
             self._unacknowledged += 1
@@ -173,7 +179,8 @@ class Ne16Device:
 def _task_index(offset: int, verb: str) -> int:
     index = (offset - TASK) // 4
     if offset % 4 or not 0 <= index < REGISTER_COUNT:
-        raise SimulationError(f"NE16 register at offset {offset:#x} cannot be {verb}", where="ne16")
+        raise SimulationError(f"NE16 register at offset {offset:#x} cannot be {verb}", where="ne16",
+                              hint="look at the driver: its offsets must be those of the engine's header")
     return index
 
 
@@ -370,7 +377,8 @@ def _accumulate(launch: Launch, padded: NDArray[np.float64], weights: NDArray[np
     """Sums of products (rows, columns, C_out), exact in 64 bits."""
     largest = float(np.abs(weights).max(initial=0.0)) * 255 * weights.shape[0] * weights.shape[1]
     if largest >= _EXACT:
-        raise SimulationError(f"the weight offset {launch.weight_offset} makes sums beyond 2**53, the model's limit")
+        raise SimulationError(f"the weight offset {launch.weight_offset} makes sums beyond 2**53, the model's limit",
+                              where="ne16", hint="choose a smaller weight offset")
     step = 2 if launch.strided else 1
     height, width, kernel = launch.height, launch.width, launch.kernel
     total = np.zeros((*_written(launch), launch.out_channels))
@@ -407,7 +415,8 @@ def _requantise(launch: Launch, accumulators: Values, bus: Bus) -> Values:
     if quant.shift is None:
         shift = _vector(bus, launch.scale_shift, channels, "<u1")
         if int(shift.max()) > 31:
-            raise SimulationError(f"a per-channel shift of {int(shift.max())} is above the NE16's 31")
+            raise SimulationError(f"a per-channel shift of {int(shift.max())} is above the NE16's 31", where="ne16",
+                                  hint="keep shifts from 0 to 31")
     else:
         shift = quant.shift
     low = 0 if quant.relu else -(1 << (launch.out_bits - 1))

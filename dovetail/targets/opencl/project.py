@@ -148,8 +148,8 @@ def _binary_starter(binary: Binary) -> list[str]:
     try:
         content = binary.file.read_bytes()
     except OSError as error:
-        what = f"the OpenCL program {binary.file.name} cannot be read: {error.strerror}"
-        raise TargetError(what, hint=f"looked for {binary.file}") from None
+        raise TargetError(f"the OpenCL program cannot be read: {error.strerror}", where=str(binary.file),
+                          hint="check the path given to Binary and the permission to read") from None
     name = f"{binary.function}_program"
     numbers = tuple(f"{byte}" for byte in content)
     stored = array_definition(f"static const unsigned char {name}_bytes[{len(content)}]", numbers)

@@ -49,8 +49,8 @@ class BinaryKernel:
         known = ("result", *_leaves(self.pattern), *self.constants)
         wrong = [name for name in self.arguments if isinstance(name, str) and name not in known]
         if wrong:
-            what = f"{self.name} is given '{wrong[0]}', which is no operand of its pattern"
-            raise TargetError(what, hint=f"there is {', '.join(dict.fromkeys(known))}")
+            raise TargetError(f"it is given '{wrong[0]}', which is no operand of its pattern", where=self.name,
+                              hint=f"use {', '.join(dict.fromkeys(known))}")
 
     def binary(self) -> Binary:
         """What the project needs of it."""

@@ -113,7 +113,8 @@ class SramShadow:
         """Raise BOUNDS unless entries first..last are in the memory."""
         if first < 0 or last >= self._entries:
             what = f"{name(self._instructions, issue.number)} touches {self._memory.name} entries {first} to {last}"
-            raise StreamError(Fault.BOUNDS, f"{what}; there are 0 to {self._entries - 1}")
+            raise StreamError(Fault.BOUNDS, f"{what}; there are 0 to {self._entries - 1}",
+                              hint="look at the instruction's first entry and counts against the memory's size")
 
     def read(self, issue: Issue, entries: Indices) -> None:
         """Note a read; raises RACE, and UNINITIALISED when the memory is read by the queue that writes it.
@@ -124,7 +125,8 @@ class SramShadow:
         if self._find_unwritten and self._unwritten_read is None and (written < 0).any():
             entry = int(entries[int((written < 0).argmax())])
             what = f"{name(self._instructions, issue.number)} reads {self._memory.name} entry {entry}"
-            self._unwritten_read = StreamError(Fault.UNINITIALISED, f"{what}, which this stream has not written")
+            self._unwritten_read = StreamError(Fault.UNINITIALISED, f"{what}, which this stream has not written",
+                                               hint="load the entry first, or reset it with a GEMM")
             if self._writer == self._reader:
                 raise self._unwritten_read
         self._check_order(issue, entries, written, self._writer, ("reads", "writes"))
@@ -207,7 +209,8 @@ class DramShadow:
         again = Fault.REWRITTEN in self._checks
         if again and rows.count > 1 and rows.step < rows.nbytes:
             what = f"{name(self._instructions, issue.number)} stores address {rows.address + rows.step:#x} twice itself"
-            raise StreamError(Fault.REWRITTEN, f"{what}: rows of {rows.nbytes} bytes are {rows.step} bytes apart")
+            raise StreamError(Fault.REWRITTEN, f"{what}: rows of {rows.nbytes} bytes are {rows.step} bytes apart",
+                              hint="let rows in DRAM be at least as far apart as they are long")
         addresses, places = self._followed(rows)
         for queue, loaded in self._loaded.items():
             self._check_order(issue, addresses, loaded[places], queue, ("stores", "loads"))
@@ -216,7 +219,8 @@ class DramShadow:
             place = int((before >= 0).argmax())
             what = f"{name(self._instructions, issue.number)} stores address {int(addresses[place]):#x}"
             other = name(self._instructions, int(before[place]))
-            raise StreamError(Fault.REWRITTEN, f"{what}, which {other} stored before")
+            raise StreamError(Fault.REWRITTEN, f"{what}, which {other} stored before",
+                              hint="store every byte once: look at the addresses of the two")
         self._stored[places] = issue.number
 
     def check_complete(self) -> None:
@@ -229,8 +233,10 @@ class DramShadow:
             missing = max(buffer.address, end)
             if missing < buffer.address + buffer.nbytes:
                 raise StreamError(
-                    Fault.UNWRITTEN, f"no instruction stores address {missing:#x}, byte {missing - buffer.address} of "
+                    Fault.UNWRITTEN,
+                    f"no instruction stores address {missing:#x}, byte {missing - buffer.address} of "
                     f"the {buffer.nbytes} of buffer '{buffer.name}'{self._beside(place, missing, buffer)}",
+                    hint="store the rest of the buffer, or give the STORE its whole size",
                 )
 
     def _beside(self, place: int, missing: int, buffer: BufferRange) -> str:
@@ -267,7 +273,8 @@ class DramShadow:
     def _check_bounds(self, issue: Issue, rows: Rows, writes: bool) -> None:
         if rows.end > _ADDRESSES:
             what = f"{name(self._instructions, issue.number)} reaches address {rows.end - 1:#x}"
-            raise StreamError(Fault.BOUNDS, f"{what}; the last one is {_ADDRESSES - 1:#x}")
+            raise StreamError(Fault.BOUNDS, f"{what}; the last one is {_ADDRESSES - 1:#x}",
+                              hint="look at the address: it is counted in elements of the memory's type")
         if self._buffers is None or rows.end == rows.address:
             return
         starts = rows.starts()
@@ -286,7 +293,8 @@ class DramShadow:
             f"'{b.name}' {b.address:#x} to {b.address + b.nbytes - 1:#x}"
             f"{' readable' if b.readable else ''}{' writable' if b.writable else ''}" for b in self._buffers or ()
         )  # fmt: skip
-        return StreamError(Fault.BOUNDS, f"{what}, which is not inside one {kind} buffer", hint=f"buffers: {known}")
+        return StreamError(Fault.BOUNDS, f"{what}, which is not inside one {kind} buffer",
+                           hint=f"look at the address; buffers: {known}")
 
 
 def merged(rows: Sequence[Rows]) -> tuple[Indices, Indices]:

@@ -177,4 +177,4 @@ def with_macs(config: VtaConfig, macs: int) -> VtaConfig:
 
 
 def _error(what: str) -> TargetError:
-    return TargetError(what, where="VTA configuration")
+    return TargetError(what, where="VTA configuration", hint="change the VtaConfig")

@@ -126,7 +126,7 @@ class Datapath:
             span = self._memory.view(rows.address, rows.end - rows.address)
         except SimulationError as error:
             what = f"{name(self._instructions, issue.number)} touches {rows.address:#x} to {rows.end - 1:#x}"
-            raise StreamError(Fault.BOUNDS, f"{what}: {error.what}", hint=error.hint) from None
+            raise StreamError(Fault.BOUNDS, f"{what}: {error.what}", hint=error.hint or "look at the address") from None
         return as_strided(span, (rows.count, rows.nbytes), (rows.step, 1))
 
     # -- micro-operations
@@ -135,7 +135,8 @@ class Datapath:
         """The indices dst, src and wgt of the micro-operations of an instruction."""
         if i.uop_begin > i.uop_end:
             what = f"{name(self._instructions, issue.number)} has micro-operations {i.uop_begin} to {i.uop_end - 1}"
-            raise StreamError(Fault.BOUNDS, f"{what}: the last comes before the first")
+            raise StreamError(Fault.BOUNDS, f"{what}: the last comes before the first",
+                              hint="let uop_end be at least uop_begin")
         self._shadows[Memory.UOP].check_range(issue, i.uop_begin, i.uop_end - 1)
         self._shadows[Memory.UOP].read(issue, np.arange(i.uop_begin, i.uop_end))
         words = self._uop[i.uop_begin : i.uop_end].astype(np.int64)

@@ -98,7 +98,8 @@ class VtaDevice:
         """See `Device.write`."""
         register = self._register(offset)
         if register in _READ_ONLY:
-            raise SimulationError(f"register {register.name} is read-only", where=self.name)
+            raise SimulationError(f"register {register.name} is read-only", where=self.name,
+                                  hint="look at the driver: this register is only read")
         if register is Register.CONTROL:
             self._launch(value, now)
         else:
@@ -132,16 +133,18 @@ class VtaDevice:
         try:
             return Register(offset)
         except ValueError:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name) from None
+            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
+                                  hint="look at the driver: its offsets must be those of the engine's header") from None
 
     def _launch(self, value: int, now: int) -> None:
         number, r = self._queue.next_number, self._registers
         if value != 1:
-            raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name)
+            raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name,
+                                  hint="look at the driver: write 1 to start")
         self._queue.check_room()
         if r[Register.INSN_ADDR] % 4:
             raise SimulationError(f"the instructions begin at {r[Register.INSN_ADDR]:#x}, not a multiple of 4",
-                                  where=self.name)
+                                  where=self.name, hint="align the instructions to 4 bytes")
         pointers = Pointers(*(r[register] for register in
                               (Register.UOP, Register.INP, Register.WGT, Register.ACC, Register.OUT)))
         try:
@@ -153,4 +156,5 @@ class VtaDevice:
         self._queue.hand_over(_Work(stream, pointers), now, cycles)
 
     def _error(self, error: DovetailError, number: int) -> SimulationError:
-        return SimulationError(error.what, where=f"{self.name} launch {number}", hint=error.hint)
+        return SimulationError(error.what, where=f"{self.name} launch {number}",
+                               hint=error.hint or "look at the addresses the driver gives")

@@ -89,7 +89,8 @@ def check_output(
             place = f"byte {offset} of buffer '{title}' (address {buffer.address + offset:#x})"
             values = f"{int(found[offset])}, not {int(right[offset])}"
             count = f"{len(wrong)} of {buffer.nbytes} bytes differ"
-            raise StreamError(Fault.WRONG_OUTPUT, f"{place} is {values}; {writer}; {count}")
+            raise StreamError(Fault.WRONG_OUTPUT, f"{place} is {values}; {writer}; {count}",
+                              hint="look at the instruction that wrote the byte, and at what it read")
 
 
 def _writer(instructions: Sequence[Instruction], config: VtaConfig, pointers: Pointers, address: int) -> str:

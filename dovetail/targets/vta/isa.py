@@ -228,7 +228,7 @@ def encode(instruction: Instruction, config: VtaConfig) -> tuple[int, int, int, 
     opcode, values = _values(instruction)
     problem = _problem(instruction)
     if problem:
-        raise TargetError(problem, where=opcode.name)
+        raise TargetError(problem, where=opcode.name, hint="let the instruction be one the engine has")
     halves = zip(_layout(opcode, config), values, strict=True)
     low, high = (_pack(fields, given, opcode) for fields, given in halves)
     return low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32
@@ -278,7 +278,8 @@ def _pack(fields: Fields, given: tuple[int, ...], opcode: Opcode) -> int:
 def _fitted(name: str, bits: int, value: int, where: str) -> int:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if name == "imm" else (0, (1 << bits) - 1)
     if not low <= value <= high:
-        raise TargetError(f"field {name} must be {low} to {high}, is {value}", where=where)
+        raise TargetError(f"field {name} must be {low} to {high}, is {value}", where=where,
+                          hint=f"choose smaller tiles: {name} has {bits} bits")
     return value & (1 << bits) - 1
 
 
@@ -295,13 +296,14 @@ def decode(words: Sequence[int], config: VtaConfig) -> Instruction:
 def decode_halves(low: int, high: int, config: VtaConfig) -> Instruction:
     """As `decode`, of the lower and upper 64 bits."""
     if low & 7 > Opcode.ALU:
-        raise TargetError(f"opcode {low & 7} is unknown; there are 0 to {int(Opcode.ALU)}")
+        raise TargetError(f"opcode {low & 7} is unknown; there are 0 to {int(Opcode.ALU)}", where="instruction",
+                          hint="look at where the stream begins and at its length")
     opcode = _OPCODES[low & 7]
     layout = _layout(opcode, config)
     instruction = _made(opcode, _unpack(layout[0], low, opcode), _unpack(layout[1], high, opcode))
     problem = _problem(instruction)
     if problem:
-        raise TargetError(problem, where=opcode.name)
+        raise TargetError(problem, where=opcode.name, hint="look at where the stream begins and at its length")
     return instruction
 
 
@@ -311,7 +313,8 @@ def _unpack(fields: Fields, half: int, opcode: Opcode) -> list[int]:
         values.append(half & (1 << bits) - 1)
         half >>= bits
     if half:
-        raise TargetError("a bit outside all fields is set", where=opcode.name)
+        raise TargetError("a bit outside all fields is set", where=opcode.name,
+                          hint="look at where the stream begins and at its length")
     return values
 
 
@@ -323,16 +326,18 @@ def _made(opcode: Opcode, a: list[int], b: list[int]) -> Instruction:
         return Gemm(bool(a[2]), a[3], a[4], a[5], a[6], (b[0], b[1]), (b[2], b[3]), (b[4], b[5]), flags)
     if opcode is Opcode.ALU:
         if b[4] > AluOpcode.MUL:
-            raise TargetError(f"ALU operation {b[4]} is unknown; there are 0 to {int(AluOpcode.MUL)}")
+            raise TargetError(f"ALU operation {b[4]} is unknown; there are 0 to {int(AluOpcode.MUL)}",
+                              where=opcode.name, hint="look at where the stream begins and at its length")
         imm = b[6] - 0x10000 if b[6] & 0x8000 else b[6]
         return Alu(_ALU_OPCODES[b[4]], bool(b[5]), imm, a[3], a[4], a[5], a[6], (b[0], b[1]), (b[2], b[3]), flags,
                    bool(a[2]))  # fmt: skip
     if a[2] > Memory.ACC_8BIT:
-        raise TargetError(f"memory type {a[2]} is unknown; there are 0 to {int(Memory.ACC_8BIT)}", where=opcode.name)
+        raise TargetError(f"memory type {a[2]} is unknown; there are 0 to {int(Memory.ACC_8BIT)}", where=opcode.name,
+                          hint="look at where the stream begins and at its length")
     if opcode is Opcode.LOAD:
         return Load(_MEMORIES[a[2]], a[3], a[4], b[0], b[1], b[2], (b[3], b[4]), (b[5], b[6]), flags)
     if any(b[3:]):
-        raise TargetError("a STORE cannot pad", where=opcode.name)
+        raise TargetError("a STORE cannot pad", where=opcode.name, hint="pad when loading: a STORE has no room for it")
     return Store(_MEMORIES[a[2]], a[3], a[4], b[0], b[1], b[2], flags)
 
 

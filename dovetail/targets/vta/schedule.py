@@ -274,7 +274,8 @@ class _Schedule:
             number = len(self.arrival)
             reasons.append(f"the fetch waits with {name(self.instructions, number)} for one of the "
                            f"{self.config.queue_depth} places of the {QUEUES[self.queue[number]]} queue")
-        return StreamError(Fault.DEADLOCK, "no queue can move: " + "; ".join(reasons))
+        return StreamError(Fault.DEADLOCK, "no queue can move: " + "; ".join(reasons),
+                           hint="give every pop a push of the queue it waits for, earlier in the stream")
 
     def _waiting(self, queue: int, number: int) -> list[str]:
         reasons = []

@@ -60,7 +60,7 @@ class StreamError(DovetailError):
     """
 
     def __init__(self, kind: Fault, what: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(f"{kind.name}: {what}", where=where, hint=hint)
+        super().__init__(f"{kind.name}: {what}", where=where or "instruction stream", hint=hint)
         self.kind = kind
 
 
@@ -81,13 +81,16 @@ def disassemble(stream: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
         StreamError: DECODE.
     """
     if len(stream) % INSTRUCTION_BYTES:
-        raise StreamError(Fault.DECODE, f"a stream must be a multiple of {INSTRUCTION_BYTES} bytes, is {len(stream)}")
+        raise StreamError(Fault.DECODE, f"a stream must be a multiple of {INSTRUCTION_BYTES} bytes, is {len(stream)}",
+                          hint="look at where the stream begins and at its length")
     found = []
     for number, (low, high) in enumerate(struct.iter_unpack("<QQ", stream)):
         try:
             found.append(decode_halves(low, high, config))
         except TargetError as error:
-            raise StreamError(Fault.DECODE, f"instruction {number} ({high:016x}{low:016x}): {error}") from None
+            what = f"instruction {number} ({high:016x}{low:016x}): {error.where}: {error.what}"
+            raise StreamError(Fault.DECODE, what,
+                              hint="look at where the stream begins and at its length") from None
     return tuple(found)
 
 
@@ -100,12 +103,15 @@ def check_finished(instructions: Sequence[Instruction]) -> None:
     first = next((n for n, instruction in enumerate(instructions) if isinstance(instruction, Finish)), None)
     if first is None:
         if not instructions:
-            raise StreamError(Fault.UNFINISHED, "the stream is empty, without even a FINISH")
+            raise StreamError(Fault.UNFINISHED, "the stream is empty, without even a FINISH",
+                              hint="end the stream with a FINISH")
         last = name(instructions, len(instructions) - 1)
-        raise StreamError(Fault.UNFINISHED, f"the stream has no FINISH; the last of {len(instructions)} is {last}")
+        raise StreamError(Fault.UNFINISHED, f"the stream has no FINISH; the last of {len(instructions)} is {last}",
+                          hint="end the stream with a FINISH")
     if first != len(instructions) - 1:
         follower = name(instructions, first + 1)
-        raise StreamError(Fault.UNFINISHED, f"{follower} comes after {name(instructions, first)}")
+        raise StreamError(Fault.UNFINISHED, f"{follower} comes after {name(instructions, first)}",
+                          hint="let FINISH be the last instruction")
 
 
 def name(instructions: Sequence[Instruction], number: int) -> str:
