@@ -105,7 +105,7 @@ def in_shell(command: str, folder: Path) -> tuple[int, str]:
         (programs / name).chmod(0o755)
     paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
     answer = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **paths}, text=True, check=False,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)  # fmt: skip
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
     return answer.returncode, answer.stdout
 
 

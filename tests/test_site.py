@@ -133,7 +133,7 @@ def test_a_browser_shows_it_from_files_and_searches(site: Site) -> None:
             assert browser.evaluate("document.fonts.size") == 0
         browser.call("Page.navigate", url=(site.folder / "search.html").as_uri() + "?q=deadlock")
         found = "document.querySelectorAll('#search-results li a').length"
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not browser.evaluate(found) and time.monotonic() < end:
             time.sleep(0.2)
         assert browser.evaluate(found) > 0

@@ -71,7 +71,7 @@ def plan(
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         if crowded.memory == target.values and not any(_can_give_way(buffer) for buffer in alive):
-            raise _too_large(crowded, alive, short)
+            raise _too_large(crowded, alive, short, target, reserved)
         relief = _relieve(alive, lowered, choice, target)
         withheld = choice.withheld + (short if choice.settle else 0)
         choice = relief or replace(choice, settle=True, withheld=withheld)
@@ -283,11 +283,15 @@ def _program(
     )
 
 
-def _too_large(crowded: Placement, alive: Sequence[Buffer], short: int) -> PlanError:
+def _too_large(
+    crowded: Placement, alive: Sequence[Buffer], short: int, target: Target, reserved: Mapping[str, int]
+) -> PlanError:
     """The error of a network that does not fit, naming what is in memory at the busiest moment."""
     listing = ", ".join(f"{buffer.name} {buffer.nbytes}" for buffer in alive)
+    taken, size = reserved.get(crowded.memory, 0), target.memory(crowded.memory).size
+    further = f" for values and {taken} for code, constants and stacks," if taken else ""
     return PlanError(
-        f"{crowded.memory} needs {crowded.peak} bytes and has {crowded.peak - short}: {short} bytes short",
+        f"{crowded.memory} needs {crowded.peak} bytes{further} and has {size}: {short} bytes short",
         where=f"where it is fullest it holds {listing}",
         hint=f"a larger {crowded.memory}, a smaller input, or fewer channels in these layers",
     )

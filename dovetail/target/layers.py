@@ -43,18 +43,26 @@ class Layer:
     bias: Array
     """int32 [O], 0 where there is none; so are the next two."""
     multiplier: Array
+    """int32 [O]: what a sum is multiplied by, in units of 2**-31."""
     shift: Array
+    """int32 [O]: the power of two that goes with it, negative to shift right."""
     stride: tuple[int, int]
+    """Rows and columns, as in all pairs here."""
     dilation: tuple[int, int]
     before: tuple[int, int]
     """Rows and columns of padding above and to the left."""
     after: tuple[int, int]
     """... below and to the right."""
     input_zero_point: int
+    """Taken off every element of the operand; what stands for 0.0 in it."""
     padding_value: int
+    """What padding holds, as an element of the operand."""
     output_zero_point: int
+    """Added to every result behind the requantisation."""
     low: int
+    """The least a result may be, zero point included."""
     high: int
+    """The most."""
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -93,6 +101,7 @@ class Image:
     """Where an operand or a result lies; a matrix is an image of one column."""
 
     address: int
+    """Of the first byte."""
     rows: int
     columns: int
     channels: int

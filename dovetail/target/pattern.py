@@ -27,7 +27,9 @@ class Leaf:
     """A value the pattern reads: any value, or only one known at compile time."""
 
     name: str
+    """What a match binds it under."""
     constant: bool = False
+    """Whether it must be known at compile time."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Apply:
     operator: type[Operator]
     inputs: tuple[Pattern, ...]
     name: str
+    """What a match binds the node under."""
     optional: bool = False
     """When the operator is absent, the pattern of its first operand stands in its place."""
     why: str = ""

@@ -76,7 +76,9 @@ class Rtl:
     memory: tuple[RtlPort, ...] = ()
     """What reads and writes memory: "tcdm"."""
     clock: str = "clk"
+    """Name of the clock."""
     reset: str = "rst_n"
+    """Name of the reset signal."""
     reset_level: int = 0
     """Level of the reset signal that resets."""
     interrupt: str = "irq"
