@@ -16,7 +16,7 @@ from dovetail.newtarget import write_new_target
 from dovetail.target import Constraint, Memory, Target
 from dovetail.targets import load_target
 
-SMALL = Limits(30_000, 6_000, 2)
+SMALL = Limits(30_000, 6_000, 60)
 
 PLANTS = (
     ("padding swapped", "top=layer.before[0], left=layer.before[1]", "top=layer.before[1], left=layer.before[0]",
@@ -85,7 +85,7 @@ def test_a_driver_that_hangs_shows_its_last_accesses(tmp_path: Path) -> None:
     target = port(tmp_path)
     driver = tmp_path / "small.c"
     driver.write_text(driver.read_text().replace("SMALL_BASE + START, 1u", "SMALL_BASE + JOB, 1u"))
-    few = replace(order("dense", simulators=("iss",)), limits=Limits(2_000, 200, 0))
+    few = replace(order("dense", simulators=("iss",)), limits=Limits(2_000, 200, 8))
     found = check(target, few)
     text = finding_text(found.findings[0])
     assert "the port hangs" in text and "last register accesses" in text and "= 0x" in text, text
@@ -101,7 +101,7 @@ def test_a_model_that_hangs_is_stopped(tmp_path: Path) -> None:
 
 def lints(target: Target) -> str:
     """Sentences about declarations alone."""
-    found = check(target, replace(order("dense"), limits=Limits(1, 1, 0)))  # no case is as small: lint alone
+    found = check(target, replace(order("dense"), limits=Limits(1, 1, 4)))  # no case is as small: lint alone
     return "\n".join(finding.title for finding in found.findings if finding.outcome is None)
 
 
@@ -136,7 +136,7 @@ def test_both_sides_of_every_limit_are_tried(tmp_path: Path) -> None:
     offload = target.engines[0].offloads[0]
     start = base(offload)
     assert start is not None
-    cases = derive(target.engines[0], offload, start, Limits(300_000, 20_000, 0))
+    cases, _ = derive(target.engines[0], offload, start, Limits(300_000, 20_000, 120))
     kernels = {case.point["kernel_rows"]: case.taken for case in cases if case.why.startswith("kernel_rows")}
     assert kernels[7] and not kernels[8], "the kernel must be at most 7x7"
     strides = {case.point["stride_rows"] for case in cases if not case.taken}

@@ -74,11 +74,12 @@ def _around(actual: Array, expected: Array) -> Iterator[str]:
 def summary(checked: Checked) -> str:
     """The last line."""
     cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
-    count = len(checked.findings)
+    count, left = len(checked.findings), sum(t.left for t in checked.tested)
     more = f", {skipped} not tried (they do not fit, or the core has no kernel)" if skipped else ""
+    more += f"; --full tries {left} settings more" if left else ""
     untried = [f"{t.offload} ({t.remark})" for t in checked.tested if t.remark]
-    left = f"; without cases: {', '.join(untried)}" if untried else ""
-    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}{left}"
+    without = f"; without cases: {', '.join(untried)}" if untried else ""
+    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}{without}"
 
 
 def markdown(checked: Checked) -> str:

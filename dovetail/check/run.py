@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ import numpy as np
 
 from dovetail.check.cases import Case, ask
 from dovetail.check.direct import fits_directly, on_device
-from dovetail.check.layers import Layer, add_layer
-from dovetail.check.model import on_model
+from dovetail.check.layers import Layer, add_layer, single
+from dovetail.check.model import LAST, on_model
 from dovetail.errors import DovetailError, PlaceError, PlanError
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from dovetail.compile import Compiled
 
 INSTRUCTIONS = 30_000_000
-"""That a batch may take on the simulated chip."""
+"""That a batch may take on the simulated chip at most."""
 SECONDS = 60.0
 """That a batch may take."""
-ENOUGH = 2
-"""Errors after which others are not looked for: each may have taken as long as it could."""
-_BATCH = 24
-_LAST = 8
-"""Register accesses shown of a driver that hangs."""
+_START, _PER_CASE, _PER_PRODUCT = 1_000_000, 400_000, 40
+"""Instructions a batch may take: for start-up, for each case, and for each multiply-accumulate."""
+_HANGS = ("it hangs", "gave no answer", "without an end", "deadlock")
+"""What is in the errors of a port that does not come to an end."""
+_SKIPPED = "not tried after an error"
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Outcome:
     """Why nothing was computed."""
     skipped: str = ""
     """Why it was not tried: it does not fit the memories, or the core has no such kernel."""
+
+    @property
+    def hangs(self) -> bool:
+        """True when it did not come to an end."""
+        return any(word in self.error for word in _HANGS)
 
     @property
     def failed(self) -> bool:
@@ -74,24 +81,42 @@ def run(
         seconds: that a batch may take.
         progress: told how many are done.
     """
-    done = _directly(target, cases, seconds) if simulator == "model" else {}
+    done = _refused(target, {index: case for index, case in enumerate(cases) if not case.taken})
+    done |= _directly(target, cases, seconds) if simulator == "model" else {}
     for batch in _batches({index: case for index, case in enumerate(cases) if index not in done}):
-        if sum(bool(outcome.error) for outcome in done.values()) >= ENOUGH:
-            done.update((index, Outcome(cases[index], skipped=f"not tried after {ENOUGH} errors")) for index in batch)
-            continue
-        outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
+        if any(outcome.hangs for outcome in done.values()):
+            outcomes = [Outcome(cases[index], skipped=_SKIPPED) for index in batch]
+        else:
+            outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
         done.update(zip(batch, outcomes, strict=True))
         progress(len(done))
     return [done[index] for index in range(len(cases))]
 
 
+def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
+    """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
+    from dovetail.place import first
+
+    done: dict[int, Outcome] = {}
+    for index, case in cases.items():
+        graph, layer = single(offload_of(target, case).pattern, case.point)
+        regions = first(graph, _alone(target, case))
+        taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
+        error = f"the engine took it, against its limit: {case.failure}" if taken else ""
+        done[index] = Outcome(case, layer.expected, layer.expected, error)
+    return done
+
+
 def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int, Outcome]:
     """Those cases that are one launch of a Python model, carried out without compiling anything."""
     done: dict[int, Outcome] = {}
-    for index, case in enumerate(cases):
+    for index, case in ((index, case) for index, case in enumerate(cases) if case.taken):
         offload = offload_of(target, case)
-        asked = ask(offload, case.point) if case.taken and not case.room else None
+        asked = ask(offload, case.point) if not case.room else None
         if asked is None or not fits_directly(offload, asked.match):
+            continue
+        if any(outcome.hangs for outcome in done.values()):
+            done[index] = Outcome(case, skipped=_SKIPPED)
             continue
         try:
             found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer,
@@ -101,38 +126,61 @@ def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int
         except DovetailError as error:
             done[index] = Outcome(case, error=str(error))
         except Exception as error:  # the port's own code: pack, commands, the device
-            done[index] = Outcome(case, error=f"{type(error).__name__}: {error}")
+            done[index] = Outcome(case, error=own_error(error))
     return done
 
 
 def _batches(cases: Mapping[int, Case]) -> Iterator[list[int]]:
     """Indices of cases that go into one network: of one offload and one size of memory."""
-    groups: dict[tuple[str, str, int, bool], list[int]] = {}
+    groups: dict[tuple[str, str, int], list[int]] = {}
     for index, case in cases.items():
-        groups.setdefault((case.engine, case.offload, case.room, case.taken), []).append(index)
+        groups.setdefault((case.engine, case.offload, case.room), []).append(index)
     for group in groups.values():
         yield from (group[start : start + _BATCH] for start in range(0, len(group), _BATCH))
 
 
 def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
-    """A batch; where it fails as a whole, its halves, so that one bad case does not hide the others."""
+    """A batch; where it fails as a whole, its halves, so that one bad case does not hide the others.
+
+    On a chip the first alone comes before them: a port that hangs may do so in every try.
+    """
     try:
         return _batch(target, cases, simulator, seconds)
     except DovetailError as error:
         if len(cases) == 1:
             room = isinstance(error, PlanError) or (isinstance(error, PlaceError) and "no tile of" in str(error))
-            skip = room or "no core kernel" in error.hint or not cases[0].taken
+            skip = room or "no core kernel" in error.hint
             return [Outcome(cases[0], skipped=str(error)) if skip else Outcome(cases[0], error=str(error))]
     except Exception as error:  # the port's own code: pack, commands, the device
         if len(cases) == 1:
-            last = str(error).strip().splitlines()[-1:] or [""]
-            text = last[0] if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            return [Outcome(cases[0], error=text)]
-    half = len(cases) // 2
-    found = _attempt(target, cases[:half], simulator, seconds)
-    if simulator != "model" and sum(bool(outcome.error) for outcome in found) >= min(ENOUGH, half):
-        return found + [Outcome(case, skipped="not tried after errors of all before") for case in cases[half:]]
-    return found + _attempt(target, cases[half:], simulator, seconds)
+            return [Outcome(cases[0], error=own_error(error))]
+    found: list[Outcome] = []
+    for part in _parts(cases, simulator):
+        if simulator != "model" and any(outcome.error for outcome in found):
+            found += [Outcome(case, skipped=_SKIPPED) for case in part]
+        else:
+            found += _attempt(target, part, simulator, seconds)
+    return found
+
+
+def _parts(cases: Sequence[Case], simulator: str) -> Iterator[Sequence[Case]]:
+    """Halves; before them the first case, where it is not on the model."""
+    alone = 1 if simulator != "model" and len(cases) > 2 else 0
+    half = alone + (len(cases) - alone) // 2
+    yield from (part for part in (cases[:alone], cases[alone:half], cases[half:]) if part)
+
+
+def own_error(error: Exception) -> str:
+    """What the port's own code raised, and where: of a worker's traceback the last line and the last place."""
+    if isinstance(error, RuntimeError) and "in the simulator's worker" in str(error):
+        lines = str(error).strip().splitlines()
+        places = [line.strip() for line in lines if line.strip().startswith('File "')]
+        name, number = places[-1].split(", ")[:2] if places else ("", "")
+        place = f"{Path(name[6:-1]).name}:{number.removeprefix('line ')}" if places else ""
+        return f"{lines[-1]} ({place})" if place else lines[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def compiled_cases(
@@ -150,7 +198,7 @@ def compiled_cases(
     pattern = offload_of(target, cases[0]).pattern
     layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
     graph = builder.finish([layer.root for layer in layers])
-    several = len(target.engines) > 1 and cases[0].taken  # else the core may be thought to be quicker
+    several = len(target.engines) > 1  # else the core may be thought to be quicker
     pins = {f"c{index}_": case.engine for index, case in enumerate(cases)} if several else {}
     compiled = compile_graph(graph, machine, Options(pins=pins), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
@@ -161,19 +209,17 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
     if simulator == "model":
         outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
     else:
-        outputs = _on_simulator(compiled, inputs, simulator, seconds)
+        most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
+        outputs = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
     return [_outcome(case, layer, f"c{index}_", compiled, outputs)
             for index, (case, layer) in enumerate(zip(cases, layers, strict=True))]  # fmt: skip
 
 
 def _outcome(case: Case, layer: Layer, origin: str, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
     regions = [region for region in compiled.regions if origin in region.origins]
-    taken = any(region.engine is not None for region in regions)
-    if case.taken and not taken:
+    if all(region.engine is None for region in regions):
         reason = next((region.reason for region in regions if region.reason), "")
         return Outcome(case, error=f"every limit takes it, and no engine did: {reason}")
-    if not case.taken and taken:
-        return Outcome(case, error=f"the engine took it, against its limit: {case.failure}")
     return Outcome(case, outputs[layer.root], layer.expected)
 
 
@@ -194,7 +240,7 @@ def _alone(target: Target, case: Case) -> Target:
 
 
 def _on_simulator(
-    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, seconds: float
+    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, instructions: int, seconds: float
 ) -> Mapping[str, Array]:
     """The outputs of the network in C on a simulated chip, or on this computer."""
     from dovetail.emit.project import write_project
@@ -205,7 +251,7 @@ def _on_simulator(
         write_project(compiled.project, folder / "build")
         build = open_build(folder / "build", compiled.unit.target)
         with _last_accesses(folder, simulator):
-            watchdog = Watchdog(INSTRUCTIONS, seconds, folder)
+            watchdog = Watchdog(instructions, seconds, folder)
             return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]
 
 
@@ -219,7 +265,7 @@ def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
         yield
     except SimulationError as error:
         found = [f"{file.stem}: {access}" for file in sorted(folder.glob("*.accesses"))
-                 for access in accesses(file)[-_LAST:]]  # fmt: skip
+                 for access in accesses(file)[-LAST:]]  # fmt: skip
         if "last register accesses" in error.hint:
             raise
         last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"

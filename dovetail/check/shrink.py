@@ -33,6 +33,9 @@ def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]
         attempt: carries cases out.
     """
     needed: tuple[str, ...] = ()
+    if outcome.hangs:  # a try may take as long as it can
+        simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
+        return Shrunk(_together(outcome, simpler, offload, attempt) or outcome, ())
     for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
         single = {axis: case for axis, case in _simpler(outcome.case, offload)}
         results = dict(zip(single, attempt(list(single.values())), strict=True))
@@ -40,7 +43,7 @@ def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]
         needed = tuple(axis for axis in _ends(outcome.case) if axis not in failing)
         if not failing:
             break
-        outcome = _together(outcome, failing, offload, attempt)
+        outcome = _together(outcome, failing, offload, attempt) or next(iter(failing.values()))
     return Shrunk(outcome, needed)
 
 
@@ -52,8 +55,8 @@ def _same(one: Outcome, other: Outcome) -> bool:
 def _together(
     outcome: Outcome, failing: Mapping[str, Outcome], offload: Offload,
     attempt: Callable[[Sequence[Case]], list[Outcome]],
-) -> Outcome:
-    """Every simplification that fails by itself at once, if that fails too; else half of them, at last one alone."""
+) -> Outcome | None:
+    """Every simplification at once, if that fails too; else half of them, and so on; None where nothing fails."""
     axes = list(failing)
     tries = []
     while len(axes) > 1:
@@ -63,7 +66,7 @@ def _together(
             tries.append(replace(outcome.case, point={axis: setting(point, axis) for axis in asked.layer.used}))
         axes = axes[: len(axes) // 2]
     found = [result for result in attempt(tries) if _same(outcome, result)] if tries else []
-    return found[0] if found else next(iter(failing.values()))
+    return found[0] if found else None
 
 
 def _ends(case: Case) -> Iterator[str]:

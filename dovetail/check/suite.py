@@ -18,8 +18,8 @@ from dovetail.errors import TargetError
 from dovetail.run import SIMULATORS
 from dovetail.target.description import Engine, Offload, Target
 
-_TILED, _OUTSIDE = 3, 5
-"""Cases computed in tiles, and cases outside a limit, that are carried out for each offload."""
+_TILED = 3
+"""Cases of each offload that are computed in tiles too."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Tested:
     seconds: float
     remark: str = ""
     """Why there are no cases, if there are none."""
+    left: int = 0
+    """Settings worth trying that no case has, for there would be too many."""
 
 
 @dataclass
@@ -126,7 +128,8 @@ def _offload(
             found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "no layer reaches it"))
             return
         found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-        cases = _chosen(target, engine, offload, derive(engine, offload, start, order.limits))
+        derived, left = derive(engine, offload, start, order.limits)
+        cases = _chosen(target, engine, offload, derived)
     except Underivable as error:
         found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, str(error)))
         return
@@ -143,26 +146,30 @@ def _offload(
             progress(f"{where}: {done} of {len(cases)} cases on {name}")
 
         outcomes = run(target, cases, simulator, order.seconds, told)
+        outcomes = [one for one in outcomes if not (one.case.room and one.skipped)]  # no tile is as small
         failed = [outcome for outcome in outcomes if outcome.failed]
         skipped = sum(bool(outcome.skipped) for outcome in outcomes)
         found.findings += _explained(target, offload, simulator, outcomes, order, progress)
         seconds = time.monotonic() - began
-        found.tested.append(Tested(engine.name, offload.name, simulator, len(cases), len(failed), skipped, seconds))
+        found.tested.append(Tested(engine.name, offload.name, simulator, len(outcomes), len(failed), skipped, seconds,
+                                   left=left))  # fmt: skip
         if failed:
             break  # what is wrong on the model is wrong everywhere
 
 
 def _chosen(target: Target, engine: Engine, offload: Offload, cases: list[Case]) -> list[Case]:
-    """The cases carried out: all inside, some outside, and some of the largest in tiles too."""
-    inside = [case for case in cases if case.taken]
-    outside = [case for case in cases if not case.taken]
-    outside = outside[:: max(1, -(-len(outside) // _OUTSIDE))]
-    tiled: list[Case] = []
-    if not target.works_in_place(engine) and engine.memory != target.values and engine.device is not None:
-        sized = [(asked.nbytes, number) for number, case in enumerate(inside) if (asked := ask(offload, case.point))]
-        for nbytes, number in sorted(sized, reverse=True)[:_TILED]:
-            tiled.append(cut_down(inside[number], max(512, nbytes // 2 // 64 * 64)))
-    return [*inside, *tiled, *outside]
+    """The cases carried out: all of them, and some of the largest in tiles too, with one size of memory."""
+    if target.works_in_place(engine) or engine.memory == target.values or engine.device is None:
+        return cases
+    sized = []
+    for number, case in enumerate(cases):
+        asked = ask(offload, case.point) if case.taken else None
+        if asked is not None:
+            images = sum(array.nbytes for array in (*asked.layer.inputs.values(), asked.layer.expected))
+            sized.append((images, asked.nbytes - images, number))
+    largest = sorted(sized, reverse=True)[:_TILED]
+    room = max(512, max(constants + images // 2 for images, constants, _ in largest) // 64 * 64)
+    return [*cases, *(cut_down(cases[number], room) for *_, number in largest)]
 
 
 def _explained(
@@ -179,7 +186,8 @@ def _explained(
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds))
-        title = f"{where}, {simulator}: {word} in {len(failed)} of {len(outcomes)} cases, e.g. {first.case.why}"
+        tried = sum(not outcome.skipped for outcome in outcomes)
+        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)
         if simulator == "model" and not kind:
             found[:0] = _where_it_lies(target, small.outcome, order)
