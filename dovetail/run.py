@@ -152,7 +152,7 @@ def run_build(
 
         simulation = run_on_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
-        devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
+        devices = _devices(build.target, verilog_devices(build.target, waves, cache) if simulator == "rtl" else {})
         simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog)
     elif simulator == "host":
         simulation = _run_host(build, sets, wanted, cache)
@@ -224,8 +224,10 @@ def _run_iss(
     return result, section_sizes(elf)
 
 
-def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
-    """Engine -> its Verilog as a device, built."""
+def verilog_devices(
+    target: Target, waves: Waves | None = None, cache: Path | None = None
+) -> dict[str, DeviceModel]:
+    """Engine -> its Verilog as a device, built; raises DovetailError where there is none or it does not build."""
     from dovetail.simulate.rtl_build import build_rtl
     from dovetail.target.rtl import VERILATED, read_rtl
 

@@ -11,12 +11,9 @@ import pytest
 
 from dovetail.check.cases import Limits, ask, base, derive
 from dovetail.check.report import finding_text, junit, markdown, summary
-from dovetail.check.suite import Checked, Order, check
-from dovetail.newtarget import write_new_target
+from dovetail.check.suite import Checked, check
 from dovetail.target import Constraint, Memory, Target
-from dovetail.targets import load_target
-
-SMALL = Limits(30_000, 6_000, 60)
+from porting import order, port
 
 PLANTS = (
     ("padding swapped", "top=layer.before[0], left=layer.before[1]", "top=layer.before[1], left=layer.before[0]",
@@ -50,20 +47,6 @@ PLANTS = (
 )  # fmt: skip
 
 
-def port(folder: Path, old: str = "", new: str = "") -> Target:
-    """The starting file's target, with a bug in it."""
-    path = write_new_target("small", folder)[0]
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new) if old else text)
-    return load_target(str(path))
-
-
-def order(*offloads: str, simulators: tuple[str, ...] = ("model",), seconds: float = 30.0) -> Order:
-    """A small check."""
-    return Order(SMALL, simulators, offloads, seconds)
-
-
 @pytest.mark.parametrize(("old", "new", "suspicion"), [plant[1:] for plant in PLANTS], ids=[p[0] for p in PLANTS])
 def test_a_planted_bug_is_found_and_suspected(tmp_path: Path, old: str, new: str, suspicion: str) -> None:
     found = check(port(tmp_path, old, new), order("convolution"))
@@ -79,24 +62,6 @@ def test_a_right_port_has_no_findings(tmp_path: Path) -> None:
     assert found.findings == []
     assert [(one.simulator, one.failed) for one in found.tested] == [("model", 0), ("iss", 0)]
     assert found.tested[0].cases > 15
-
-
-def test_a_driver_that_hangs_shows_its_last_accesses(tmp_path: Path) -> None:
-    target = port(tmp_path)
-    driver = tmp_path / "small.c"
-    driver.write_text(driver.read_text().replace("SMALL_BASE + START, 1u", "SMALL_BASE + JOB, 1u"))
-    few = replace(order("dense", simulators=("iss",)), limits=Limits(2_000, 200, 8))
-    found = check(target, few)
-    text = finding_text(found.findings[0])
-    assert "the port hangs" in text and "last register accesses" in text and "= 0x" in text, text
-
-
-def test_a_model_that_hangs_is_stopped(tmp_path: Path) -> None:
-    hanging = "    while job['outputs'] == 3:\n        pass\n    sums = np.zeros("
-    target = port(tmp_path, "    sums = np.zeros(", hanging)
-    found = check(target, order("dense", seconds=0.2))
-    assert "the port hangs" in found.findings[0].suspicions[0]
-    assert "small.py:" in finding_text(found.findings[0]), finding_text(found.findings[0])
 
 
 def lints(target: Target) -> str:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from dovetail.check.layers import LEAST, NUMBERS, OWN, PADS, SIZES, Layer, Point, setting, single
+from dovetail.check.raised import raised
 from dovetail.target.description import Engine, Offload
 from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
 
@@ -20,6 +21,7 @@ _LADDER = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024
 _TOGETHER = (("stride_rows", "stride_columns"), ("kernel_rows", "kernel_columns"),
              ("dilation_rows", "dilation_columns"), ("rows", "columns"), PADS)  # fmt: skip
 """Axes that limits often want to be equal."""
+_IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
 _BASES: tuple[dict[str, int], ...] = (
     {}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1},
 )  # fmt: skip
@@ -113,7 +115,7 @@ def _asked(pattern: Pattern, limits: tuple[Constraint, ...], settings: tuple[tup
             if failures:
                 failures.append(f"{limit.sentence}; here: {type(error).__name__}")
                 continue
-            what = f"the limit '{limit.sentence}' raises {type(error).__name__}: {error}"
+            what = f"the limit '{limit.sentence}' raises {raised(error)}; it is asked of all the pattern matches"
             raise Unasked(what) from error
         if failure:
             failures.append(failure)
@@ -310,7 +312,7 @@ class _Wishes:
 
     def _thin(self, axis: str, size: int) -> Point:
         """This size; the other ones small where it is large, so that it can be computed."""
-        image = {"kernel_rows": "rows", "kernel_columns": "columns"}.get(axis)  # a kernel wants an image around it
+        image = _IMAGE.get(axis)  # a kernel, or a step, wants an image around it
         if size <= 2 * max(SIZES[axis], setting(self.start, axis)):
             return {axis: size, image: max(setting(self.start, image), size)} if image else {axis: size}
         few: dict[str, int] = {other: 3 for other in ("channels", "outputs", "rows", "columns") if other in self.used}

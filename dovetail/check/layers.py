@@ -202,6 +202,7 @@ def _linear(making: Making, part: Apply) -> str:
         kernel = (making.get("kernel_rows"), making.get("kernel_columns"))
         stride = (making.get("stride_rows"), making.get("stride_columns"))
         dilation = (making.get("dilation_rows"), making.get("dilation_columns"))
+        _refuse_padding_alone(making, part, making.builder.type_of(x).shape)
         if part.operator is Conv2d:
             outputs, groups = making.get("outputs"), making.get("groups")
             if channels % groups:
@@ -216,6 +217,18 @@ def _linear(making: Making, part: Apply) -> str:
     bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
     wide = DType.INT64 if making.builder.type_of(x).dtype is DType.INT16 else DType.INT32
     return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
+
+
+def _refuse_padding_alone(making: Making, part: Apply, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
+    padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
+    for name, size, lead, end in (("rows", shape[1], "top", "bottom"), ("columns", shape[2], "left", "right")):
+        kernel, stride, dilation = (making.get(f"{what}_{name}") for what in ("kernel", "stride", "dilation"))
+        before, after = (making.get(lead), making.get(end)) if padded else (0, 0)
+        starts = range(0, size - (kernel - 1) * dilation, stride)
+        read = (start + tap * dilation for start in starts for tap in range(kernel))
+        if stride > max(size, 1) or not any(before <= place < size - after for place in read):
+            raise ValueError("it reads padding alone")
 
 
 def _pad(making: Making, part: Apply) -> str:

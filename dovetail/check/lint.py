@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from dovetail.check.cases import Unasked, ask
 from dovetail.check.layers import LEAST, Point, setting
+from dovetail.check.raised import raised
 from dovetail.target.description import Engine, Offload, Target
 
 _GROWING = ("rows", "channels", "outputs")
@@ -66,7 +67,7 @@ def lint_cost(engine: Engine, offload: Offload, start: Point) -> Iterator[str]:
             try:
                 cycles = offload.cycles(asked.match)
             except Exception as error:
-                yield f"{where}: its cycles raise {type(error).__name__}: {error}"
+                yield f"{where}: its cycles raise {raised(error)}"
                 return
             if cycles <= 0:
                 at = f"{axis} = {point[axis]}" if axis else "a usual layer"

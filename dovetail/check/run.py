@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,10 +15,11 @@ from dovetail.check.cases import Case, ask
 from dovetail.check.direct import fits_directly, on_device
 from dovetail.check.layers import Layer, add_layer, single
 from dovetail.check.model import LAST, on_model
+from dovetail.check.raised import raised
 from dovetail.errors import DovetailError, PlaceError, PlanError
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array
-from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.description import Offload, Target
 
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
@@ -126,7 +126,7 @@ def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int
         except DovetailError as error:
             done[index] = Outcome(case, error=str(error))
         except Exception as error:  # the port's own code: pack, commands, the device
-            done[index] = Outcome(case, error=own_error(error))
+            done[index] = Outcome(case, error=raised(error))
     return done
 
 
@@ -153,7 +153,7 @@ def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: flo
             return [Outcome(cases[0], skipped=str(error)) if skip else Outcome(cases[0], error=str(error))]
     except Exception as error:  # the port's own code: pack, commands, the device
         if len(cases) == 1:
-            return [Outcome(cases[0], error=own_error(error))]
+            return [Outcome(cases[0], error=raised(error))]
     found: list[Outcome] = []
     for part in _parts(cases, simulator):
         if simulator != "model" and any(outcome.error for outcome in found):
@@ -168,19 +168,6 @@ def _parts(cases: Sequence[Case], simulator: str) -> Iterator[Sequence[Case]]:
     alone = 1 if simulator != "model" and len(cases) > 2 else 0
     half = alone + (len(cases) - alone) // 2
     yield from (part for part in (cases[:alone], cases[alone:half], cases[half:]) if part)
-
-
-def own_error(error: Exception) -> str:
-    """What the port's own code raised, and where: of a worker's traceback the last line and the last place."""
-    if isinstance(error, RuntimeError) and "in the simulator's worker" in str(error):
-        lines = str(error).strip().splitlines()
-        places = [line.strip() for line in lines if line.strip().startswith('File "')]
-        name, number = places[-1].split(", ")[:2] if places else ("", "")
-        place = f"{Path(name[6:-1]).name}:{number.removeprefix('line ')}" if places else ""
-        return f"{lines[-1]} ({place})" if place else lines[-1]
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
 
 
 def compiled_cases(
@@ -198,9 +185,7 @@ def compiled_cases(
     pattern = offload_of(target, cases[0]).pattern
     layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
     graph = builder.finish([layer.root for layer in layers])
-    several = len(target.engines) > 1  # else the core may be thought to be quicker
-    pins = {f"c{index}_": case.engine for index, case in enumerate(cases)} if several else {}
-    compiled = compile_graph(graph, machine, Options(pins=pins), interpret=False)
+    compiled = compile_graph(graph, machine, Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
 
 
@@ -224,19 +209,13 @@ def _outcome(case: Case, layer: Layer, origin: str, compiled: Compiled, outputs:
 
 
 def _alone(target: Target, case: Case) -> Target:
-    """The target with one offload only, used wherever it can be, and with as much memory as the case says."""
-    def reduced(engine: Engine) -> Engine:
-        """Nothing of other engines."""
-        kept = [replace(offload, lossy="") for offload in engine.offloads
-                if (engine.name, offload.name) == (case.engine, case.offload)]  # fmt: skip
-        return replace(engine, offloads=tuple(kept))
-
-    engine = target.engine(case.engine)
+    """The target with one engine and one offload only, and with as much memory as the case says."""
+    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy=""),))
     memories = tuple(
         replace(memory, size=case.room) if case.room and memory.name == engine.memory else memory
         for memory in target.memories
     )
-    return replace(target, engines=tuple(map(reduced, target.engines)), memories=memories)
+    return replace(target, engines=(engine,), memories=memories)
 
 
 def _on_simulator(

@@ -24,18 +24,22 @@ class Shrunk:
     """Axes that cannot be simpler: without what they are, all is well."""
 
 
-def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]], list[Outcome]]) -> Shrunk:
+def shrink(
+    outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]], list[Outcome]], dear: bool = False
+) -> Shrunk:
     """Make a failing case as simple as it goes.
 
     Args:
         outcome: of the case.
         offload: what it is about.
         attempt: carries cases out.
+        dear: whether a try that ends in an error takes long.
     """
     needed: tuple[str, ...] = ()
-    if outcome.hangs:  # a try may take as long as it can
+    if outcome.hangs or (dear and outcome.error):
         simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
-        return Shrunk(_together(outcome, simpler, offload, attempt) or outcome, ())
+        small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt))
+        return Shrunk(small or outcome, ())
     for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
         single = {axis: case for axis, case in _simpler(outcome.case, offload)}
         results = dict(zip(single, attempt(list(single.values())), strict=True))
@@ -45,6 +49,18 @@ def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]
             break
         outcome = _together(outcome, failing, offload, attempt) or next(iter(failing.values()))
     return Shrunk(outcome, needed)
+
+
+def _first(
+    outcome: Outcome, cases: Sequence[Case], attempt: Callable[[Sequence[Case]], list[Outcome]]
+) -> list[Outcome]:
+    """Cases one at a time, up to the first that fails alike."""
+    found: list[Outcome] = []
+    for case in cases:
+        found += attempt([case])
+        if _same(outcome, found[-1]):
+            break
+    return found
 
 
 def _same(one: Outcome, other: Outcome) -> bool:

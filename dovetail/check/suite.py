@@ -15,7 +15,7 @@ from dovetail.check.run import SECONDS, Outcome, run
 from dovetail.check.shrink import shrink
 from dovetail.check.suspect import suspicions
 from dovetail.errors import TargetError
-from dovetail.run import SIMULATORS
+from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Engine, Offload, Target
 
 _TILED = 3
@@ -83,9 +83,12 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
 
     Raises:
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
+        DovetailError: its Verilog is asked for and does not build.
     """
     if not target.engines:
         raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
+    if "rtl" in order.simulators:
+        verilog_devices(target)  # else each batch would say that it does not build
     found = Checked(target.name)
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
     for engine in target.engines:
@@ -185,7 +188,8 @@ def _explained(
         first = failed[0]
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
-        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds))
+        dear = simulator != "model"
+        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)

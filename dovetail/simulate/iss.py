@@ -21,6 +21,8 @@ from dovetail.simulate.worker_process import WorkerProcess
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds a request may take."""
+_START = 60.0
+"""Seconds the process may take to start, however little a run may."""
 
 
 class IssSession:
@@ -40,7 +42,7 @@ class IssSession:
             raise MissingExtraError("unicorn", "iss", "simulating firmware")
         self._worker = WorkerProcess("dovetail.simulate.iss_worker", timeout)
         try:
-            self._worker.ask({"command": "load", "setup": setup_to_json(setup)})
+            self._worker.ask({"command": "load", "setup": setup_to_json(setup)}, at_least=_START)
         except BaseException:
             self._worker.close()
             raise

@@ -72,7 +72,7 @@ def build_rtl(rtl: Rtl, traced: bool = False, cache: Path | None = None) -> Path
     """
     for source in rtl.sources:
         if not source.is_file():
-            raise BuildError(f"there is no Verilog file {source}", where=rtl.top)
+            raise BuildError(f"there is no Verilog file {source}", where=rtl.top, hint="correct dt.Rtl's sources")
     verilator, compiler = find_verilator(), cpp_compiler()
     cache = (cache or default_cache()).resolve()
     header = ports_header(rtl)
@@ -135,7 +135,7 @@ def _check_ports(rtl: Rtl, model: str) -> None:
             width = widths[name]
             if width < 8 or width & (width - 1) or width != widths[signals["rdata"]]:
                 what = f"the port '{name}' is {width} bits wide; data of a memory are 8, 16, 32, ... and alike"
-                raise BuildError(what, where=rtl.top)
+                raise BuildError(what, where=rtl.top, hint="correct the port's width or its description, dt.RtlPort")
 
 
 def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
@@ -151,8 +151,8 @@ def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
     rest = "\n".join(lines[found : found + 30]) or f"Verilator printed nothing and exited with {code}"
     located = re.match(r"%Error[\w-]*: (?P<where>[^\s:]+:\d+(?::\d+)?): (?P<what>.*)", rest, re.DOTALL)
     if located:
-        return BuildError(located["what"], where=located["where"])
-    return BuildError(rest.removeprefix("%Error: "), where=rtl.top)
+        return BuildError(located["what"], where=located["where"], hint="correct that place first: others may follow")
+    return BuildError(rest.removeprefix("%Error: "), where=rtl.top, hint="try verilator --lint-only on its sources")
 
 
 _INPUTS = frozenset({

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import traceback
 from pathlib import Path
+from types import ModuleType
 
-from dovetail.errors import TargetError
+from dovetail.errors import DovetailError, TargetError
 from dovetail.target.description import Target
 
 BUILT_IN = {
@@ -32,23 +34,37 @@ def load_target(name: str) -> Target:
     """A built-in target by name, or the `TARGET` of a Python file by path.
 
     Raises:
-        TargetError: no such target, or the file has no `TARGET`. Errors inside the user's file pass through.
+        TargetError: no such target, the file does not run, or it has no `TARGET`.
     """
     variable = "TARGET"
     if name in BUILT_IN:
         place, variable = BUILT_IN[name].split(":")
         module = importlib.import_module(f"dovetail.targets.{place}")
     elif name.endswith(".py") and Path(name).is_file():
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-        if spec is None or spec.loader is None:
-            raise TargetError(f"{name} cannot be loaded as Python")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = _run(name)
     else:
         raise TargetError(
             f"there is no target '{name}'", hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
         )
     target = getattr(module, variable, None)
     if not isinstance(target, Target):
-        raise TargetError(f"{name} does not define TARGET", hint="end the file with TARGET = Target(...)")
+        raise TargetError("it does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
     return target
+
+
+def _run(name: str) -> ModuleType:
+    """The module of a user's file."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except DovetailError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        what = error.msg if isinstance(error, SyntaxError) else error
+        raise TargetError(f"the file does not run: {type(error).__name__}: {what}",
+                          where=f"{name}:{line}" if line else name, hint="correct it there") from error
+    return module
