@@ -149,6 +149,11 @@ def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
     return (pattern.operator, *(kind for part in pattern.inputs for kind in operators(part)))
 
 
+def left_out(pattern: Pattern) -> tuple[str, ...]:
+    """Names of a pattern's operators that no layer is made with."""
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if kind not in _MAKERS))
+
+
 def _make(making: Making, part: Pattern) -> str:
     if isinstance(part, Leaf):
         return _leaf(making, part)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.check.cases import Case, Limits, Unasked, ask, base, cut_down, derive, nearest_failure
-from dovetail.check.layers import Underivable
+from dovetail.check.layers import Underivable, left_out
 from dovetail.check.lint import lint_cost, lint_target
 from dovetail.check.model import has_model
 from dovetail.check.run import SECONDS, Outcome, run
@@ -45,15 +45,17 @@ class Tested:
 
     engine: str
     offload: str
-    simulator: str
-    cases: int
-    failed: int
-    skipped: int
-    seconds: float
+    simulator: str = ""
+    cases: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
     remark: str = ""
-    """Why there are no cases, if there are none."""
+    """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
     left: int = 0
     """Settings worth trying that no case has, for there would be too many."""
+    left_out: tuple[str, ...] = ()
+    """Optional operators of the pattern that no layer is made with."""
 
 
 @dataclass
@@ -123,22 +125,9 @@ def _offload(
     """Everything about one offload."""
     where = f"{engine.name} {offload.name}"
     progress(f"{where}: looking for layers it takes")
-    try:
-        start = base(offload)
-        if start is None:
-            sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
-            found.findings.append(Finding(sentence, (sentence,)))
-            found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "no layer reaches it"))
-            return
-        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-        derived, left = derive(engine, offload, start, order.limits)
-        cases = _chosen(target, engine, offload, derived)
-    except Underivable as error:
-        found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, str(error)))
-        return
-    except Unasked as error:
-        found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "a limit raises"))
+    cases, left, remark = _cases(target, engine, offload, order, found)
+    if remark:
+        found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
     for simulator in simulators(target, engine, order):
         began = time.monotonic()
@@ -150,14 +139,35 @@ def _offload(
 
         outcomes = run(target, cases, simulator, order.seconds, told)
         outcomes = [one for one in outcomes if not (one.case.room and one.skipped)]  # no tile is as small
-        failed = [outcome for outcome in outcomes if outcome.failed]
-        skipped = sum(bool(outcome.skipped) for outcome in outcomes)
         found.findings += _explained(target, offload, simulator, outcomes, order, progress)
+        failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
+        reason = skipped[0].splitlines()[0] if skipped else ""
         seconds = time.monotonic() - began
-        found.tested.append(Tested(engine.name, offload.name, simulator, len(outcomes), len(failed), skipped, seconds,
-                                   left=left))  # fmt: skip
+        found.tested.append(Tested(engine.name, offload.name, simulator, len(outcomes), failed, len(skipped), seconds,
+                                   reason, left, left_out(offload.pattern)))  # fmt: skip
         if failed:
             break  # what is wrong on the model is wrong everywhere
+
+
+def _cases(
+    target: Target, engine: Engine, offload: Offload, order: Order, found: Checked
+) -> tuple[list[Case], int, str]:
+    """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
+    where = f"{engine.name} {offload.name}"
+    try:
+        start = base(offload)
+        if start is None:
+            sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
+            found.findings.append(Finding(sentence, (sentence,)))
+            return [], 0, "no layer reaches it"
+        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+        cases, left = derive(engine, offload, start, order.limits)
+        return _chosen(target, engine, offload, cases), left, ""
+    except Underivable as error:
+        return [], 0, str(error)
+    except Unasked as error:
+        found.findings.append(Finding(f"{where}: {error}", (str(error),)))
+        return [], 0, "a limit raises"
 
 
 def _chosen(target: Target, engine: Engine, offload: Offload, cases: list[Case]) -> list[Case]:
