@@ -77,7 +77,7 @@ def test_a_driver_that_never_starts_the_engine(tmp_path: Path) -> None:
 
 def test_a_device_without_an_end_on_the_chip(tmp_path: Path) -> None:
     target = port(tmp_path, "    sums = np.zeros(", ENDLESS)
-    hangs(first_text(target, "iss", "dense", seconds=1.5), "write 0x0 = 0x1")
+    hangs(first_text(target, "iss", "dense", seconds=1.0), "write 0x0 = 0x1")
 
 
 def test_a_device_without_an_end_alone(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Tried:
 
 
 class Unasked(Exception):
-    """A limit's measure or test raised an exception: its text says which."""
+    """A limit or the cycles raised an exception: the text says which."""
 
 
 def ask(offload: Offload, point: Point) -> Tried | None:
@@ -192,9 +192,9 @@ def _others(offload: Offload, point: Point) -> dict[str, list[int]]:
 def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> tuple[list[Case], int]:
     """The cases of an offload around a layer it takes, and how many settings worth trying are in none of them."""
     wishes = _Wishes(engine.name, offload, start, limits)
+    wishes.both_ways()
     for axis in wishes.used:
         wishes.axis(axis)
-    wishes.both_ways()
     wishes.steps()
     share = max(_FEWEST, limits.cases // len(engine.offloads))
     packed, left = _packed(wishes, share - 1)
@@ -324,7 +324,7 @@ def _packed(wishes: _Wishes, most: int) -> tuple[list[tuple[Point, str]], int]:
     """Few points, `most` at most, with every setting the limits take, and how many settings are in none of them."""
     found: list[tuple[dict[str, int], list[str], int]] = []
     left = 0
-    for number, (changes, why) in enumerate(wishes.inside):
+    for number, (changes, why) in enumerate(sorted(wishes.inside, key=lambda wish: wishes.kind(wish[0]))):
         kind = wishes.kind(changes)
         known = [one for one in found if one[2] == kind]
         turned = [known[(number + step) % len(known)] for step in range(len(known))]

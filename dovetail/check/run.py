@@ -47,7 +47,7 @@ class Outcome:
     error: str = ""
     """Why nothing was computed."""
     skipped: str = ""
-    """Why it was not tried: it does not fit the memories, or the core has no such kernel."""
+    """Why it was not tried: no tile of it fits the memories, the core has no kernel for a part of it, or an error."""
 
     @property
     def hangs(self) -> bool:
@@ -121,8 +121,8 @@ def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int
         try:
             found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer,
                               case, seconds)  # fmt: skip
-            skipped = "" if found is not None else f"{target.engine(case.engine).memory} does not hold it"
-            done[index] = Outcome(case, found, asked.layer.expected, skipped=skipped)
+            if found is not None:  # else it is computed in tiles
+                done[index] = Outcome(case, found, asked.layer.expected)
         except DovetailError as error:
             done[index] = Outcome(case, error=str(error))
         except Exception as error:  # the port's own code: pack, commands, the device

@@ -125,7 +125,7 @@ def _offload(
     """Everything about one offload."""
     where = f"{engine.name} {offload.name}"
     progress(f"{where}: looking for layers it takes")
-    cases, left, remark = _cases(target, engine, offload, order, found)
+    cases, left, remark = _cases(engine, offload, order, found)
     if remark:
         found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
@@ -138,7 +138,9 @@ def _offload(
             progress(f"{where}: {done} of {len(cases)} cases on {name}")
 
         outcomes = run(target, cases, simulator, order.seconds, told)
-        outcomes = [one for one in outcomes if not (one.case.room and one.skipped)]  # no tile is as small
+        if not any(outcome.failed for outcome in outcomes):
+            tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
+            outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
         found.findings += _explained(target, offload, simulator, outcomes, order, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
@@ -150,7 +152,7 @@ def _offload(
 
 
 def _cases(
-    target: Target, engine: Engine, offload: Offload, order: Order, found: Checked
+    engine: Engine, offload: Offload, order: Order, found: Checked
 ) -> tuple[list[Case], int, str]:
     """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
     where = f"{engine.name} {offload.name}"
@@ -162,18 +164,18 @@ def _cases(
             return [], 0, "no layer reaches it"
         found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
         cases, left = derive(engine, offload, start, order.limits)
-        return _chosen(target, engine, offload, cases), left, ""
+        return cases, left, ""
     except Underivable as error:
         return [], 0, str(error)
     except Unasked as error:
         found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        return [], 0, "a limit raises"
+        return [], 0, "its declarations raise"
 
 
-def _chosen(target: Target, engine: Engine, offload: Offload, cases: list[Case]) -> list[Case]:
-    """The cases carried out: all of them, and some of the largest in tiles too, with one size of memory."""
+def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
+    """Some of the largest in tiles, with one size of memory; none where nothing is cut."""
     if target.works_in_place(engine) or engine.memory == target.values or engine.device is None:
-        return cases
+        return []
     sized = []
     for number, case in enumerate(cases):
         asked = ask(offload, case.point) if case.taken else None
@@ -182,7 +184,7 @@ def _chosen(target: Target, engine: Engine, offload: Offload, cases: list[Case])
             sized.append((images, asked.nbytes - images, number))
     largest = sorted(sized, reverse=True)[:_TILED]
     room = max(512, max(constants + images // 2 for images, constants, _ in largest) // 64 * 64)
-    return [*cases, *(cut_down(cases[number], room) for *_, number in largest)]
+    return [cut_down(cases[number], room) for *_, number in largest]
 
 
 def _explained(

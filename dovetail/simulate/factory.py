@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,14 +38,17 @@ def find(place: str, what: str) -> Any:
     module_name, _, name = place.rpartition(":")
     try:
         is_file = module_name.endswith(".py")
-        module = _from_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        path = Path(module_name)
+        module = _from_file(path, path.stat().st_mtime_ns) if is_file else importlib.import_module(module_name)
         return getattr(module, name)
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise SimulationError(f"there is no {what} '{place}': {error}",
                               hint="write it as 'module:function' or 'file.py:function'") from None
 
 
-def _from_file(path: Path) -> ModuleType:
+@lru_cache(maxsize=8)
+def _from_file(path: Path, changed: int) -> ModuleType:
+    """The module of a file, run anew only when the file has changed."""
     found = importlib.util.spec_from_file_location(path.stem, path)
     if found is None or found.loader is None:
         raise ImportError(f"{path.name} is not a Python file")
