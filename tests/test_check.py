@@ -42,6 +42,8 @@ PLANTS = (
      "parameters per channel"),
     ("too wide: dilation", "layers.NO_DILATION, *layers.zero", "*layers.zero", "dilation"),
     ("too wide: groups", "layers.NO_GROUPS, ", "", "groups"),
+    ("too wide: rounding", ",\n          layers.DOUBLE_ROUNDING)", ")", "rounding"),
+    ("too wide: types", "(*layers.INT8,", "(", "type|code"),
     ("last columns", 'columns = slice(column, column + (job["y_columns"] - 1)',
      'columns = slice(column, column + (job["y_columns"] // 4 * 4 - 1)', "port's own code"),
 )  # fmt: skip

@@ -75,6 +75,12 @@ def test_a_driver_that_never_starts_the_engine(tmp_path: Path) -> None:
     hangs(first_text(target, "iss", "dense"), "write 0x201010 = 0x1")
 
 
+def test_a_driver_that_does_not_wait(tmp_path: Path) -> None:
+    target = port(tmp_path, "while ((finished - ticket) >= 0x80000000u) {", "while (0) {", ".c")
+    found = check(target, order("dense", simulators=("model", "iss"))).findings
+    assert [finding.suspicions[0] for finding in found] == ["the driver: all cases are right on model"]
+
+
 def test_a_device_without_an_end_on_the_chip(tmp_path: Path) -> None:
     target = port(tmp_path, "    sums = np.zeros(", ENDLESS)
     hangs(first_text(target, "iss", "dense", seconds=1.0), "write 0x0 = 0x1")
@@ -109,7 +115,8 @@ def test_a_bug_in_the_verilog_alone(tmp_path: Path) -> None:
     target = with_verilog(tmp_path, "{33'd0, remainder > threshold}", "34'd0")
     found = check(target, order("dense", simulators=("model", "rtl"), limits=TINY))
     assert [(one.simulator, one.failed > 0) for one in found.tested] == [("model", False), ("rtl", True)]
-    assert "rounding" in finding_text(found.findings[0]).partition("smallest")[0]
+    text = finding_text(found.findings[0]).partition("smallest")[0]
+    assert "the driver or the Verilog: all cases are right on model" in text and "rounding" in text, text
 
 
 @needs_verilator

@@ -34,7 +34,7 @@ class Finding:
     outcome: Outcome | None = None
     """In its smallest form; None for declarations."""
     needed: tuple[str, ...] = ()
-    """Axes that cannot be simpler."""
+    """Axes without whose settings all is well."""
     also: tuple[str, ...] = ()
     """Other offloads with the same suspicion."""
 
@@ -129,6 +129,7 @@ def _offload(
     if remark:
         found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
+    right: list[str] = []
     for simulator in simulators(target, engine, order):
         began = time.monotonic()
         progress(f"{where}: {len(cases)} cases on {simulator}")
@@ -141,7 +142,7 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        found.findings += _explained(target, offload, simulator, outcomes, order, progress)
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
         seconds = time.monotonic() - began
@@ -149,6 +150,7 @@ def _offload(
                                    reason, left, left_out(offload.pattern)))  # fmt: skip
         if failed:
             break  # what is wrong on the model is wrong everywhere
+        right.append(simulator)
 
 
 def _cases(
@@ -189,7 +191,7 @@ def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Cas
 
 def _explained(
     target: Target, offload: Offload, simulator: str, outcomes: Sequence[Outcome], order: Order,
-    progress: Callable[[str], None],
+    right: Sequence[str], progress: Callable[[str], None],
 ) -> Iterator[Finding]:
     """One finding for wrong results, one for errors, each in its smallest form."""
     for kind, word in ((False, "wrong results"), (True, "errors")):
@@ -207,9 +209,18 @@ def _explained(
         found = suspicions(small, failed, offload)
         if simulator == "model" and not kind:
             found[:0] = _where_it_lies(target, small.outcome, order)
+        if right:
+            found.insert(kind, _elsewhere(simulator, right))
         if first.case.room:
             found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
         yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
+
+
+def _elsewhere(simulator: str, right: Sequence[str]) -> str:
+    """What is left where something else computes all cases rightly."""
+    parts = ["the driver"] if "iss" not in right else []
+    parts += ["the Verilog"] if simulator == "rtl" else []
+    return f"{' or '.join(parts) or 'its C'}: all cases are right on {' and '.join(right)}"
 
 
 def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:

@@ -27,6 +27,8 @@ _NEEDED = (
     (("kernel_rows", "kernel_columns"), "kernel or halo: too wide a limit, or the order of the taps"),
     (("batch",), "several images: too wide a limit"),
     (("rounding",), "rounding: too wide a limit"),
+    (("type", "result"), "the type of operand or result: too wide a limit"),
+    (("weight_type",), "narrow weights: too wide a limit, or how they are packed"),
     (("channels",), "input channels: weight order, alignment or too wide a limit"),
     (("outputs",), "output channels: weight order, alignment or too wide a limit"),
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
