@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -229,13 +229,13 @@ def _on_simulator(
         folder = Path(name)
         write_project(compiled.project, folder / "build")
         build = open_build(folder / "build", compiled.unit.target)
-        with _last_accesses(folder, simulator):
+        with _last_accesses(folder) if simulator != "host" else nullcontext():
             watchdog = Watchdog(instructions, seconds, folder)
             return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]
 
 
 @contextmanager
-def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
+def _last_accesses(folder: Path) -> Iterator[None]:
     """Adds the last register accesses to the error of a simulator that gives up."""
     from dovetail.errors import SimulationError
     from dovetail.simulate.watch import accesses

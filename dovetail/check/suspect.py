@@ -61,7 +61,7 @@ def _of_error(error: str) -> list[str]:
     """What an error that is no wrong result points to."""
     text = error.lower()
     known = (
-        ("gave no answer", "the port hangs: the device model, or the driver, never comes to an end"),
+        ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
         ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
         ("instructions without an end", "the port hangs: the driver polls for what never comes"),
         ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),

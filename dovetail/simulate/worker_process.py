@@ -18,6 +18,8 @@ from dovetail.simulate.protocol import Json, receive, send
 
 BUG = "in the simulator's worker:"
 """What an error begins with that the worker's own code, or a device model, raised; the traceback follows."""
+STARTING = 60.0
+"""Seconds a process may take to start and load what it runs, however little a run may."""
 _SAID = "dovetail: "
 """What a line on stderr begins with that says why the emitted C gave up."""
 
