@@ -131,7 +131,7 @@ def run_build(
         cache: folder of compiled objects; None for the user's.
         waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
         board: what it runs on instead of a simulator; None for none.
-        watchdog: of a simulated chip; None for the usual limits.
+        watchdog: of a simulated chip, its seconds also of this computer; None for the usual limits.
 
     Raises:
         DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
@@ -154,10 +154,10 @@ def run_build(
 
         simulation = run_on_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
-        devices = _devices(build.target, _verilog(build.target, waves, cache) if simulator == "rtl" else {})
+        devices = _devices(build.target, verilog_devices(build.target, waves, cache) if simulator == "rtl" else {})
         simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog)
     elif simulator == "host":
-        simulation = _run_host(build, sets, wanted, cache)
+        simulation = _run_host(build, sets, wanted, cache, watchdog)
     else:
         raise DovetailError(f"there is no simulator '{simulator}'", where="--sim",
                             hint=f"use one of {', '.join(SIMULATORS)}")
@@ -227,8 +227,10 @@ def _run_iss(
     return result, section_sizes(elf)
 
 
-def _verilog(target: Target, waves: Waves | None, cache: Path | None) -> dict[str, DeviceModel]:
-    """Engine -> its Verilog as a device, built."""
+def verilog_devices(
+    target: Target, waves: Waves | None = None, cache: Path | None = None
+) -> dict[str, DeviceModel]:
+    """Engine -> its Verilog as a device, built; raises DovetailError where there is none or it does not build."""
     from dovetail.simulate.rtl_build import build_rtl
     from dovetail.target.rtl import VERILATED, read_rtl
 
@@ -270,10 +272,11 @@ def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[Device
 
 
 def _run_host(
-    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None,
+    watchdog: Watchdog | None,
 ) -> SimulationResult:
     from dovetail.build.toolchain import compile_host
-    from dovetail.simulate.host import HostSession
+    from dovetail.simulate.host import DEFAULT_TIMEOUT, HostSession
 
     engines = [engine for engine in build.target.engines if engine.device is None]
     software = {name: value for engine in engines for name, value in engine.defines.items()}
@@ -287,7 +290,8 @@ def _run_host(
         cache=cache,
         libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )
-    with HostSession(library, build.manifest["entry"], environment=environment) as session:
+    seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
+    with HostSession(library, build.manifest["entry"], seconds, environment) as session:
         return session.run(list(inputs), dict(wanted))
 
 

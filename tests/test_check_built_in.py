@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.check.cases import Limits
+from dovetail.check.cases import Limits, base
+from dovetail.check.layers import left_out
 from dovetail.check.report import finding_text
 from dovetail.check.suite import Order, check
-from dovetail.targets import load_target
+from dovetail.targets import BUILT_IN, load_target
 
 QUICK = (
     ("macarray", ("convolution",), ("model",)),
@@ -21,6 +22,14 @@ QUICK = (
 
 @pytest.mark.parametrize(("name", "offloads", "simulators"), QUICK, ids=[f"{one[0]}-{one[1][0]}" for one in QUICK])
 def test_a_built_in_target_passes(name: str, offloads: tuple[str, ...], simulators: tuple[str, ...]) -> None:
-    found = check(load_target(name), Order(Limits(8_000, 1_500, 1), simulators, offloads))
+    found = check(load_target(name), Order(Limits(8_000, 1_500, 60), simulators, offloads))
     assert found.findings == [], "\n\n".join(map(finding_text, found.findings))
     assert found.tested[0].cases >= 12
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_offload_has_layers(name: str) -> None:
+    for engine in load_target(name).engines:
+        for offload in engine.offloads:
+            assert base(offload) is not None, offload.name
+            assert left_out(offload.pattern) == (), offload.name

@@ -21,7 +21,7 @@ from dovetail.targets import load_target
 
 def test_it_passes_check(tmp_path: Path) -> None:
     target = load_target(str(write_new_target("mine", tmp_path)[0]))
-    found = check(target, Order(Limits(60_000, 8_000, 2), ("model",)))
+    found = check(target, Order(Limits(60_000, 8_000, 60), ("model",)))
     assert found.findings == []
     assert [one.offload for one in found.tested] == [offload.name for offload in target.engines[0].offloads]
     assert sum(one.cases for one in found.tested) > 120

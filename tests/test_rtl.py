@@ -302,7 +302,7 @@ def test_messages_of_verilator() -> None:
     assert (error.where, error.what.splitlines()[0]) == ("a.v:104:24", "syntax error")
     assert error.what.endswith("%Error: a.v:130:6: more")
     error = verilator_error("", faulty(), 139)
-    assert str(error) == "faulty: Verilator printed nothing and exited with 139"
+    assert (error.where, error.what) == ("faulty", "Verilator printed nothing and exited with 139") and error.hint
 
 
 @pytest.mark.parametrize(("port", "message"), [

@@ -75,7 +75,7 @@ def test_register_writes_seen_on_the_chip(tmp_path: Path) -> None:
     assert start is not None
     made = vectors_of(target, engine, offload)
     assert made is not None
-    assert writes_seen(target, engine, Case(engine.name, offload.name, start, "")) == made.writes
+    assert writes_seen(target, Case(engine.name, offload.name, start, "")) == made.writes
 
 
 def test_bad_wishes(tmp_path: Path) -> None:

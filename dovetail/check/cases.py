@@ -1,22 +1,27 @@
-"""Cases from declarations: a layer every limit takes, then each axis at and on both sides of where that ends."""
+"""Cases from declarations: a layer every limit takes, then each axis at and on both sides of where that ends.
+
+What is inside is tried several axes at a time (`_packed`): each layer has as many settings worth trying as the limits
+take at once, as long as they hide nothing of each other. What is outside is asked one axis at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 
-import numpy as np
-
 from dovetail.check.layers import LEAST, NUMBERS, OWN, PADS, SIZES, Layer, Point, setting, single
+from dovetail.check.raised import raised
 from dovetail.target.description import Engine, Offload
-from dovetail.target.pattern import Match, Scope, match_pattern
+from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
 
-_LADDER = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 256,
-           257, 511, 512, 513, 1023, 1024, 1025, 4095, 4096, 32767, 32768, 65535, 65536)  # fmt: skip
+_LADDER = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 4096, 32768, 65536)
+"""Sizes that are asked; between two that the limits judge differently, the place where they change is searched."""
 _TOGETHER = (("stride_rows", "stride_columns"), ("kernel_rows", "kernel_columns"),
              ("dilation_rows", "dilation_columns"), ("rows", "columns"), PADS)  # fmt: skip
 """Axes that limits often want to be equal."""
+_IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
 _BASES: tuple[dict[str, int], ...] = (
     {}, {"channels": 1}, {"top": 0, "bottom": 0, "left": 0, "right": 0}, {"kernel_rows": 1, "kernel_columns": 1},
 )  # fmt: skip
@@ -30,11 +35,20 @@ class Limits:
     """Most multiply-accumulates of a case."""
     nbytes: int
     """Most bytes of the operands, constants and result of a case."""
-    mixed: int
-    """Cases that mix settings of all axes."""
+    cases: int
+    """Most cases of an engine, shared out among its offloads; each has at least `_FEWEST`."""
+    alone: bool = False
+    """Whether each setting is also tried with all others as they are in the layer cases start from."""
 
 
-QUICK, FULL = Limits(150_000, 12_000, 4), Limits(2_000_000, 100_000, 24)
+QUICK, FULL = Limits(150_000, 12_000, 120), Limits(2_000_000, 100_000, 4_000, alone=True)
+_FEWEST = 4
+_WEAK = {("x", 0), ("weights", 0)}
+"""Settings with which little can be wrong: for smallest forms only."""
+_TOLD = 3
+"""Settings of a case that are named."""
+_BINS = 4
+"""Cases a setting is tried to be put into before it gets one of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Tried:
 
 
 class Unasked(Exception):
-    """A limit's measure or test raised an exception: its text says which."""
+    """A limit or the cycles raised an exception: the text says which."""
 
 
 def ask(offload: Offload, point: Point) -> Tried | None:
@@ -79,15 +93,20 @@ def ask(offload: Offload, point: Point) -> Tried | None:
         Underivable: no layer can be made from the pattern.
         Unasked: a limit raises.
     """
+    return _asked(offload.pattern, offload.constraints, tuple(sorted(point.items())))
+
+
+@lru_cache(maxsize=2048)
+def _asked(pattern: Pattern, limits: tuple[Constraint, ...], settings: tuple[tuple[str, int], ...]) -> Tried | None:
     try:
-        graph, layer = single(offload.pattern, point)
+        graph, layer = single(pattern, dict(settings))
     except ValueError:
         return None
-    match = match_pattern(offload.pattern, graph, layer.root)
+    match = match_pattern(pattern, graph, layer.root)
     if not isinstance(match, Match):
         return None
     failures: list[str] = []
-    for limit in offload.constraints:
+    for limit in limits:
         if limit.scope is Scope.TILES:
             continue
         try:
@@ -96,7 +115,7 @@ def ask(offload: Offload, point: Point) -> Tried | None:
             if failures:
                 failures.append(f"{limit.sentence}; here: {type(error).__name__}")
                 continue
-            what = f"the limit '{limit.sentence}' raises {type(error).__name__}: {error}"
+            what = f"the limit '{limit.sentence}' raises {raised(error)}; it is asked of all the pattern matches"
             raise Unasked(what) from error
         if failure:
             failures.append(failure)
@@ -107,7 +126,7 @@ def ask(offload: Offload, point: Point) -> Tried | None:
 def choices(axis: str) -> tuple[int, ...]:
     """Every setting of an axis worth trying, the simplest last for numbers and first for sizes."""
     if axis in SIZES:
-        return tuple(size for size in (0, *_LADDER) if LEAST[axis] <= size <= 64)
+        return tuple(size for size in (0, *_LADDER, 7) if LEAST[axis] <= size <= 64)
     return NUMBERS[axis] if axis in NUMBERS else OWN[axis.split(":")[0]]
 
 
@@ -116,18 +135,14 @@ def base(offload: Offload) -> Point | None:
 
     Raises: as `ask`.
     """
-    nearest: tuple[int, Point] | None = None
-    for start in _BASES:
-        point, count = dict(start), _misses(offload, start)
-        while count:
-            found = _better(offload, point, count)
-            if found is None:
-                break
-            count, point = found
-        if count == 0:
-            return point
-        if nearest is None or (count or 99) < nearest[0]:
-            nearest = (count if count is not None else 99, point)
+    for step in (_better, _better_pair):  # two axes at a time only where one at a time leads nowhere
+        for start in _BASES:
+            misses = _misses(offload, start)
+            found: tuple[int, Point] | None = None if misses is None else (misses, start)
+            while found is not None and found[0]:
+                found = step(offload, found[1], found[0])
+            if found is not None:
+                return found[1]
     return None
 
 
@@ -142,135 +157,195 @@ def _misses(offload: Offload, point: Point) -> int | None:
     return None if tried is None else len(tried.failures)
 
 
-def _better(offload: Offload, point: Point, count: int | None) -> tuple[int, dict[str, int]] | None:
-    """A change of one axis, else of two, that breaks fewer limits."""
-    tried = ask(offload, point)
-    axes = tried.layer.used if tried else (*SIZES,)
-    small = {axis: [s for s in choices(axis) if s <= 33 and s != setting(point, axis)] for axis in axes}
-    single_changes = [{axis: value} for axis in axes for value in small[axis]]
-    for changes in (single_changes, _pairs(small)):
-        best: tuple[int, dict[str, int]] | None = None
-        for change in changes:
-            fewer = _misses(offload, {**point, **change})
-            if fewer is not None and (count is None or fewer < count) and (best is None or fewer < best[0]):
-                best = (fewer, {**point, **change})
-                if fewer == 0:
-                    return best
-        if best:
-            return best
+def _better(offload: Offload, point: Point, count: int) -> tuple[int, Point] | None:
+    """The first change of one axis that breaks fewer limits than `count`."""
+    for axis, values in _others(offload, point).items():
+        for changed in ({**point, axis: value} for value in values):
+            fewer = _misses(offload, changed)
+            if fewer is not None and fewer < count:
+                return fewer, changed
     return None
 
 
-def _pairs(small: dict[str, list[int]]) -> Iterator[dict[str, int]]:
-    for one, two in combinations(small, 2):
-        few = [v for v in small[one] if one not in SIZES or v in (0, 1, 2, 3, 4, 5, 7, 16, 32)]
-        others = [v for v in small[two] if two not in SIZES or v in (0, 1, 2, 3, 4, 5, 7, 16, 32)]
-        yield from ({one: a, two: b} for a in few for b in others)
+def _better_pair(offload: Offload, point: Point, count: int) -> tuple[int, Point] | None:
+    """As `_better`; where one axis does not help, any two that do."""
+    found = _better(offload, point, count)
+    if found is not None:
+        return found
+    others = _others(offload, point)
+    for one, two in combinations(others, 2):
+        for changed in ({**point, one: a, two: b} for a in others[one] for b in others[two]):
+            fewer = _misses(offload, changed)
+            if fewer is not None and fewer < count:
+                return fewer, changed
+    return None
 
 
-def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> list[Case]:
-    """The cases of an offload around a layer it takes."""
-    found: dict[tuple[tuple[str, int], ...], Case] = {}
-    tried = ask(offload, start)
+def _others(offload: Offload, point: Point) -> dict[str, list[int]]:
+    """Other settings of each axis that matters; axes of one operator first, sizes last."""
+    tried = ask(offload, point)
     assert tried is not None
+    axes = sorted(tried.layer.used, key=lambda axis: (axis in SIZES, axis in NUMBERS))
+    return {axis: [s for s in choices(axis) if s <= 33 and s != setting(point, axis)] for axis in axes}
 
-    def keep(point: Point, why: str) -> bool:
-        """Note a case; says whether the limits take it."""
+
+def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> tuple[list[Case], int]:
+    """The cases of an offload around a layer it takes, and how many settings worth trying are in none of them."""
+    wishes = _Wishes(engine.name, offload, start, limits)
+    wishes.both_ways()
+    for axis in wishes.used:
+        wishes.axis(axis)
+    wishes.steps()
+    share = max(_FEWEST, limits.cases // len(engine.offloads))
+    packed, left = _packed(wishes, share - 1)
+    points = [(start, "a layer within every limit"), *packed]
+    points += [({**start, **changes}, why) for changes, why in wishes.inside if limits.alone]
+    found: dict[tuple[tuple[str, int], ...], Case] = {}
+    for point, why in points:
         asked = ask(offload, point)
-        if asked is None or asked.layer.work > limits.work or asked.nbytes > limits.nbytes:
-            return False
-        key = tuple((axis, setting(point, axis)) for axis in asked.layer.used)
-        failure = asked.failures[0] if asked.failures else ""
-        found.setdefault(key, Case(engine.name, offload.name, dict(key), why, not failure, failure))
-        return not failure
+        assert asked is not None
+        whole = _whole(point, asked)
+        found.setdefault(tuple(whole.items()), Case(engine.name, offload.name, whole, why))
+    return [*found.values(), *wishes.outside.values()], 0 if limits.alone else left
 
-    keep(start, "a layer within every limit")
-    for axis in tried.layer.used:
+
+def _whole(point: Point, asked: Tried) -> dict[str, int]:
+    """The settings of all axes that matter."""
+    return {axis: setting(point, axis) for axis in asked.layer.used}
+
+
+class _Wishes:
+    """Settings worth trying, each as what differs from a layer that the limits take."""
+
+    def __init__(self, engine: str, offload: Offload, start: Point, limits: Limits) -> None:
+        self._engine, self._offload, self.start, self._limits = engine, offload, start, limits
+        tried = ask(offload, start)
+        assert tried is not None
+        self.used = tried.layer.used
+        self.inside: list[tuple[Point, str]] = []
+        """Those the limits take, and what they are about."""
+        self.outside: dict[tuple[tuple[str, int], ...], Case] = {}
+
+    def asked(self, changes: Point) -> Tried | None:
+        """The layer with these changes, if it is small enough."""
+        found = ask(self._offload, {**self.start, **changes})
+        small = found is not None and found.layer.work <= self._limits.work and found.nbytes <= self._limits.nbytes
+        return found if small else None
+
+    def takes(self, changes: Point) -> bool:
+        """Whether every limit takes the layer with these changes, it is small enough, and all of them matter to it."""
+        found = self.asked(changes)
+        return found is not None and not found.failures and set(changes) <= set(found.layer.used)
+
+    def kind(self, changes: Point) -> int:
+        """Which changes go into one layer: a size of 1 may hide what a stride of 2 does, or a parameter per channel."""
+        if not any(axis in SIZES for axis in changes):
+            return 0
+        return 2 if any(value > setting(self.start, axis) for axis, value in changes.items()) else 1
+
+    def axis(self, axis: str) -> None:
+        """Note what is worth trying of one axis."""
         if axis in SIZES:
-            _edges(offload, start, axis, limits, keep)
+            self._edges(axis)
+            return
+        for value in choices(axis):
+            if value != setting(self.start, axis) and (axis, value) not in _WEAK:
+                self._keep({axis: value}, f"{axis.replace(':', ' of ')} = {value}")
+
+    def both_ways(self) -> None:
+        """Note sizes of axes that limits often want to be equal."""
+        for axes in (axes for axes in _TOGETHER if axes[0] in self.used):
+            for size in (1, 2, 3, 4, 5, 7):
+                text = f"{axes[0].split('_')[0]} = {size} both ways" if axes != PADS else f"padding of {size}"
+                self._keep(dict.fromkeys(axes, size), text)
+
+    def steps(self) -> None:
+        """Note sizes around the steps tiles are cut at."""
+        offload = self._offload
+        for step, axes in ((offload.channel_step, ("outputs", "channels")), (offload.row_step, ("rows", "columns"))):
+            for size in (step - 1, step, step + 1, 2 * step + 1) if step > 1 else ():
+                for axis in (axis for axis in axes if axis in self.used and size > 0):
+                    self._keep({axis: size}, f"{axis} = {size}, around the tile step {step}")
+
+    def _keep(self, changes: Point, why: str) -> None:
+        asked = self.asked(changes)
+        if asked is None or all(setting(self.start, axis) == value for axis, value in changes.items()):
+            return
+        if not asked.failures:
+            self.inside.append((changes, why))
+            return
+        point = _whole({**self.start, **changes}, asked)
+        case = Case(self._engine, self._offload.name, point, why, False, asked.failures[0])
+        self.outside.setdefault(tuple(point.items()), case)
+
+    def _edges(self, axis: str) -> None:
+        """Note every place where the limits change their mind, and the ends of what is tried."""
+        before: tuple[int, bool] | None = None
+        for size in (LEAST[axis], *(size for size in _LADDER if size > LEAST[axis])):
+            changes = self._thin(axis, size)
+            if ask(self._offload, {**self.start, **changes}) is None:
+                continue
+            asked = self.asked(changes)
+            if asked is None:  # too large, and so is what follows
+                break
+            taken = not asked.failures
+            if before is None or size <= 3:
+                self._keep(changes, f"{axis} = {size}")
+            elif before[1] != taken:
+                self._flip(axis, before[0], size, taken)
+            before = (size, taken)
+        if before is not None and before[1]:
+            self._keep(self._thin(axis, before[0]), f"{axis} = {before[0]}, the largest tried")
+
+    def _flip(self, axis: str, low: int, high: int, taken: bool) -> None:
+        """Note both sides of the limit between two sizes, of which the larger is taken or is not."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            asked = self.asked(self._thin(axis, middle))
+            if asked is not None and (not asked.failures) == taken:
+                high = middle
+            else:
+                low = middle
+        inside, outside = (high, low) if taken else (low, high)
+        self._keep(self._thin(axis, inside), f"{axis} = {inside}, just inside")
+        self._keep(self._thin(axis, outside), f"{axis} = {outside}, just outside")
+
+    def _thin(self, axis: str, size: int) -> Point:
+        """This size; the other ones small where it is large, so that it can be computed."""
+        image = _IMAGE.get(axis)  # a kernel, or a step, wants an image around it
+        if size <= 2 * max(SIZES[axis], setting(self.start, axis)):
+            return {axis: size, image: max(setting(self.start, image), size)} if image else {axis: size}
+        few: dict[str, int] = {other: 3 for other in ("channels", "outputs", "rows", "columns") if other in self.used}
+        few |= ({image: size} if image else {}) | {axis: size}
+        return few if self.takes(few) else {axis: size}
+
+
+def _packed(wishes: _Wishes, most: int) -> tuple[list[tuple[Point, str]], int]:
+    """Few points, `most` at most, with every setting the limits take, and how many settings are in none of them."""
+    found: list[tuple[dict[str, int], list[str], int]] = []
+    left = 0
+    for number, (changes, why) in enumerate(sorted(wishes.inside, key=lambda wish: wishes.kind(wish[0]))):
+        kind = wishes.kind(changes)
+        known = [one for one in found if one[2] == kind]
+        turned = [known[(number + step) % len(known)] for step in range(len(known))]
+        free = [one for one in turned if all(one[0].get(axis, value) == value for axis, value in changes.items())]
+        joined = next((one for one in free[:_BINS] if wishes.takes({**one[0], **changes})), None)
+        if joined is not None:
+            joined[0].update(changes)
+            joined[1].append(why)
+        elif len(found) < most:
+            found.append((dict(changes), [why], kind))
         else:
-            for value in choices(axis):
-                keep({**start, axis: value}, f"{axis} = {value}")
-    for axes in _TOGETHER:
-        for size in (1, 2, 3, 4, 5, 7):
-            point = {**start, **dict.fromkeys(axes, size)}
-            if axes[0] in tried.layer.used:
-                keep(point, f"{axes[0].split('_')[0]} = {size} both ways" if axes != PADS else f"padding of {size}")
-    for step, axes in ((offload.channel_step, ("outputs", "channels")), (offload.row_step, ("rows", "columns"))):
-        for size in (step - 1, step, step + 1, 2 * step + 1) if step > 1 else ():
-            for axis in (axis for axis in axes if axis in tried.layer.used and size > 0):
-                keep({**start, axis: size}, f"{axis} = {size}, around the tile step {step}")
-    _mixed(tried.layer.used, start, limits, keep)
-    return list(found.values())
+            left += 1
+    return [({**wishes.start, **point}, _in_short(texts)) for point, texts, _ in found], left
 
 
-def _edges(offload: Offload, start: Point, axis: str, limits: Limits, keep: Callable[[Point, str], bool]) -> None:
-    """Every place on an axis where the limits change their mind, and the ends of what is tried."""
-    before: tuple[int, bool] | None = None
-    largest: int | None = None
-    for size in (LEAST[axis], *(size for size in _LADDER if size > LEAST[axis])):
-        point = _thin(offload, start, axis, size)
-        asked = ask(offload, point)
-        if asked is None:
-            continue
-        if asked.layer.work > limits.work or asked.nbytes > limits.nbytes:
-            break
-        taken = not asked.failures
-        if before is None or size <= 3:
-            keep(point, f"{axis} = {size}")
-        elif before[1] != taken:
-            _flip(offload, start, axis, (before[0], size), taken, keep)
-        before, largest = (size, taken), size if taken else largest
-    if largest is not None:
-        keep(_thin(offload, start, axis, largest), f"{axis} = {largest}, the largest tried")
-
-
-def _flip(
-    offload: Offload, start: Point, axis: str, span: tuple[int, int], taken: bool, keep: Callable[[Point, str], bool]
-) -> None:
-    """Both sides of the limit between two sizes."""
-    low, high = span
-    while high - low > 1:
-        middle = (low + high) // 2
-        asked = ask(offload, _thin(offload, start, axis, middle))
-        if asked is not None and (not asked.failures) == taken:
-            high = middle
-        else:
-            low = middle
-    inside, outside = (high, low) if taken else (low, high)
-    keep(_thin(offload, start, axis, inside), f"{axis} = {inside}, just inside")
-    keep(_thin(offload, start, axis, outside), f"{axis} = {outside}, just outside")
-
-
-def _thin(offload: Offload, start: Point, axis: str, size: int) -> Point:
-    """A point with this size; the other ones small where it is large, so that it can be computed."""
-    point = {**start, axis: size}
-    if size <= 2 * max(SIZES[axis], setting(start, axis)):
-        if axis.startswith("kernel"):  # a kernel wants an image around it
-            image = {"kernel_rows": "rows", "kernel_columns": "columns"}[axis]
-            return {**point, image: max(setting(start, image), size)}
-        return point
-    few = {"channels": 3, "outputs": 3, "rows": 3, "columns": 3}
-    few |= {"kernel_rows": {"rows": size}, "kernel_columns": {"columns": size}}.get(axis, {})
-    thin = {**point, **{name: value for name, value in few.items() if name != axis}}
-    asked = ask(offload, thin)
-    return thin if asked is not None and not asked.failures else point
-
-
-def _mixed(used: tuple[str, ...], start: Point, limits: Limits, keep: Callable[[Point, str], bool]) -> None:
-    """Layers with settings of every kind at once, taken by the limits."""
-    generator = np.random.default_rng(1)
-    count = tries = 0
-    while count < limits.mixed and tries < 12 * limits.mixed:
-        tries += 1
-        point = dict(start)
-        for axis in used:
-            allowed = [value for value in choices(axis) if axis not in SIZES or value <= (3 if axis in PADS else 20)]
-            if generator.random() < (0.5 if axis in SIZES else 0.15):
-                point[axis] = int(generator.choice(allowed))
-        count += keep(point, "settings of several axes at once")
+def _in_short(texts: Sequence[str]) -> str:
+    """The first settings, and how many more there are."""
+    more = f" and {len(texts) - _TOLD} more settings" if len(texts) > _TOLD else ""
+    return "; ".join(texts[:_TOLD]) + more
 
 
 def cut_down(case: Case, nbytes: int) -> Case:
     """The same layer with less memory, to be computed in tiles."""
-    return Case(case.engine, case.offload, case.point, f"{case.why}, in tiles", room=nbytes)
+    return replace(case, why=f"{case.why}, in tiles", room=nbytes)

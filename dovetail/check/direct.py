@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from dovetail.check.cases import Case
 from dovetail.check.layers import Layer
-from dovetail.check.model import MemoryView, carry_out, device_of, time_limit, writes_of
+from dovetail.check.model import MemoryView, carry_out, device_of, last_writes, time_limit
 from dovetail.errors import ProgramError
 from dovetail.graph.types import Array, TensorType
 from dovetail.program.ir import View, dense_view, element_places, load, store
@@ -79,12 +79,8 @@ def _carry_out(
     device = device_of(engine, MemoryView(target, {**others, engine.memory: contents}))
     for command in commands:
         if isinstance(command, Command):
-            with time_limit(seconds, f"the job {_words(command)}"):
+            with time_limit(seconds, last_writes(command)):
                 carry_out(device, command)
-
-
-def _words(command: Command) -> Mapping[str, str]:
-    return {f"{offset:#x}": f"{value:#x}" for offset, value in writes_of(command)}
 
 
 def _written_elsewhere(before: Array, after: Array, result: View) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 
 from dovetail.graph.graph import Graph, GraphBuilder
 from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
+from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.operators.base import Operator
+from dovetail.operators.elementwise import Binary, BinaryKind
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.operators.pooling import MaxPool2d
+from dovetail.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.target.pattern import Apply, Leaf, Pattern
 
 Point = Mapping[str, int]
@@ -38,9 +39,16 @@ NUMBERS = {"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), 
            "weight_type": (0, 1, 2), "rounding": (0, 1, 2), "per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0),
            "x": (1, 0)}  # fmt: skip
 """Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1."""
-OWN = {"range": (0, 1, 2, 3, 4), "result": (0, 1, 2), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0)}
+ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
+"""Permutations of a transposition."""
+FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
+"""Functions of two integers."""
+OWN = {"range": (0, 1, 2, 3, 4), "result": (0, 1, 2), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0),
+       "order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS))), "along": (3, 1, 2, 0),
+       "first": (0, 1, 3)}  # fmt: skip
 """Axes of one operator of the pattern, as `axis:name`. Of a ScaleShift, `scale` 1: a shift only, one for all channels;
-`offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there."""
+`offset` 0: any, 1: a multiple of the scale, 2: none. `with`: whether an optional operator is there. `along`: of a
+concatenation, whose operands have different sizes there. `first`: channels a slice begins behind."""
 
 
 MOST_WORK, MOST_ELEMENTS = 2_000_000, 200_000
@@ -121,7 +129,7 @@ def add_layer(builder: GraphBuilder, pattern: Pattern, point: Point, prefix: str
     """
     seed = [abs(setting(point, axis)) for axis in (*SIZES, *NUMBERS)]
     making = Making(builder, point, prefix, np.random.default_rng(seed))
-    making.matrix = _has(pattern, FullyConnected)
+    making.matrix = FullyConnected in operators(pattern)
     root = _make(making, pattern)
     arrays = {name: making.arrays[name] for name in making.inputs.values()}
     return Layer(root, arrays, making.arrays[root], tuple(making.used), making.work)
@@ -134,45 +142,48 @@ def single(pattern: Pattern, point: Point) -> tuple[Graph, Layer]:
     return builder.finish([layer.root]), layer
 
 
-def _has(pattern: Pattern, kind: type[Operator]) -> bool:
+def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
+    """Every operator of a pattern, the outermost first."""
     if isinstance(pattern, Leaf):
-        return False
-    return pattern.operator is kind or any(_has(part, kind) for part in pattern.inputs)
+        return ()
+    return (pattern.operator, *(kind for part in pattern.inputs for kind in operators(part)))
+
+
+def left_out(pattern: Pattern) -> tuple[str, ...]:
+    """Names of a pattern's operators that no layer is made with."""
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if kind not in _MAKERS))
 
 
 def _make(making: Making, part: Pattern) -> str:
     if isinstance(part, Leaf):
         return _leaf(making, part)
-    left_out = part.operator not in _MAKERS or (part.operator is not Pad and not making.get(f"with:{part.name}"))
-    if part.optional and left_out:
-        return _make(making, part.inputs[0])
     maker = _MAKERS.get(part.operator)
+    if part.optional and (maker is None or (part.operator is not Pad and not making.get(f"with:{part.name}"))):
+        return _make(making, part.inputs[0])
     if maker is None:
         raise Underivable(f"no layer is made with {part.operator.__name__}")
     return maker(making, part)
 
 
-def _leaf(making: Making, leaf: Leaf) -> str:
-    """A run-time operand, once however often the pattern reads it."""
+def _leaf(making: Making, leaf: Leaf, along: int = 0, more: int = 0) -> str:
+    """A run-time operand, once however often the pattern reads it, with `more` elements along an axis."""
     if leaf.constant:
         raise Underivable(f"no constant is made for {leaf.name} where it stands")
     if leaf.name in making.inputs:
         return making.inputs[leaf.name]
     dtype, rows = TYPES[making.get("type")], making.get("batch")
     image = () if making.matrix else (making.get("rows"), making.get("columns"))
-    shape = (rows, *image, making.get("channels"))
-    if TensorType(shape, dtype).elements > MOST_ELEMENTS:
+    shape = [rows, *image, making.get("channels")]
+    shape[along] += more
+    kind = TensorType(tuple(shape), dtype)
+    if kind.elements > MOST_ELEMENTS:
         raise ValueError("too large to be tried")
     array = np.full(shape, dtype.low + 3) if not making.get("x") else making.generator.integers(
         max(dtype.low, -(1 << 11)), min(dtype.high, 1 << 11) + 1, shape
     )  # fmt: skip
-    value = making.builder.input(f"{making.prefix}{leaf.name}", TensorType(shape, dtype))
+    value = making.builder.input(f"{making.prefix}{leaf.name}", kind)
     making.arrays[value], making.inputs[leaf.name] = array.astype(dtype.numpy), value
     return value
-
-
-def _input_zero(making: Making) -> int:
-    return making.get("input_zero")
 
 
 def _weights(making: Making, shape: tuple[int, ...]) -> str:
@@ -187,7 +198,7 @@ def _weights(making: Making, shape: tuple[int, ...]) -> str:
 def _linear(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     channels, outputs = making.builder.type_of(x).shape[-1], 0
-    zeros = {"input_zero_point": _input_zero(making), "weight_zero_point": making.get("weight_zero")}
+    zeros = {"input_zero_point": making.get("input_zero"), "weight_zero_point": making.get("weight_zero")}
     operator: Operator
     if part.operator is FullyConnected:
         outputs = making.get("outputs")
@@ -196,6 +207,7 @@ def _linear(making: Making, part: Apply) -> str:
         kernel = (making.get("kernel_rows"), making.get("kernel_columns"))
         stride = (making.get("stride_rows"), making.get("stride_columns"))
         dilation = (making.get("dilation_rows"), making.get("dilation_columns"))
+        _refuse_padding_alone(making, part, making.builder.type_of(x).shape)
         if part.operator is Conv2d:
             outputs, groups = making.get("outputs"), making.get("groups")
             if channels % groups:
@@ -212,12 +224,24 @@ def _linear(making: Making, part: Apply) -> str:
     return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
 
 
+def _refuse_padding_alone(making: Making, part: Apply, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
+    padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
+    for name, size, lead, end in (("rows", shape[1], "top", "bottom"), ("columns", shape[2], "left", "right")):
+        kernel, stride, dilation = (making.get(f"{what}_{name}") for what in ("kernel", "stride", "dilation"))
+        before, after = (making.get(lead), making.get(end)) if padded else (0, 0)
+        starts = range(0, size - (kernel - 1) * dilation, stride)
+        read = (start + tap * dilation for start in starts for tap in range(kernel))
+        if stride > max(size, 1) or not any(before <= place < size - after for place in read):
+            raise ValueError("it reads padding alone")
+
+
 def _pad(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
     if part.optional and not any(pads):
         return x
-    value = _input_zero(making) + making.get("pad_offset")
+    value = making.get("input_zero") + making.get("pad_offset")
     return making.add(Pad((0, *pads[:2], 0), (0, *pads[2:], 0), value), x)
 
 
@@ -265,23 +289,60 @@ def _clip(making: Making, part: Apply) -> str:
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
 
-def _max_pool(making: Making, part: Apply) -> str:
+def _pool(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel = (making.get("kernel_rows"), making.get("kernel_columns"))
     stride = (making.get("stride_rows"), making.get("stride_columns"))
-    return making.add(MaxPool2d(kernel, stride, (pads[0], pads[1])), x)
+    if part.operator is SumPool2d:
+        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), making.get("input_zero")), x)
+    kind = MaxPool2d if part.operator is MaxPool2d else AveragePool2d
+    return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
 
 
 def _add(making: Making, part: Apply) -> str:
     return making.add(Add(), *(_make(making, operand) for operand in part.inputs))
 
 
+def _binary(making: Making, part: Apply) -> str:
+    function = FUNCTIONS[making.get(f"function:{part.name}")]
+    return making.add(Binary(function), *(_make(making, operand) for operand in part.inputs))
+
+
 def _offset(making: Making, part: Apply) -> str:
     return making.add(Offset(0, DType.INT32), _make(making, part.inputs[0]))
 
 
+def _lookup(making: Making, part: Apply) -> str:
+    x = _make(making, part.inputs[0])
+    table = making.generator.integers(-128, 128, 256).astype(np.int8)
+    return making.add(Lookup(), x, making.constant("table", table))
+
+
+def _transpose(making: Making, part: Apply) -> str:
+    return making.add(Transpose(ORDERS[making.get(f"order:{part.name}")]), _make(making, part.inputs[0]))
+
+
+def _slice(making: Making, part: Apply) -> str:
+    """Without what would be padding elsewhere, every `stride`-th element."""
+    x = _make(making, part.inputs[0])
+    images, rows, columns, channels = making.builder.type_of(x).shape
+    start = (0, making.get("top"), making.get("left"), making.get(f"first:{part.name}"))
+    stop = (images, rows - making.get("bottom"), columns - making.get("right"), channels)
+    if any(low >= high for low, high in zip(start, stop, strict=True)):
+        raise ValueError("nothing is left of it")
+    return making.add(Slice(start, stop, (1, making.get("stride_rows"), making.get("stride_columns"), 1)), x)
+
+
+def _concat(making: Making, part: Apply) -> str:
+    along = making.get(f"along:{part.name}")
+    parts = [_leaf(making, operand, along, number) if isinstance(operand, Leaf) else _make(making, operand)
+             for number, operand in enumerate(part.inputs)]  # fmt: skip
+    return making.add(Concat(along), *parts)
+
+
 _MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
     Conv2d: _linear, DepthwiseConv2d: _linear, FullyConnected: _linear, Pad: _pad, Requantize: _requantize,
-    ScaleShift: _scale_shift, Clip: _clip, MaxPool2d: _max_pool, Add: _add, Offset: _offset,
+    ScaleShift: _scale_shift, Clip: _clip, MaxPool2d: _pool, AveragePool2d: _pool, SumPool2d: _pool, Add: _add,
+    Binary: _binary, Offset: _offset, Lookup: _lookup, Transpose: _transpose, Slice: _slice, Concat: _concat,
 }  # fmt: skip

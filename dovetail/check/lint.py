@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from dovetail.check.cases import Unasked, ask
 from dovetail.check.layers import LEAST, Point, setting
+from dovetail.check.raised import raised
 from dovetail.target.description import Engine, Offload, Target
 
 _GROWING = ("rows", "channels", "outputs")
@@ -20,6 +21,8 @@ def lint_target(target: Target) -> Iterator[str]:
     for engine in target.engines:
         used |= {engine.memory, *engine.raw.contents, *engine.raw.pointers.values()}
         used |= {engine.constants} if engine.constants else set()
+        if engine.device is not None and engine.ideal_macs_per_cycle <= 0:
+            yield f"{engine.name}: its ideal_macs_per_cycle is {engine.ideal_macs_per_cycle:g}; it must be positive"
         seen: dict[object, str] = {}
         for offload in engine.offloads:
             for number, limit in enumerate(offload.constraints, 1):
@@ -50,24 +53,23 @@ def _reachable(target: Target, name: str) -> bool:
 
 
 def lint_cost(engine: Engine, offload: Offload, start: Point) -> Iterator[str]:
-    """What is wrong with the cycles an offload says it takes, around a layer it takes."""
+    """What is wrong with the cycles an offload says it takes, around a layer it takes.
+
+    Raises:
+        Unasked: a limit or the cycles raise.
+    """
     where = f"{engine.name} {offload.name}"
     for axis in ("", *_GROWING):
         costs: list[tuple[int, int]] = []
         for factor in (1, 2, 4) if axis else (1,):
             point = {**start, axis: setting(start, axis) * factor} if axis else dict(start)
-            try:
-                asked = ask(offload, point)
-            except Unasked as error:
-                yield f"{where}: {error}"
-                return
+            asked = ask(offload, point)
             if asked is None or asked.failures or (axis and axis not in asked.layer.used):
                 continue
             try:
                 cycles = offload.cycles(asked.match)
             except Exception as error:
-                yield f"{where}: its cycles raise {type(error).__name__}: {error}"
-                return
+                raise Unasked(f"its cycles raise {raised(error)}") from error
             if cycles <= 0:
                 at = f"{axis} = {point[axis]}" if axis else "a usual layer"
                 yield f"{where}: its cycles are {cycles} for {at}; they must be positive"

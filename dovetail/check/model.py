@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dovetail.compile import Compiled
 
 JOB_DEVICE = "dovetail.simulate.job_device:JobDevice"
+LAST = 8
+"""Register accesses shown of a port that hangs."""
 
 
 class MemoryView:
@@ -51,6 +53,12 @@ def has_model(target: Target, engine: Engine) -> bool:
 def writes_of(command: Command) -> list[tuple[int, int]]:
     """Byte offset and value of each register a driver of `JobRegisters` writes for a command, in order."""
     return [*((JOB + 4 * index, word) for index, word in enumerate(command.words)), (START, 1)]
+
+
+def last_writes(command: Command) -> str:
+    """The last register writes of a command, for people."""
+    writes = [f"write {offset:#x} = {value & 0xFFFFFFFF:#x}" for offset, value in writes_of(command)]
+    return "; ".join(writes[-LAST:])
 
 
 def carry_out(device: Device, command: Command) -> None:
@@ -90,13 +98,13 @@ def on_model(compiled: Compiled, inputs: Mapping[str, Array], seconds: float) ->
         for _, command in unit.commands[index]:
             if not isinstance(command, Command):
                 raise ProgramError(f"{statement.engine} is software and has no device")
-            with time_limit(seconds, f"the job {dict(writes_of(command))}"):
+            with time_limit(seconds, last_writes(command)):
                 carry_out(device, command)
     return {name: machine.read(view) for name, view in program.outputs.items()}
 
 
 @contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
+def time_limit(seconds: float, last: str) -> Iterator[None]:
     """Raise SimulationError where the body takes longer; in the main thread of a system with alarms, else nothing."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -105,7 +113,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         """Called by the alarm; says where the model is."""
         place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
-        raise SimulationError(f"it hangs: no end within {seconds:g} s", where=place, hint=f"what was written: {what}")
+        raise SimulationError(f"it hangs: no end within {seconds:g} s", where=place,
+                              hint=f"last register accesses: {last}")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)

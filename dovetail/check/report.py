@@ -74,18 +74,22 @@ def _around(actual: Array, expected: Array) -> Iterator[str]:
 def summary(checked: Checked) -> str:
     """The last line."""
     cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
-    count = len(checked.findings)
-    more = f", {skipped} not tried (they do not fit, or the core has no kernel)" if skipped else ""
-    untried = [f"{t.offload} ({t.remark})" for t in checked.tested if t.remark]
-    left = f"; without cases: {', '.join(untried)}" if untried else ""
-    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}{left}"
+    count, left = len(checked.findings), sum(t.left for t in checked.tested)
+    more = f", {skipped} not tried" if skipped else ""
+    more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
+    more += f"; --full tries {left} settings more" if left else ""
+    named = (("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
+             ("no layer has", sorted({name for t in checked.tested for name in t.left_out})))  # fmt: skip
+    more += "".join(f"; {what}: {', '.join(names)}" for what, names in named if names)
+    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}"
 
 
 def markdown(checked: Checked) -> str:
     """The whole report."""
     lines = [f"# Check of {checked.target}", "", summary(checked), "",
-             "| engine | offload | on | cases | failed | not tried |", "|---|---|---|---:|---:|---:|"]  # fmt: skip
-    lines += [f"| {t.engine} | {t.offload} | {t.simulator or t.remark} | {t.cases} | {t.failed} | {t.skipped} |"
+             "| engine | offload | on | cases | failed | not tried | why |",
+             "|---|---|---|---:|---:|---:|---|"]  # fmt: skip
+    lines += [f"| {t.engine} | {t.offload} | {t.simulator} | {t.cases} | {t.failed} | {t.skipped} | {t.remark} |"
               for t in checked.tested]  # fmt: skip
     for number, finding in enumerate(checked.findings, 1):
         lines += ["", f"## Finding {number}", "", "```text", finding_text(finding), "```"]
@@ -96,8 +100,8 @@ def junit(checked: Checked) -> str:
     """A suite per target, a test per offload and simulator, and one for the declarations."""
     found = [(finding, _of(finding)) for finding in checked.findings]
     tests: list[tuple[str, str, float, str]] = [("declarations", "declarations", 0.0, "")]
-    tests += [(t.engine, f"{t.offload} on {t.simulator}" if t.simulator else t.offload, t.seconds, t.remark)
-              for t in checked.tested]  # fmt: skip
+    tests += [(t.engine, f"{t.offload} on {t.simulator}" if t.simulator else t.offload, t.seconds,
+               "" if t.cases else t.remark) for t in checked.tested]  # fmt: skip
     suite = ElementTree.Element("testsuite", name=f"dovetail check {checked.target}", tests=str(len(tests)))
     failures = skipped = 0
     for engine, name, seconds, remark in tests:

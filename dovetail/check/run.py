@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,25 +13,27 @@ import numpy as np
 
 from dovetail.check.cases import Case, ask
 from dovetail.check.direct import fits_directly, on_device
-from dovetail.check.layers import Layer, add_layer
-from dovetail.check.model import on_model
+from dovetail.check.layers import Layer, add_layer, single
+from dovetail.check.model import LAST, on_model
+from dovetail.check.raised import raised
 from dovetail.errors import DovetailError, PlaceError, PlanError
 from dovetail.graph.graph import GraphBuilder
 from dovetail.graph.types import Array
-from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.description import Offload, Target
 
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
 
 INSTRUCTIONS = 30_000_000
-"""That a batch may take on the simulated chip."""
+"""That a batch may take on the simulated chip at most."""
 SECONDS = 60.0
 """That a batch may take."""
-ENOUGH = 2
-"""Errors after which others are not looked for: each may have taken as long as it could."""
-_BATCH = 24
-_LAST = 8
-"""Register accesses shown of a driver that hangs."""
+_START, _PER_CASE, _PER_PRODUCT = 1_000_000, 400_000, 40
+"""Instructions a batch may take: for start-up, for each case, and for each multiply-accumulate."""
+_HANGS = ("it hangs", "gave no answer", "without an end", "deadlock")
+"""What is in the errors of a port that does not come to an end."""
+_SKIPPED = "not tried after an error"
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,12 @@ class Outcome:
     error: str = ""
     """Why nothing was computed."""
     skipped: str = ""
-    """Why it was not tried: it does not fit the memories, or the core has no such kernel."""
+    """Why it was not tried: no tile of it fits the memories, the core has no kernel for a part of it, or an error."""
+
+    @property
+    def hangs(self) -> bool:
+        """True when it did not come to an end."""
+        return any(word in self.error for word in _HANGS)
 
     @property
     def failed(self) -> bool:
@@ -74,65 +81,93 @@ def run(
         seconds: that a batch may take.
         progress: told how many are done.
     """
-    done = _directly(target, cases, seconds) if simulator == "model" else {}
+    done = _refused(target, {index: case for index, case in enumerate(cases) if not case.taken})
+    done |= _directly(target, cases, seconds) if simulator == "model" else {}
     for batch in _batches({index: case for index, case in enumerate(cases) if index not in done}):
-        if sum(bool(outcome.error) for outcome in done.values()) >= ENOUGH:
-            done.update((index, Outcome(cases[index], skipped=f"not tried after {ENOUGH} errors")) for index in batch)
-            continue
-        outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
+        if any(outcome.hangs for outcome in done.values()):
+            outcomes = [Outcome(cases[index], skipped=_SKIPPED) for index in batch]
+        else:
+            outcomes = _attempt(target, [cases[index] for index in batch], simulator, seconds)
         done.update(zip(batch, outcomes, strict=True))
         progress(len(done))
     return [done[index] for index in range(len(cases))]
 
 
+def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
+    """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
+    from dovetail.place import first
+
+    done: dict[int, Outcome] = {}
+    for index, case in cases.items():
+        graph, layer = single(offload_of(target, case).pattern, case.point)
+        regions = first(graph, _alone(target, case))
+        taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
+        error = f"the engine took it, against its limit: {case.failure}" if taken else ""
+        done[index] = Outcome(case, layer.expected, layer.expected, error)
+    return done
+
+
 def _directly(target: Target, cases: Sequence[Case], seconds: float) -> dict[int, Outcome]:
     """Those cases that are one launch of a Python model, carried out without compiling anything."""
     done: dict[int, Outcome] = {}
-    for index, case in enumerate(cases):
+    for index, case in ((index, case) for index, case in enumerate(cases) if case.taken):
         offload = offload_of(target, case)
-        asked = ask(offload, case.point) if case.taken and not case.room else None
+        asked = ask(offload, case.point) if not case.room else None
         if asked is None or not fits_directly(offload, asked.match):
+            continue
+        if any(outcome.hangs for outcome in done.values()):
+            done[index] = Outcome(case, skipped=_SKIPPED)
             continue
         try:
             found = on_device(target, target.engine(case.engine), offload, asked.match, asked.layer,
                               case, seconds)  # fmt: skip
-            skipped = "" if found is not None else f"{target.engine(case.engine).memory} does not hold it"
-            done[index] = Outcome(case, found, asked.layer.expected, skipped=skipped)
+            if found is not None:  # else it is computed in tiles
+                done[index] = Outcome(case, found, asked.layer.expected)
         except DovetailError as error:
             done[index] = Outcome(case, error=str(error))
         except Exception as error:  # the port's own code: pack, commands, the device
-            done[index] = Outcome(case, error=f"{type(error).__name__}: {error}")
+            done[index] = Outcome(case, error=raised(error))
     return done
 
 
 def _batches(cases: Mapping[int, Case]) -> Iterator[list[int]]:
     """Indices of cases that go into one network: of one offload and one size of memory."""
-    groups: dict[tuple[str, str, int, bool], list[int]] = {}
+    groups: dict[tuple[str, str, int], list[int]] = {}
     for index, case in cases.items():
-        groups.setdefault((case.engine, case.offload, case.room, case.taken), []).append(index)
+        groups.setdefault((case.engine, case.offload, case.room), []).append(index)
     for group in groups.values():
         yield from (group[start : start + _BATCH] for start in range(0, len(group), _BATCH))
 
 
 def _attempt(target: Target, cases: Sequence[Case], simulator: str, seconds: float) -> list[Outcome]:
-    """A batch; where it fails as a whole, its halves, so that one bad case does not hide the others."""
+    """A batch; where it fails as a whole, its halves, so that one bad case does not hide the others.
+
+    On a chip the first alone comes before them: a port that hangs may do so in every try.
+    """
     try:
         return _batch(target, cases, simulator, seconds)
     except DovetailError as error:
         if len(cases) == 1:
             room = isinstance(error, PlanError) or (isinstance(error, PlaceError) and "no tile of" in str(error))
-            skip = room or "no core kernel" in error.hint or not cases[0].taken
+            skip = room or "no core kernel" in error.hint
             return [Outcome(cases[0], skipped=str(error)) if skip else Outcome(cases[0], error=str(error))]
     except Exception as error:  # the port's own code: pack, commands, the device
         if len(cases) == 1:
-            last = str(error).strip().splitlines()[-1:] or [""]
-            text = last[0] if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
-            return [Outcome(cases[0], error=text)]
-    half = len(cases) // 2
-    found = _attempt(target, cases[:half], simulator, seconds)
-    if simulator != "model" and sum(bool(outcome.error) for outcome in found) >= min(ENOUGH, half):
-        return found + [Outcome(case, skipped="not tried after errors of all before") for case in cases[half:]]
-    return found + _attempt(target, cases[half:], simulator, seconds)
+            return [Outcome(cases[0], error=raised(error))]
+    found: list[Outcome] = []
+    for part in _parts(cases, simulator):
+        if simulator != "model" and any(outcome.error for outcome in found):
+            found += [Outcome(case, skipped=_SKIPPED) for case in part]
+        else:
+            found += _attempt(target, part, simulator, seconds)
+    return found
+
+
+def _parts(cases: Sequence[Case], simulator: str) -> Iterator[Sequence[Case]]:
+    """Halves; before them the first case, where it is not on the model."""
+    alone = 1 if simulator != "model" and len(cases) > 2 else 0
+    half = alone + (len(cases) - alone) // 2
+    yield from (part for part in (cases[:alone], cases[alone:half], cases[half:]) if part)
 
 
 def compiled_cases(
@@ -150,9 +185,7 @@ def compiled_cases(
     pattern = offload_of(target, cases[0]).pattern
     layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
     graph = builder.finish([layer.root for layer in layers])
-    several = len(target.engines) > 1 and cases[0].taken  # else the core may be thought to be quicker
-    pins = {f"c{index}_": case.engine for index, case in enumerate(cases)} if several else {}
-    compiled = compile_graph(graph, machine, Options(pins=pins), interpret=False)
+    compiled = compile_graph(graph, machine, Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
 
 
@@ -161,40 +194,32 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
     if simulator == "model":
         outputs: Mapping[str, Array] = on_model(compiled, inputs, seconds)
     else:
-        outputs = _on_simulator(compiled, inputs, simulator, seconds)
+        most = _START + sum(_PER_CASE + _PER_PRODUCT * layer.work for layer in layers)
+        outputs = _on_simulator(compiled, inputs, simulator, min(most, INSTRUCTIONS), seconds)
     return [_outcome(case, layer, f"c{index}_", compiled, outputs)
             for index, (case, layer) in enumerate(zip(cases, layers, strict=True))]  # fmt: skip
 
 
 def _outcome(case: Case, layer: Layer, origin: str, compiled: Compiled, outputs: Mapping[str, Array]) -> Outcome:
     regions = [region for region in compiled.regions if origin in region.origins]
-    taken = any(region.engine is not None for region in regions)
-    if case.taken and not taken:
+    if all(region.engine is None for region in regions):
         reason = next((region.reason for region in regions if region.reason), "")
         return Outcome(case, error=f"every limit takes it, and no engine did: {reason}")
-    if not case.taken and taken:
-        return Outcome(case, error=f"the engine took it, against its limit: {case.failure}")
     return Outcome(case, outputs[layer.root], layer.expected)
 
 
 def _alone(target: Target, case: Case) -> Target:
-    """The target with one offload only, used wherever it can be, and with as much memory as the case says."""
-    def reduced(engine: Engine) -> Engine:
-        """Nothing of other engines."""
-        kept = [replace(offload, lossy="") for offload in engine.offloads
-                if (engine.name, offload.name) == (case.engine, case.offload)]  # fmt: skip
-        return replace(engine, offloads=tuple(kept))
-
-    engine = target.engine(case.engine)
+    """The target with one engine and one offload only, and with as much memory as the case says."""
+    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy=""),))
     memories = tuple(
         replace(memory, size=case.room) if case.room and memory.name == engine.memory else memory
         for memory in target.memories
     )
-    return replace(target, engines=tuple(map(reduced, target.engines)), memories=memories)
+    return replace(target, engines=(engine,), memories=memories)
 
 
 def _on_simulator(
-    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, seconds: float
+    compiled: Compiled, inputs: Mapping[str, Array], simulator: str, instructions: int, seconds: float
 ) -> Mapping[str, Array]:
     """The outputs of the network in C on a simulated chip, or on this computer."""
     from dovetail.emit.project import write_project
@@ -204,13 +229,13 @@ def _on_simulator(
         folder = Path(name)
         write_project(compiled.project, folder / "build")
         build = open_build(folder / "build", compiled.unit.target)
-        with _last_accesses(folder, simulator):
-            watchdog = Watchdog(INSTRUCTIONS, seconds, folder)
+        with _last_accesses(folder) if simulator != "host" else nullcontext():
+            watchdog = Watchdog(instructions, seconds, folder)
             return run_build(build, simulator, [inputs], watchdog=watchdog).outputs[0]
 
 
 @contextmanager
-def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
+def _last_accesses(folder: Path) -> Iterator[None]:
     """Adds the last register accesses to the error of a simulator that gives up."""
     from dovetail.errors import SimulationError
     from dovetail.simulate.watch import accesses
@@ -219,7 +244,7 @@ def _last_accesses(folder: Path, simulator: str) -> Iterator[None]:
         yield
     except SimulationError as error:
         found = [f"{file.stem}: {access}" for file in sorted(folder.glob("*.accesses"))
-                 for access in accesses(file)[-_LAST:]]  # fmt: skip
+                 for access in accesses(file)[-LAST:]]  # fmt: skip
         if "last register accesses" in error.hint:
             raise
         last = f"last register accesses: {'; '.join(found)}" if found else "no register was accessed"

@@ -11,7 +11,8 @@ from dovetail.check.run import Outcome
 from dovetail.target.description import Offload
 
 _SIMPLEST = {"input_zero": 0, "weight_zero": 0, "output_zero": 0, "pad_offset": 0, "per_channel": 0, "bias": 0,
-             "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0}  # fmt: skip
+             "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0, "type": 0, "weight_type": 0, "result": 0,
+             "rounding": 0, "with": 0, "first": 0, "along": 3, "order": 0, "function": 0}  # fmt: skip
 _ROUNDS, _ROUNDS_OF_ERRORS = 9, 1
 
 
@@ -21,27 +22,46 @@ class Shrunk:
 
     outcome: Outcome
     needed: tuple[str, ...]
-    """Axes that cannot be simpler: without what they are, all is well."""
+    """Axes without whose settings all is well."""
 
 
-def shrink(outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]], list[Outcome]]) -> Shrunk:
+def shrink(
+    outcome: Outcome, offload: Offload, attempt: Callable[[Sequence[Case]], list[Outcome]], dear: bool = False
+) -> Shrunk:
     """Make a failing case as simple as it goes.
 
     Args:
         outcome: of the case.
         offload: what it is about.
         attempt: carries cases out.
+        dear: whether a try that ends in an error takes long.
     """
     needed: tuple[str, ...] = ()
+    if outcome.hangs or (dear and outcome.error):
+        simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
+        small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt))
+        return Shrunk(small or outcome, ())
     for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
         single = {axis: case for axis, case in _simpler(outcome.case, offload)}
         results = dict(zip(single, attempt(list(single.values())), strict=True))
         failing = {axis: result for axis, result in results.items() if _same(outcome, result)}
-        needed = tuple(axis for axis in _ends(outcome.case) if axis not in failing)
+        needed = tuple(axis for axis in single if axis not in failing)
         if not failing:
             break
-        outcome = _together(outcome, failing, offload, attempt)
+        outcome = _together(outcome, failing, offload, attempt) or next(iter(failing.values()))
     return Shrunk(outcome, needed)
+
+
+def _first(
+    outcome: Outcome, cases: Sequence[Case], attempt: Callable[[Sequence[Case]], list[Outcome]]
+) -> list[Outcome]:
+    """Cases one at a time, up to the first that fails alike."""
+    found: list[Outcome] = []
+    for case in cases:
+        found += attempt([case])
+        if _same(outcome, found[-1]):
+            break
+    return found
 
 
 def _same(one: Outcome, other: Outcome) -> bool:
@@ -52,8 +72,8 @@ def _same(one: Outcome, other: Outcome) -> bool:
 def _together(
     outcome: Outcome, failing: Mapping[str, Outcome], offload: Offload,
     attempt: Callable[[Sequence[Case]], list[Outcome]],
-) -> Outcome:
-    """Every simplification that fails by itself at once, if that fails too; else half of them, at last one alone."""
+) -> Outcome | None:
+    """Every simplification at once, if that fails too; else half of them, and so on; None where nothing fails."""
     axes = list(failing)
     tries = []
     while len(axes) > 1:
@@ -63,25 +83,23 @@ def _together(
             tries.append(replace(outcome.case, point={axis: setting(point, axis) for axis in asked.layer.used}))
         axes = axes[: len(axes) // 2]
     found = [result for result in attempt(tries) if _same(outcome, result)] if tries else []
-    return found[0] if found else next(iter(failing.values()))
+    return found[0] if found else None
 
 
 def _ends(case: Case) -> Iterator[str]:
     """Axes that are not yet as simple as can be."""
-    for axis, value in case.point.items():
-        if value != _simplest(axis, value):
-            yield axis
+    yield from (axis for axis, value in case.point.items() if value != _simplest(axis))
 
 
-def _simplest(axis: str, value: int) -> int:
-    return LEAST[axis] if axis in SIZES else _SIMPLEST.get(axis.split(":")[0], value)
+def _simplest(axis: str) -> int:
+    return LEAST[axis] if axis in SIZES else _SIMPLEST[axis.split(":")[0]]
 
 
 def _simpler(case: Case, offload: Offload) -> Iterator[tuple[str, Case]]:
     """For each axis the simplest setting the limits take with all others as they are."""
     for axis in _ends(case):
         value = case.point[axis]
-        steps = [_simplest(axis, value)]
+        steps = [_simplest(axis)]
         if axis in SIZES:
             steps += [size for size in (2, 3, value // 2, value - 1) if LEAST[axis] < size < value]
         for size in steps:

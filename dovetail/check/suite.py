@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 
 from dovetail.build.instruction_sets import instruction_set
 from dovetail.check.cases import Case, Limits, Unasked, ask, base, cut_down, derive, nearest_failure
-from dovetail.check.layers import Underivable
+from dovetail.check.layers import Underivable, left_out
 from dovetail.check.lint import lint_cost, lint_target
 from dovetail.check.model import has_model
 from dovetail.check.run import SECONDS, Outcome, run
 from dovetail.check.shrink import shrink
 from dovetail.check.suspect import suspicions
 from dovetail.errors import TargetError
-from dovetail.run import SIMULATORS
+from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Engine, Offload, Target
 
-_TILED, _OUTSIDE = 3, 5
-"""Cases computed in tiles, and cases outside a limit, that are carried out for each offload."""
+_TILED = 3
+"""Cases of each offload that are computed in tiles too."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Finding:
     outcome: Outcome | None = None
     """In its smallest form; None for declarations."""
     needed: tuple[str, ...] = ()
-    """Axes that cannot be simpler."""
+    """Axes without whose settings all is well."""
     also: tuple[str, ...] = ()
     """Other offloads with the same suspicion."""
 
@@ -45,13 +45,17 @@ class Tested:
 
     engine: str
     offload: str
-    simulator: str
-    cases: int
-    failed: int
-    skipped: int
-    seconds: float
+    simulator: str = ""
+    cases: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
     remark: str = ""
-    """Why there are no cases, if there are none."""
+    """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
+    left: int = 0
+    """Settings worth trying that no case has, for there would be too many."""
+    left_out: tuple[str, ...] = ()
+    """Optional operators of the pattern that no layer is made with."""
 
 
 @dataclass
@@ -81,9 +85,12 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
 
     Raises:
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
+        DovetailError: its Verilog is asked for and does not build.
     """
     if not target.engines:
         raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
+    if "rtl" in order.simulators:
+        verilog_devices(target)  # else each batch would say that it does not build
     found = Checked(target.name)
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
     for engine in target.engines:
@@ -118,22 +125,11 @@ def _offload(
     """Everything about one offload."""
     where = f"{engine.name} {offload.name}"
     progress(f"{where}: looking for layers it takes")
-    try:
-        start = base(offload)
-        if start is None:
-            sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
-            found.findings.append(Finding(sentence, (sentence,)))
-            found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "no layer reaches it"))
-            return
-        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-        cases = _chosen(target, engine, offload, derive(engine, offload, start, order.limits))
-    except Underivable as error:
-        found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, str(error)))
+    cases, left, remark = _cases(engine, offload, order, found)
+    if remark:
+        found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
-    except Unasked as error:
-        found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        found.tested.append(Tested(engine.name, offload.name, "", 0, 0, 0, 0.0, "a limit raises"))
-        return
+    right: list[str] = []
     for simulator in simulators(target, engine, order):
         began = time.monotonic()
         progress(f"{where}: {len(cases)} cases on {simulator}")
@@ -143,31 +139,59 @@ def _offload(
             progress(f"{where}: {done} of {len(cases)} cases on {name}")
 
         outcomes = run(target, cases, simulator, order.seconds, told)
-        failed = [outcome for outcome in outcomes if outcome.failed]
-        skipped = sum(bool(outcome.skipped) for outcome in outcomes)
-        found.findings += _explained(target, offload, simulator, outcomes, order, progress)
+        if not any(outcome.failed for outcome in outcomes):
+            tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
+            outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, progress)
+        failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
+        reason = skipped[0].splitlines()[0] if skipped else ""
         seconds = time.monotonic() - began
-        found.tested.append(Tested(engine.name, offload.name, simulator, len(cases), len(failed), skipped, seconds))
+        found.tested.append(Tested(engine.name, offload.name, simulator, len(outcomes), failed, len(skipped), seconds,
+                                   reason, left, left_out(offload.pattern)))  # fmt: skip
         if failed:
             break  # what is wrong on the model is wrong everywhere
+        right.append(simulator)
 
 
-def _chosen(target: Target, engine: Engine, offload: Offload, cases: list[Case]) -> list[Case]:
-    """The cases carried out: all inside, some outside, and some of the largest in tiles too."""
-    inside = [case for case in cases if case.taken]
-    outside = [case for case in cases if not case.taken]
-    outside = outside[:: max(1, -(-len(outside) // _OUTSIDE))]
-    tiled: list[Case] = []
-    if not target.works_in_place(engine) and engine.memory != target.values and engine.device is not None:
-        sized = [(asked.nbytes, number) for number, case in enumerate(inside) if (asked := ask(offload, case.point))]
-        for nbytes, number in sorted(sized, reverse=True)[:_TILED]:
-            tiled.append(cut_down(inside[number], max(512, nbytes // 2 // 64 * 64)))
-    return [*inside, *tiled, *outside]
+def _cases(
+    engine: Engine, offload: Offload, order: Order, found: Checked
+) -> tuple[list[Case], int, str]:
+    """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
+    where = f"{engine.name} {offload.name}"
+    try:
+        start = base(offload)
+        if start is None:
+            sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
+            found.findings.append(Finding(sentence, (sentence,)))
+            return [], 0, "no layer reaches it"
+        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+        cases, left = derive(engine, offload, start, order.limits)
+        return cases, left, ""
+    except Underivable as error:
+        return [], 0, str(error)
+    except Unasked as error:
+        found.findings.append(Finding(f"{where}: {error}", (str(error),)))
+        return [], 0, "its declarations raise"
+
+
+def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
+    """Some of the largest in tiles, with one size of memory; none where nothing is cut."""
+    if target.works_in_place(engine) or engine.memory == target.values or engine.device is None:
+        return []
+    sized = []
+    for number, case in enumerate(cases):
+        asked = ask(offload, case.point) if case.taken else None
+        if asked is not None:
+            images = sum(array.nbytes for array in (*asked.layer.inputs.values(), asked.layer.expected))
+            sized.append((images, asked.nbytes - images, number))
+    largest = sorted(sized, reverse=True)[:_TILED]
+    room = max(512, max(constants + images // 2 for images, constants, _ in largest) // 64 * 64)
+    return [cut_down(cases[number], room) for *_, number in largest]
 
 
 def _explained(
     target: Target, offload: Offload, simulator: str, outcomes: Sequence[Outcome], order: Order,
-    progress: Callable[[str], None],
+    right: Sequence[str], progress: Callable[[str], None],
 ) -> Iterator[Finding]:
     """One finding for wrong results, one for errors, each in its smallest form."""
     for kind, word in ((False, "wrong results"), (True, "errors")):
@@ -178,14 +202,25 @@ def _explained(
         first = failed[0]
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
-        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds))
-        title = f"{where}, {simulator}: {word} in {len(failed)} of {len(outcomes)} cases, e.g. {first.case.why}"
+        dear = simulator != "model"
+        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
+        tried = sum(not outcome.skipped for outcome in outcomes)
+        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)
         if simulator == "model" and not kind:
             found[:0] = _where_it_lies(target, small.outcome, order)
+        if right:
+            found.insert(kind, _elsewhere(simulator, right))
         if first.case.room:
             found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
         yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
+
+
+def _elsewhere(simulator: str, right: Sequence[str]) -> str:
+    """What is left where something else computes all cases rightly."""
+    parts = ["the driver"] if "iss" not in right else []
+    parts += ["the Verilog"] if simulator == "rtl" else []
+    return f"{' or '.join(parts) or 'its C'}: all cases are right on {' and '.join(right)}"
 
 
 def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:

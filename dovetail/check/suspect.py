@@ -27,6 +27,8 @@ _NEEDED = (
     (("kernel_rows", "kernel_columns"), "kernel or halo: too wide a limit, or the order of the taps"),
     (("batch",), "several images: too wide a limit"),
     (("rounding",), "rounding: too wide a limit"),
+    (("type", "result"), "the type of operand or result: too wide a limit"),
+    (("weight_type",), "narrow weights: too wide a limit, or how they are packed"),
     (("channels",), "input channels: weight order, alignment or too wide a limit"),
     (("outputs",), "output channels: weight order, alignment or too wide a limit"),
     (("rows", "columns"), "addresses: alignment, strides between rows, or too wide a limit"),
@@ -59,6 +61,7 @@ def _of_error(error: str) -> list[str]:
     """What an error that is no wrong result points to."""
     text = error.lower()
     known = (
+        ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
         ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
         ("instructions without an end", "the port hangs: the driver polls for what never comes"),
         ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),

@@ -25,6 +25,9 @@ class CheckOrder:
 
 def check_target(order: CheckOrder) -> None:
     """Check a target, print its findings, and exit with 1 where there are any; raises DovetailError."""
+    for path in (order.junit, order.markdown):
+        if path is not None:
+            _write(path, "")  # a file that cannot be written is told before the work, not after it
     with progress("reading the target") as report:
         from dovetail.check.cases import FULL, QUICK
         from dovetail.check.report import finding_text, junit, markdown, summary

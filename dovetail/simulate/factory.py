@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dovetail.errors import SimulationError
@@ -43,8 +45,15 @@ def find(place: str, what: str) -> Any:
     module_name, _, name = place.rpartition(":")
     try:
         is_file = module_name.endswith(".py")
-        module = import_file(Path(module_name)) if is_file else importlib.import_module(module_name)
+        path = Path(module_name)
+        module = _from_file(path, path.stat().st_mtime_ns) if is_file else importlib.import_module(module_name)
         return getattr(module, name)
     except (ImportError, AttributeError, OSError, ValueError) as error:
         raise SimulationError(f"there is no such {what}: {error}", where=place,
                               hint="write it as 'module:function' or 'file.py:function'") from None
+
+
+@lru_cache(maxsize=8)
+def _from_file(path: Path, changed: int) -> ModuleType:
+    """The module of a file, run anew only when the file has changed."""
+    return import_file(path)

@@ -7,7 +7,10 @@ from pathlib import Path
 from types import TracebackType
 
 from dovetail.simulate.protocol import Buffers, RunRequest, SimulationResult, result_from_message, run_to_message
-from dovetail.simulate.worker_process import WorkerProcess
+from dovetail.simulate.worker_process import STARTING, WorkerProcess
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds a request may take."""
 
 
 class HostSession:
@@ -24,11 +27,12 @@ class HostSession:
     """
 
     def __init__(
-        self, library: Path, entry: str, timeout: float = 600.0, environment: Mapping[str, str] | None = None
+        self, library: Path, entry: str, timeout: float = DEFAULT_TIMEOUT, environment: Mapping[str, str] | None = None
     ) -> None:
         self._worker = WorkerProcess("dovetail.simulate.host_worker", timeout, environment)
         try:
-            self._worker.ask({"command": "load", "setup": {"library": str(library.resolve()), "entry": entry}})
+            setup = {"library": str(library.resolve()), "entry": entry}
+            self._worker.ask({"command": "load", "setup": setup}, at_least=STARTING)
         except BaseException:
             self._worker.close()
             raise
@@ -62,7 +66,7 @@ class HostSession:
 
 
 def simulate_host(
-    library: Path, entry: str, inputs: Sequence[Buffers], outputs: Mapping[str, int], timeout: float = 600.0
+    library: Path, entry: str, inputs: Sequence[Buffers], outputs: Mapping[str, int], timeout: float = DEFAULT_TIMEOUT
 ) -> SimulationResult:
     """Load the library, run the inferences, and end the process; see `HostSession.run`."""
     with HostSession(library, entry, timeout) as session:

@@ -17,7 +17,7 @@ from dovetail.simulate.protocol import (
     run_to_message,
     setup_to_json,
 )
-from dovetail.simulate.worker_process import WorkerProcess
+from dovetail.simulate.worker_process import STARTING, WorkerProcess
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds a request may take."""
@@ -40,7 +40,7 @@ class IssSession:
             raise MissingExtraError("unicorn", "iss", "simulating firmware")
         self._worker = WorkerProcess("dovetail.simulate.iss_worker", timeout)
         try:
-            self._worker.ask({"command": "load", "setup": setup_to_json(setup)})
+            self._worker.ask({"command": "load", "setup": setup_to_json(setup)}, at_least=STARTING)
         except BaseException:
             self._worker.close()
             raise

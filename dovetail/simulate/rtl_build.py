@@ -140,9 +140,6 @@ def _check_ports(rtl: Rtl, model: str) -> None:
                 raise BuildError(what, where=rtl.top, hint="give data ports of a memory one width, 8, 16, 32, ... bits")
 
 
-_MEND = "mend the Verilog there; Verilator's own message comes first"
-
-
 def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
     """Turn Verilator's complaints into a BuildError that begins with the first error.
 
@@ -156,8 +153,8 @@ def verilator_error(output: str, rtl: Rtl, code: int) -> BuildError:
     rest = "\n".join(lines[found : found + 30]) or f"Verilator printed nothing and exited with {code}"
     located = re.match(r"%Error[\w-]*: (?P<where>[^\s:]+:\d+(?::\d+)?): (?P<what>.*)", rest, re.DOTALL)
     if located:
-        return BuildError(located["what"], where=located["where"], hint=_MEND)
-    return BuildError(rest.removeprefix("%Error: "), where=rtl.top, hint=_MEND)
+        return BuildError(located["what"], where=located["where"], hint="correct that place first: others may follow")
+    return BuildError(rest.removeprefix("%Error: "), where=rtl.top, hint="try verilator --lint-only on its sources")
 
 
 _INPUTS = frozenset({

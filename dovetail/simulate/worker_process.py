@@ -16,6 +16,10 @@ from typing import IO
 from dovetail.errors import SimulationError
 from dovetail.simulate.protocol import Json, receive, send
 
+BUG = "in the simulator's worker:"
+"""What an error begins with that the worker's own code, or a device model, raised; the traceback follows."""
+STARTING = 60.0
+"""Seconds a process may take to start and load what it runs, however little a run may."""
 _SAID = "dovetail: "
 """What a line on stderr begins with that says why the emitted C gave up."""
 
@@ -41,8 +45,10 @@ class WorkerProcess:
         )
         self._finalizer = weakref.finalize(self, _end, self._process, self._messages)
 
-    def ask(self, message: Json, blobs: Sequence[bytes] = ()) -> tuple[Json, list[bytes]]:
-        """Send a request and wait for the answer.
+    def ask(
+        self, message: Json, blobs: Sequence[bytes] = (), at_least: float = 0.0
+    ) -> tuple[Json, list[bytes]]:
+        """Send a request and wait for the answer, for the timeout or for `at_least` so many seconds.
 
         Raises:
             SimulationError: the worker reports one, died, or took longer than the timeout.
@@ -50,10 +56,11 @@ class WorkerProcess:
         """
         if not self._finalizer.alive:
             raise SimulationError("it was already closed", where="simulator", hint="start a new session")
-        deadline = time.monotonic() + self._timeout
+        allowed = max(self._timeout, at_least)
+        deadline = time.monotonic() + allowed
         try:
             send(self._write, message, blobs)
-            answer = receive(lambda size: self._read(size, deadline))
+            answer = receive(lambda size: self._read(size, deadline, allowed))
         except BrokenPipeError:
             answer = None
         except BaseException:  # a timeout or Ctrl-C: the worker is in the middle of something
@@ -65,7 +72,7 @@ class WorkerProcess:
         if content["kind"] == "error":
             raise SimulationError(content["what"], where=content["where"], hint=content["hint"])
         if content["kind"] == "bug":
-            raise RuntimeError(f"in the simulator's worker:\n{content['traceback']}")
+            raise RuntimeError(f"{BUG}\n{content['traceback']}")
         return content, data
 
     def close(self) -> None:
@@ -78,14 +85,14 @@ class WorkerProcess:
         while view:
             view = view[os.write(self._process.stdin.fileno(), view) :]
 
-    def _read(self, size: int, deadline: float) -> bytes:
+    def _read(self, size: int, deadline: float, allowed: float) -> bytes:
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
         parts: list[bytes] = []
         while size:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([file], [], [], left)[0]:
-                raise SimulationError(f"it gave no answer within {self._timeout:g} s", where="simulator",
+                raise SimulationError(f"it gave no answer within {allowed:g} s", where="simulator",
                                       hint="look for a loop without an end in the driver or device model, or allow "
                                            "more time")
             part = os.read(file, min(size, 1 << 20))

@@ -125,11 +125,16 @@ def load_padded(H: size, W: size, T: index, B: index, L: index, R: index, source
 """Name -> text, with BATCH, BLOCK, and DOWN and ACROSS, the strides of a window, to be filled in."""
 
 
-@cache
 def instruction(name: str, batch: int, block: int, stride: tuple[int, int] = (1, 1)) -> Procedure:
     """The instruction of that name for a configuration's lanes and the strides of a window."""
-    scope = {memory_name: memory(memory_name) for memory_name in ("INP", "WGT", "ACC")}
     text = MEANINGS[name]
     for word, number in (("BATCH", batch), ("BLOCK", block), ("DOWN", stride[0]), ("ACROSS", stride[1])):
         text = text.replace(word, str(number))
+    return _made(name, text)
+
+
+@cache
+def _made(name: str, text: str) -> Procedure:
+    """An instruction of this text: most do not depend on the strides."""
+    scope = {memory_name: memory(memory_name) for memory_name in ("INP", "WGT", "ACC")}
     return procedure(text, scope, instruction=name)
