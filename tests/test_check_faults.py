@@ -151,10 +151,10 @@ def test_code_that_raises(tmp_path: Path, old: str, new: str, simulator: str, me
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("import numpy as np\n", "import numpie as np\n", "small.py:9: the file does not run: ModuleNotFoundError"),
-        ("def pack(match):", "def pack(match)", "the file does not run: SyntaxError: expected ':'"),
-        ("TARGET = ", "TARGT = ", "small.py: it does not define TARGET"),
-        ('memory="L1"', 'memory="L3"', "the memory L3"),
+        ("import numpy as np\n", "import numpie as np\n", "small.py:9: ModuleNotFoundError: No module named 'numpie'"),
+        ("def pack(match):", "def pack(match)", "small.py:30: SyntaxError: expected ':'"),
+        ("TARGET = ", "TARGT = ", "small.py: the file does not define TARGET"),
+        ('memory="L1"', 'memory="L3"', "small.py: there is no memory 'L3' for the operands of small"),
     ],
     ids=["import", "syntax", "no target", "unknown memory"],
 )
@@ -166,9 +166,8 @@ def test_files_that_are_no_target(
     port_file(Path(), old, new)
     with pytest.raises(SystemExit) as ended:
         main(["check", "small.py", "--only", "dense"])
-    said = capsys.readouterr()
-    assert ended.value.code == 1 and message in said.err + said.out
-    assert "what to do" in said.err or new == 'memory="L3"'
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and message in said and "what to do" in said
 
 
 @pytest.mark.parametrize("option", ["--junit", "--markdown"])
@@ -178,4 +177,5 @@ def test_a_report_that_cannot_be_written(
     with pytest.raises(SystemExit) as ended:
         main(["check", "macarray", option, str(tmp_path / "missing" / "report")])
     said = capsys.readouterr().err
-    assert ended.value.code == 1 and "check: cannot write" in said and "what to do: choose another file" in said
+    assert ended.value.code == 1 and f"{tmp_path / 'missing' / 'report'}: cannot write it" in said
+    assert "what to do: choose another file" in said
