@@ -1,6 +1,8 @@
-"""The targets that come with Dovetail pass a quick check; dovetail check TARGET tries all they take."""
+"""The targets that come with Dovetail, and a library, pass a quick check; dovetail check TARGET tries all they take."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from dovetail.check.report import finding_text
 from dovetail.check.suite import Order, check
 from dovetail.targets import BUILT_IN, load_target
 
+LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
 QUICK = (
     ("macarray", ("convolution",), ("model",)),
     ("macarray", ("dense without bias",), ("iss",)),
@@ -17,10 +20,11 @@ QUICK = (
     ("vta", ("dense",), ("iss",)),
     ("diana", ("sum",), ("iss",)),
     ("maeri", ("dense",), ("iss",)),
+    (str(LIBRARY), ("vl_dense",), ("host",)),
 )
 
 
-@pytest.mark.parametrize(("name", "offloads", "simulators"), QUICK, ids=[f"{one[0]}-{one[1][0]}" for one in QUICK])
+@pytest.mark.parametrize(("name", "offloads", "simulators"), QUICK, ids=[f"{one[0].split('/')[-2:][0]}-{one[1][0]}" for one in QUICK])
 def test_a_built_in_target_passes(name: str, offloads: tuple[str, ...], simulators: tuple[str, ...]) -> None:
     found = check(load_target(name), Order(Limits(8_000, 1_500, 60), simulators, offloads))
     assert found.findings == [], "\n\n".join(map(finding_text, found.findings))

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.graph.types import Array, DType
+from dovetail.graph.types import Array
 from dovetail.operators.arithmetic import Clip, Requantize
 from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.operators.movement import Pad
-from dovetail.target import Constraint, CValue, Match, Offload, apply, blocked, constant, maybe, operand
+from dovetail.target import CValue, Match, Offload, apply, blocked, constant, maybe, operand
 from dovetail.targets import riscv
+from dovetail.targets.vendor_limits import BATCH, FILL, INT8, ROUNDS, WEIGHTS
 from dovetail.targets.vendorlib import Argument, Library, Query, function, pointer, struct, with_library
 
 LIBRARY = Library("vl", Path(__file__).parent, "vl.h", ("vl.c",), success=0)
 ASYNCHRONOUS = Library("vl_async", Path(__file__).parent, "vl.h", ("vl.c",), wait="vl_wait", success=0)
-IMAGES, ROWS, INT8 = blocked((0, 1, 2, 3), 3, 4), blocked((0, 1), 1, 4), DType.INT8
+IMAGES, ROWS = blocked((0, 1, 2, 3), 3, 4), blocked((0, 1), 1, 4)
 WORDS, RESULT = partial(pointer, c_type="const int32_t"), pointer("result", "int8_t")
 
 
@@ -47,15 +48,6 @@ def per_channel(name: str) -> Callable[[Match], Array]:
     return lambda m: fours(np.broadcast_to(m.array(name), m.result.shape[-1]), 1)
 
 
-def zero_padded(m: Match) -> bool:
-    return not m.has("pad") or m.operator("pad", Pad).value == m.nodes["layer"].operator.input_zero_point
-
-
-LIMITS = (
-    Constraint("int8 values", lambda m: {m.type(n).dtype for n in ("x", "weights")} | {m.result.dtype}, {INT8}.__eq__),
-    Constraint("padding with the zero point", zero_padded, bool),
-    Constraint("batch 1", lambda m: m.result.shape[0], (1).__eq__),
-)
 PLACE = [struct("vl_shape", shape), struct("vl_window", window)]
 LENGTHS: list[Argument] = [lambda m: m.type("x").shape[1], lambda m: m.result.shape[1]]
 
@@ -68,7 +60,8 @@ def described(library: Library, name: str, kind: type, given: list[Argument], we
     constants = {name: per_channel(name) for name in ("bias", "multiplier", "shift")}
     return function(
         library, name, apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift"))), arguments,
-        constraints=LIMITS, constants={**constants, "weights": lambda m: weights(m.array("weights"))},
+        constraints=(INT8, WEIGHTS, FILL, ROUNDS, BATCH),
+        constants={**constants, "weights": lambda m: weights(m.array("weights"))},
         layouts=dict.fromkeys(("x", "result"), ROWS if kind is FullyConnected else IMAGES), **more,
     )  # fmt: skip
 
