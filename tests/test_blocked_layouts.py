@@ -384,16 +384,16 @@ def test_buffers_lie_where_the_engine_is_told(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     from elftools.elf.elffile import ELFFile
 
+    from dovetail.build.instruction_sets import EMITTED_C
     from dovetail.build.toolchain import compile_firmware
     from dovetail.emit.project import defines
-    from dovetail.run import _FLAGS
 
     target = machine(pads=False)
     compiled = compiled_network("digits", tmp_path, target)
     build = built(compiled, tmp_path / "build", target)
     sources = [Path(name) for name in build.manifest["sources"]["target"]]
     elf = compile_firmware(build.folder, sources, linker_script=Path("link.ld"), isa=target.core.isa,
-                           defines=defines(build.manifest["model_prefix"], target), flags=(*_FLAGS, "-Werror"),
+                           defines=defines(build.manifest["model_prefix"], target), flags=(*EMITTED_C, "-Werror"),
                            include=[Path("src"), Path("runtime"), Path("driver")])  # fmt: skip
     with elf.open("rb") as file:
         table = ELFFile(file).get_section_by_name(".symtab")

@@ -164,7 +164,8 @@ def test_explain_compares_candidates(model: Path, tmp_path: Path) -> None:
     text = CliRunner().invoke(app, command[:4]).stdout
     assert "cycles: ne16 " in text.replace("\n", " ") and "proven to be the least" in text
     missing = CliRunner().invoke(app, [*command, "conv_x=second"])
-    assert isinstance(missing.exception, DovetailError) and "no layer or operator 'conv_x'" in str(missing.exception)
+    assert isinstance(missing.exception, DovetailError)
+    assert "pin 'conv_x': there is no such layer or operator" in str(missing.exception)
 
 
 # -- accuracy and borders

@@ -83,7 +83,7 @@ def test_the_page_lists_a_real_stream() -> None:
     graph = graph_of(Layer("conv", (6, 10), 16, 16, (3, 3), (1, 1), (1, 1, 1, 1)))
     lines = listing(case_of(graph, Tiling(3, 5, 1, False), VtaConfig()).stream, VtaConfig()).splitlines()[:11]
     page = (REPOSITORY / "docs" / "vta.md").read_text(encoding="utf-8")
-    assert "\n".join(f"    {line}" for line in lines) in page
+    assert "```text\n" + "\n".join(lines) + "\n" in page
 
 
 def test_the_compute_bound_is_the_public_simulators_count() -> None:
