@@ -149,19 +149,23 @@ static size_t place_of(const uint8_t *first)
     return (size_t)(first - opened->memory);
 }
 
-/* How the kernels started so far ended; they have. */
-static void look_back(void)
+/* After a call that waited for the kernels started so far: how they ended comes first, then how the call did. */
+static void look_back(const char *call, cl_int code)
 {
     for (uint32_t i = 0; i < started_count; ++i) {
         cl_int status = CL_SUCCESS;
-        check("clGetEventInfo",
-              clGetEventInfo(started[i], CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL));
-        if (status < 0) {
+        const cl_int known =
+            clGetEventInfo(started[i], CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL);
+        if (known == CL_SUCCESS && status < 0) {
             fail("a kernel", started_by[i], status);
         }
-        check("clReleaseEvent", clReleaseEvent(started[i]));
+        if (code == CL_SUCCESS) {
+            check("clGetEventInfo", known);
+            check("clReleaseEvent", clReleaseEvent(started[i]));
+        }
     }
     started_count = 0;
+    check(call, code);
 }
 
 void opencl_to_device(const uint8_t *first, uint32_t bytes)
@@ -172,9 +176,8 @@ void opencl_to_device(const uint8_t *first, uint32_t bytes)
 
 void opencl_from_device(uint8_t *first, uint32_t bytes)
 {
-    check("clEnqueueReadBuffer",
-          clEnqueueReadBuffer(queue, memory, CL_TRUE, place_of(first), bytes, first, 0, NULL, NULL));
-    look_back();
+    look_back("clEnqueueReadBuffer",
+              clEnqueueReadBuffer(queue, memory, CL_TRUE, place_of(first), bytes, first, 0, NULL, NULL));
 }
 
 static void load_binary(opencl_binary *binary)
@@ -254,8 +257,7 @@ void opencl_number(opencl_kernel *kernel, int32_t number)
 void opencl_run(opencl_kernel *kernel, const size_t *items, const size_t *group)
 {
     if (started_count == MOST_STARTED) {
-        check("clFinish", clFinish(queue));
-        look_back();
+        look_back("clFinish", clFinish(queue));
     }
     check("clEnqueueNDRangeKernel", clEnqueueNDRangeKernel(queue, kernel->handle, 3, NULL, items, group, 0, NULL,
                                                            &started[started_count]));
