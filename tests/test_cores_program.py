@@ -254,7 +254,8 @@ def test_the_thread_sanitizer_sees_no_race_and_sees_them_without_waits(pipeline:
         return
     source = folder / "src" / f"{model}.c"
     source.write_text("\n".join(line for line in source.read_text().splitlines() if "core_wait(" not in line))
-    assert "data race" in sanitised(folder, model)
+    # Threads that happen to run one after the other do not meet: some runs see nothing.
+    assert any("data race" in sanitised(folder, model) for _ in range(10))
 
 
 def test_a_pipeline_is_refused_where_it_would_be_wrong() -> None:

@@ -13,7 +13,7 @@ from dovetail.target.description import Offload
 _SIMPLEST = {"input_zero": 0, "weight_zero": 0, "output_zero": 0, "pad_offset": 0, "per_channel": 0, "bias": 0,
              "weights": 0, "x": 0, "scale": 1, "offset": 2, "range": 0, "type": 0, "weight_type": 0, "result": 0,
              "rounding": 0, "with": 0, "first": 0, "along": 3, "order": 0, "function": 0}  # fmt: skip
-_ROUNDS, _ROUNDS_OF_ERRORS = 9, 1
+_ROUNDS = 9
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def shrink(
         simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
         small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt))
         return Shrunk(small or outcome, ())
-    for _ in range(_ROUNDS if not outcome.error else _ROUNDS_OF_ERRORS):
+    for _ in range(_ROUNDS):
         single = {axis: case for axis, case in _simpler(outcome.case, offload)}
         results = dict(zip(single, attempt(list(single.values())), strict=True))
         failing = {axis: result for axis, result in results.items() if _same(outcome, result)}
@@ -102,12 +102,19 @@ def _simpler(case: Case, offload: Offload) -> Iterator[tuple[str, Case]]:
         steps = [_simplest(axis)]
         if axis in SIZES:
             steps += [size for size in (2, 3, value // 2, value - 1) if LEAST[axis] < size < value]
-        for size in steps:
-            point = _smaller_image({**case.point, axis: size}, axis)
+        both = {axis, _other(axis)} & set(case.point)
+        tries = [{axis: size} for size in steps] + [dict.fromkeys(both, size) for size in steps if len(both) > 1]
+        for less in tries:  # some limits want both directions alike
+            point = _smaller_image({**case.point, **less}, axis)
             asked = ask(offload, point)
             if asked is not None and not asked.failures:
                 yield axis, replace(case, point={name: setting(point, name) for name in asked.layer.used})
                 break
+
+
+def _other(axis: str) -> str:
+    """The same of the other direction."""
+    return axis.replace("_rows", "_columns") if axis.endswith("_rows") else axis.replace("_columns", "_rows")
 
 
 def _smaller_image(point: dict[str, int], axis: str) -> dict[str, int]:
