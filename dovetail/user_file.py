@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ from types import ModuleType
 from dovetail.errors import DovetailError, TargetError
 
 _LONGEST = 200
+_OWN = Path(__file__).resolve().parent
+_INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
 
 
 def import_file(path: Path) -> ModuleType:
@@ -44,3 +47,22 @@ def _refused(path: Path, origin: str, error: BaseException) -> TargetError:
     place = f"{path}:{lines[-1]}" if lines else str(path)
     what = f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
     return TargetError(what, where=place, hint=hint)
+
+
+def blamed(error: Exception) -> TargetError | None:
+    """The error for what a function of a user's file raised when Dovetail called it, with the line in that file; None
+    where the exception comes from anywhere else, which is a bug."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = max((number for number, frame in enumerate(frames) if _within(frame.filename, (_OWN,))), default=len(frames))
+    called = [frame for frame in frames[last + 1 :] if not _within(frame.filename, _INSTALLED)]
+    if not called or called[0] is not frames[last + 1]:
+        return None
+    origin = called[-1].filename
+    path = Path(origin)
+    return _refused(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path, origin, error)
+
+
+def _within(filename: str, folders: tuple[Path, ...]) -> bool:
+    """Whether a file lies in one of the folders; what is no file, such as `<string>`, counts as installed."""
+    path = Path(filename).resolve()
+    return not path.is_file() or any(path.is_relative_to(folder) for folder in folders)

@@ -24,6 +24,7 @@ from dovetail.errors import DovetailError
 from dovetail.place.pins import parse_pins
 from dovetail.sweep.grid import axes_of
 from dovetail.targets import BUILT_IN, load_target
+from porting import port_file
 
 GROUP: Any = typer.main.get_command(app)
 EXAMPLES = [(name, text) for name, command in GROUP.commands.items()
@@ -117,6 +118,38 @@ def test_a_target_file_whose_import_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # ---- ends
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("x_row=x.row,", "x_row=x.pitch,", "AttributeError: 'Image' object has no attribute 'pitch'"),
+        ("LIMITS = (", 'LIMITS = (dt.Constraint("it must be", lambda m: m.nodes["new"], bool),', "KeyError: 'new'"),
+        ("    layer = layers.layer_of(match)\n    parameters", "    layer = np.stack([])\n    parameters",
+         "ValueError: "),
+    ],
+    ids=["commands", "limit", "in a library it calls"],
+)  # fmt: skip
+def test_a_target_files_functions_that_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str,
+    message: str,
+) -> None:  # fmt: skip
+    """The line in the user's file, no stack."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
+    port_file(Path(), old, new)
+    assert dovetail("compile", "digits.onnx", "--target", "small.py", "-o", "build") == 1
+    line = 1 + (tmp_path / "small.py").read_text().partition(new)[0].count("\n")
+    said = capsys.readouterr().err
+    assert re.match(rf"error: small\.py:({line}|{line + 1}): ", said) and message in said
+    assert "what to do: mend" in said and "Traceback" not in said
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_bug_shows_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.targets.BUILT_IN", {"broken": "no such module:TARGET"})
+    with pytest.raises(ModuleNotFoundError):
+        main(["compile", "net.onnx", "--target", "broken", "-o", str(tmp_path / "build")])
 
 
 def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from dovetail.cli.common_options import (
 )
 from dovetail.cli.console import Commands, show_error
 from dovetail.errors import DovetailError
+from dovetail.user_file import blamed
 
 app = typer.Typer(
     cls=Commands,
@@ -478,7 +479,7 @@ def zoo(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: status 0, 1 after a message about a mistake, 2 for wrong usage, 130 after Ctrl-C.
 
-    A bug shows its stack.
+    A bug shows its stack; what a function of the user's target file raises is told with its line there.
 
     Args:
         arguments: without the program's name; None for those of the process.
@@ -487,6 +488,12 @@ def main(arguments: list[str] | None = None) -> None:
         app(arguments, prog_name="dovetail")
     except DovetailError as error:
         show_error(error)
+        sys.exit(1)
+    except Exception as error:
+        told = blamed(error)
+        if told is None:
+            raise
+        show_error(told)
         sys.exit(1)
 
 
