@@ -15,52 +15,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import board_rig as rig
+from command_line import dovetail, refused
 from dovetail.board import Board
 from dovetail.board.frame import Decoder, Frame, Kind, encode
 from dovetail.board.link import open_link
 from dovetail.board.session import FrameSession, firmware_of, image_name
-from dovetail.build.toolchain import find_compiler
 from dovetail.cli.arrays import seeded_inputs
-from dovetail.cli.main import main
-from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError
+from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.run import Build, RunResult, open_build, run_build
 from dovetail.targets import load_target
+from firmware import require_chip
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
 INFERENCES = 3
-
-
-def dovetail(*arguments: object) -> int:
-    """Run the command line in this process; its exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The message of a command that must end with status 1, and say what to do."""
-    capsys.readouterr()
-    assert dovetail(*arguments) == 1
-    said = capsys.readouterr().err
-    assert said.count("error: ") == 1 and "what to do: " in said and "Traceback" not in said
-    return said
-
-
-def require_chip() -> None:
-    """Skips the test where firmware cannot be compiled or simulated."""
-    if find_spec("unicorn") is None:
-        pytest.skip("the instruction-set simulator needs unicorn")
-    try:
-        find_compiler("rv32imc")
-    except MissingExtraError as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

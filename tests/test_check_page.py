@@ -6,25 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.main import main
-
-
-def status(arguments: list[str]) -> int:
-    """Run a command; its exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
+from command_line import dovetail
 
 
 def test_findings_give_status_1_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert status(["new-target", "mine"]) == 0
+    assert dovetail("new-target", "mine") == 0
     path = tmp_path / "mine.py"
     path.write_text(path.read_text().replace("np.int64) + bias", "np.int64)"))
     wish = ["check", "mine.py", "--only", "dense", "--sim", "model", "--junit", "c.xml", "--markdown", "c.md"]
-    assert status(wish) == 1
+    assert dovetail(*wish) == 1
     assert "suspicion the bias is forgotten" in capsys.readouterr().out
     assert "the bias is forgotten" in (tmp_path / "c.xml").read_text()
     assert "the bias is forgotten" in (tmp_path / "c.md").read_text()
@@ -46,12 +39,12 @@ def test_wrong_wishes(
     message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert status(arguments) == 1
+    assert dovetail(*arguments) == 1
     said = capsys.readouterr().err
     assert message in said and "what to do" in said
 
 
 @pytest.mark.parametrize("command", ["check", "new-target", "vectors"])
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status([command, "--help"]) == 0
+    assert dovetail(command, "--help") == 0
     assert f"Example: dovetail {command}" in capsys.readouterr().out

@@ -15,33 +15,15 @@ import numpy as np
 import onnx
 import pytest
 
+from command_line import dovetail, refused
 from dovetail import zoo
 from dovetail.cli.arrays import seeded_inputs
-from dovetail.cli.main import main
 from dovetail.errors import DovetailError
 from dovetail.report.report import assign_jobs
 from dovetail.run import open_build, run_build
 from dovetail.simulate.device import Activity
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
-
-
-def dovetail(*arguments: object) -> int:
-    """Run the command line in this process; its exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one message of a command that must end with status 1."""
-    capsys.readouterr()
-    assert dovetail(*arguments) == 1
-    captured = capsys.readouterr()
-    assert captured.err.count("error: ") == 1 and captured.err.startswith("error: ")
-    assert "Traceback" not in captured.err
-    assert captured.out == ""
-    return captured.err
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+from command_line import dovetail
 from dovetail import zoo
 from dovetail.board import KINDS
 from dovetail.cli import commands
@@ -30,13 +31,6 @@ GROUP: Any = typer.main.get_command(app)
 EXAMPLES = [(name, text) for name, command in GROUP.commands.items()
             for text in re.findall(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)]  # fmt: skip
 MODELS = (".tflite", ".onnx", ".keras", ".h5")
-
-
-def dovetail(*arguments: object) -> int:
-    """Run the command line in this process; its exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
 
 
 def parsed(text: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from browser import chromium
+from command_line import dovetail, refused
 from dovetail import zoo
 from dovetail.report.compare import compare
 from dovetail.report.page.versus import versus
-from test_cli import dovetail, refused
 from test_report_page import STRAY, check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")

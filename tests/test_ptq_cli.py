@@ -10,23 +10,14 @@ import numpy as np
 import onnx
 import pytest
 
+from command_line import dovetail
 from dovetail import zoo
-from dovetail.cli.main import main
 from ptq_networks import onnx_runtime
 
 needs_iss = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("unicorn", "elftools", "ziglang")),
     reason="the simulator is not installed (dovetail[iss])",
 )
-
-
-def dovetail(*arguments: object) -> int:
-    """The exit status of a command."""
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 @pytest.fixture(scope="module")

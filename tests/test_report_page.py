@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 from browser import Browser, chromium
+from command_line import refused
 from dovetail import zoo
 from dovetail.cli.arrays import seeded_inputs
 from dovetail.compile import Options, compile_model
@@ -27,7 +28,6 @@ from dovetail.report.plan_file import PLAN
 from dovetail.report.trace import trace_text
 from dovetail.run import RunResult, default_simulator, open_build, run_build
 from dovetail.targets import BUILT_IN, load_target
-from test_cli import refused
 
 pytestmark = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from browser import chromium
+from command_line import dovetail, refused
 from dovetail import zoo
 from dovetail.build import toolchain
 from dovetail.errors import DovetailError, TargetError
@@ -20,7 +21,6 @@ from dovetail.sweep.grid import axes_of, points
 from dovetail.sweep.point import Outcome, Task, kept, key_of
 from dovetail.sweep.run import sweep, to_json
 from dovetail.targets import BUILT_IN, load_target
-from test_cli import dovetail, refused
 from test_report_page import check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli.main import main
+from command_line import dovetail
 from dovetail.errors import DovetailError
 from dovetail.targets import load_target
 from dovetail.tune.file import read_tuning, to_toml
@@ -34,13 +34,6 @@ QUICK = ("--target", "ne16", "--trials", "40", "--measure", "model")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits model."""
     return digits_file(tmp_path_factory.mktemp("model"))
-
-
-def dovetail(*arguments: object) -> int:
-    """Run the command line in this process; its exit status."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
 
 
 def begin(model: Path, folder: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,25 @@
+"""The command line in the process of a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.cli.main import main
+
+
+def dovetail(*arguments: object) -> int:
+    """Run a command; its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one message of a command that must end with status 1, print nothing else, and say what to do."""
+    capsys.readouterr()
+    assert dovetail(*arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("error: ") == 1 and captured.err.startswith("error: ")
+    assert "what to do: " in captured.err and "Traceback" not in captured.err
+    assert captured.out == ""
+    return captured.err
