@@ -11,14 +11,17 @@ SITE := build/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo lint test site clean
+.PHONY: help venv demo lint test test-oracles test-rtl test-docs site clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make venv    create $(VENV) with Dovetail and everything its tests need'
 	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
-	@echo 'make lint    ruff and mypy'
+	@echo 'make lint    format, ruff and mypy'
 	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
+	@echo 'make test-oracles  random models and published networks against other runtimes'
+	@echo 'make test-rtl   those that build Verilog'
+	@echo 'make test-docs  those that execute and build the documentation'
 	@echo 'make site    the documentation as HTML, in $(SITE)'
 	@echo 'make clean   remove $(VENV), build/ and caches'
 
@@ -43,11 +46,23 @@ demo: $(INSTALLED)
 	$(BIN)/dovetail run $(DEMO)/digits_ne16
 
 lint: $(INSTALLED)
+	$(BIN)/ruff format --check dovetail tests scripts
 	$(BIN)/ruff check dovetail tests scripts
 	$(BIN)/mypy
 
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+	$(PYTEST) -m 'not oracles and not rtl and not docs'
+
+test-oracles: $(INSTALLED)
+	$(PYTEST) -m oracles
+
+test-rtl: $(INSTALLED)
+	$(PYTEST) -m rtl
+
+test-docs: $(INSTALLED)
+	$(PYTEST) -m docs
 
 site: $(INSTALLED)
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs $(SITE)

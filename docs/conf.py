@@ -40,8 +40,8 @@ autodoc_default_options = {"members": True}
 # The types of others, and what is said in words on a page of its own.
 nitpick_ignore_regex = [
     ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx)\b.*"),
-    ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum"),
-    ("py:.*", r"OnnxBody|tuple\[.*|.*\.OperatorT|.*\.Work"),
+    ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
+    ("py:.*", r"OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work"),
 ]
 
 html_theme = "furo"

@@ -57,20 +57,11 @@ class SimulationError(DovetailError):
 
 
 class MissingExtraError(DovetailError):
-    """A feature was used whose optional dependency is not installed.
-
-    Args:
-        package: the import that failed.
-        extra: the extra of Dovetail that brings it.
-        purpose: what it is needed for.
-    """
+    """A feature was used whose optional dependency, a package that an extra of Dovetail brings, is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f"{purpose} needs it, and it is not installed",
-            where=f"Python package '{package}'",
-            hint=f"pip install 'dovetail[{extra}]'",
-        )
+        hint = f"pip install 'dovetail[{extra}]'"
+        super().__init__(f"{purpose} needs it, and it is not installed", where=f"Python package '{package}'", hint=hint)
 
 
 class BoardError(DovetailError):

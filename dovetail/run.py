@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.board import Board
-from dovetail.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.emit.project import MANIFEST, OPTIMISATION, defines
-from dovetail.errors import BuildError, DovetailError
-from dovetail.graph.layout import from_notation, from_physical, to_physical
-from dovetail.graph.types import Array, DType
+from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines
+from dovetail.errors import BoardError, BuildError, DovetailError
+from dovetail.ir.layout import from_notation, from_physical, to_physical
+from dovetail.ir.types import Array, DType
 from dovetail.kernels import Optimize
-from dovetail.simulate.protocol import DeviceSpec, InferenceResult, SimulationResult
-from dovetail.target.cores import with_cores
-from dovetail.target.description import DeviceModel, Target
+from dovetail.sim.device import DeviceSpec
+from dovetail.sim.line import Board
+from dovetail.sim.protocol import InferenceResult, SimulationResult
+from dovetail.target.description import DeviceModel, Target, with_cores
 from dovetail.targets import BUILT_IN, load_target
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
 BOARD = "board"
-"""What stands in place of the simulator's name for a run on a board."""
+"""Stands in place of the simulator's name for a run on a board."""
 
 _MOST_MANIFEST = 64 << 20
 
@@ -48,7 +48,7 @@ class Watchdog:
     """Of the core."""
     seconds: float
     folder: Path
-    """A file for each device, `NUMBER.accesses` (dovetail/simulate/watch.py)."""
+    """A file for each device, `NUMBER.accesses` (dovetail/sim/device.py)."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Build:
     manifest: Mapping[str, Any]
     target: Target
     optimize: Optimize = Optimize.SPEED
-    """What the code was made for."""
+    """Whether the code was made for speed or size."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What running a build gave."""
+    """Outputs of a build's run, and its costs."""
 
     build: Build
     simulator: str
@@ -87,28 +87,30 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise BuildError(f"this is not a build: it has no {MANIFEST}", where=str(folder),
-                         hint="make one with dovetail compile")
+        raise BuildError(
+            f"this is not a build: it has no {MANIFEST}", where=str(folder), hint="make one with dovetail compile"
+        )
     if path.stat().st_size > _MOST_MANIFEST:
-        raise BuildError(f"the file is larger than {_MOST_MANIFEST} bytes", where=str(path),
-                         hint="compile the model again")
+        raise BuildError(
+            f"the file is larger than {_MOST_MANIFEST} bytes", where=str(path), hint="compile the model again"
+        )
     try:
         manifest = json.loads(path.read_text())
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         cores = int(manifest["cores"]) if "cores" in manifest else None
         int(manifest.get("delay", 0))
         if manifest["schema"] != 1:
-            raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path),
-                             hint="compile the model again")
+            hint = "compile the model again"
+            raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
     except (ValueError, KeyError, TypeError) as error:
         raise BuildError(f"the file is damaged: {error}", where=str(path), hint="compile the model again") from None
     if target is None and name not in BUILT_IN:
-        raise BuildError(f"the build was made for '{name}', the target of a file of your own", where=str(folder),
-                         hint="give the file with --target")
+        what = f"the build was made for '{name}', the target of a file of your own"
+        raise BuildError(what, where=str(folder), hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)
     if found.name != name:
-        raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder),
-                         hint="give the file with --target")
+        hint = "give the file with --target"
+        raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)
     return Build(folder, manifest, found, optimize)
 
 
@@ -118,8 +120,14 @@ def default_simulator(target: Target) -> str:
 
 
 def run_build(
-    build: Build, simulator: str | None, inputs: Sequence[Mapping[str, Array]], cache: Path | None = None,
-    waves: Waves | None = None, board: Board | None = None, watchdog: Watchdog | None = None,
+    build: Build,
+    simulator: str | None,
+    inputs: Sequence[Mapping[str, Array]],
+    cache: Path | None = None,
+    waves: Waves | None = None,
+    board: Board | None = None,
+    watchdog: Watchdog | None = None,
+    core: str = "",
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
     keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
@@ -132,14 +140,16 @@ def run_build(
         waves: where the simulator `rtl` writes the signals of the engines in Verilog; None for nowhere.
         board: what it runs on instead of a simulator; None for none.
         watchdog: of a simulated chip, its seconds also of this computer; None for the usual limits.
+        core: with the simulator `rtl`, the core that is RTL too (`sim.core_rtl.CORES`); engines that are not there in
+            Verilog then keep their models. Empty for none.
 
     Raises:
         DovetailError: the compiler is missing or fails, the simulated chip does something it must not, or the board
             does not answer.
     """
     if board is not None and simulator not in (None, BOARD):
-        raise DovetailError(f"a build runs on a board or on the simulator '{simulator}', not on both",
-                            where="--sim, --on", hint="leave out one of them")
+        what = f"a build runs on a board or on the simulator '{simulator}', not on both"
+        raise DovetailError(what, where="--sim, --on", hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
     ports = build.manifest["inputs"]
     sets = [{_place(port): _contents(port, arrays[port["name"]]) for port in ports} for arrays in inputs]
@@ -149,27 +159,30 @@ def run_build(
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
         raise DovetailError("it has no signals to write", where=f"simulator '{simulator}'", hint="use --sim rtl")
+    if core and simulator != "rtl":
+        raise DovetailError(f"its core is not RTL on '{simulator}'", where="--core", hint="use --sim rtl")
     if board is not None:
-        from dovetail.board.session import run_on_board
-
-        simulation = run_on_board(build, board, sets, wanted, cache)
+        simulation = _run_board(build, board, sets, wanted, cache)
     elif simulator in ("iss", "rtl"):
-        devices = _devices(build.target, verilog_devices(build.target, waves, cache) if simulator == "rtl" else {})
-        simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog)
+        verilog = {}
+        if simulator == "rtl" and (not core or waves or _has_verilog(build.target)):
+            verilog = verilog_devices(build.target, waves, cache)
+        simulation, sizes = _run_iss(build, _devices(build.target, verilog), sets, wanted, cache, watchdog, core)
     elif simulator == "host":
         simulation = _run_host(build, sets, wanted, cache, watchdog)
     else:
-        raise DovetailError(f"there is no simulator '{simulator}'", where="--sim",
-                            hint=f"use one of {', '.join(SIMULATORS)}")
+        raise DovetailError(
+            f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
+        )
     simulation = replace(simulation, inferences=simulation.inferences[delay:])
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
-    return RunResult(build, simulator, outputs, simulation, sizes)
+    return RunResult(build, f"{simulator}, core {core}" if core else simulator, outputs, simulation, sizes)
 
 
 def firmware(
     build: Build, sources: Sequence[Path], macros: Mapping[str, str | None], cache: Path | None = None
 ) -> Path:
-    """Compile and link a build for its core; returns the ELF file, or raises DovetailError.
+    """Compile and link a build for the core of its target; returns the ELF file, or raises DovetailError.
 
     Args:
         build: the project.
@@ -177,7 +190,7 @@ def firmware(
         macros: preprocessor definitions.
         cache: folder of compiled objects; None for the user's.
     """
-    from dovetail.build.toolchain import compile_firmware
+    from dovetail.codegen.build.toolchain import compile_firmware
 
     return compile_firmware(
         build.folder,
@@ -192,31 +205,55 @@ def firmware(
     )
 
 
-def _run_iss(
-    build: Build, devices: Sequence[DeviceSpec], inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int],
-    cache: Path | None, watchdog: Watchdog | None = None,
-) -> tuple[SimulationResult, Mapping[str, int]]:
-    from dovetail.build.toolchain import section_sizes
-    from dovetail.simulate.architecture import core_costs
-    from dovetail.simulate.device import MemoryRegion
-    from dovetail.simulate.iss import DEFAULT_TIMEOUT, IssSession
-    from dovetail.simulate.protocol import DEFAULT_INSTRUCTION_LIMIT, SimulationSetup
-    from dovetail.simulate.watch import watched
+_Sets = Sequence[Mapping[str, bytes]]
+"""Bytes by place in memory, for each inference."""
+_Wanted = Mapping[str, int]
+"""Place in memory -> bytes of an output."""
+_Devices = Sequence[DeviceSpec]
 
+
+def _run_iss(
+    build: Build,
+    devices: _Devices,
+    inputs: _Sets,
+    wanted: _Wanted,
+    cache: Path | None,
+    watchdog: Watchdog | None,
+    core: str = "",
+) -> tuple[SimulationResult, Mapping[str, int]]:
+    from dovetail.codegen.build.elf import section_sizes
+    from dovetail.sim.architecture import core_costs
+    from dovetail.sim.device import MemoryRegion, watched
+    from dovetail.sim.protocol import DEFAULT_INSTRUCTION_LIMIT, DEFAULT_TIMEOUT, SimulationSetup
+    from dovetail.sim.worker import IssSession
+
+    if instruction_set(build.target.core.isa).is_host:
+        raise DovetailError(
+            "the core is this computer, there is no chip to simulate", where=build.target.name, hint="use --sim host"
+        )
+    library = Path()
+    if core:
+        from dovetail.sim.core_rtl import build_core
+
+        build = replace(build, target=_with_core(build.target, core))
+        library = build_core(core, cache)
     target = build.target
-    if instruction_set(target.core.isa).is_host:
-        raise DovetailError("the core is this computer, there is no chip to simulate", where=target.name,
-                            hint="use --sim host")
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
     sources = [Path(name) for name in build.manifest["sources"]["target"]]
     elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
-    memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    core = target.core
     setup = SimulationSetup(
-        elf, memories, tuple(devices), core.isa, core.costs, extension=core.extension,
-        workers=tuple(worker.costs for worker in target.workers), mailbox=target.mailbox,
-    )  # fmt: skip
+        elf,
+        tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories),
+        tuple(devices),
+        target.core.isa,
+        target.core.costs,
+        extension=target.core.extension,
+        workers=tuple(worker.costs for worker in target.workers),
+        mailbox=target.mailbox,
+        core_rtl=core,
+        core_library=library,
+    )
     limit, seconds = DEFAULT_INSTRUCTION_LIMIT, DEFAULT_TIMEOUT
     if watchdog is not None:
         limit, seconds = watchdog.instructions, watchdog.seconds
@@ -227,12 +264,29 @@ def _run_iss(
     return result, section_sizes(elf)
 
 
-def verilog_devices(
-    target: Target, waves: Waves | None = None, cache: Path | None = None
-) -> dict[str, DeviceModel]:
+def _with_core(target: Target, name: str) -> Target:
+    """The target with the instruction set firmware has on a core that is RTL; raises DovetailError where that core
+    cannot stand in for the target's."""
+    from dovetail.sim.core_rtl import core_rtl
+
+    core = core_rtl(name)
+    if instruction_set(target.core.isa).family != "riscv" or target.workers:
+        what = f"'{name}' is one RISC-V core; the target has {len(target.cores)} of {target.core.isa}"
+        raise DovetailError(what, where=target.name, hint="leave out --core")
+    return replace(target, core=replace(target.core, isa=core.isa or target.core.isa))
+
+
+def _has_verilog(target: Target) -> bool:
+    from dovetail.target.devices import VERILATED
+
+    models = (model for engine in target.engines for model in (engine.device, engine.rtl))
+    return any(model is not None and model.factory == VERILATED for model in models)
+
+
+def verilog_devices(target: Target, waves: Waves | None = None, cache: Path | None = None) -> dict[str, DeviceModel]:
     """Engine -> its Verilog as a device, built; raises DovetailError where there is none or it does not build."""
-    from dovetail.simulate.rtl_build import build_rtl
-    from dovetail.target.rtl import VERILATED, read_rtl
+    from dovetail.sim.rtl import build_rtl
+    from dovetail.target.devices import VERILATED, read_rtl
 
     known = [(engine.name, model) for engine in target.engines for model in (engine.device, engine.rtl) if model]
     models = {name: model for name, model in known if model.factory == VERILATED}
@@ -241,13 +295,14 @@ def verilog_devices(
     written: dict[str, Any] = {}
     if waves is not None:
         if len(models) > 1:
-            raise DovetailError(f"waves are of one engine, and {', '.join(models)} are in Verilog", where="--waves",
-                                hint="take the Verilog of all engines but one out of the target")
+            what = f"waves are of one engine, and {', '.join(models)} are in Verilog"
+            raise DovetailError(what, where="--waves", hint="take the Verilog of all engines but one out of the target")
         try:
             waves.file.write_bytes(b"")
         except OSError as error:
-            raise DovetailError(f"the waves cannot be written: {error.strerror}", where=str(waves.file),
-                                hint="choose another file") from None
+            raise DovetailError(
+                f"the waves cannot be written: {error.strerror}", where=str(waves.file), hint="choose another file"
+            ) from None
         written = {"waves": str(waves.file.resolve()), "wave_cycles": waves.cycles}
     found = {}
     for name, model in models.items():
@@ -262,21 +317,17 @@ def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[Device
     models = [instead.get(engine.name, engine.device) for engine in engines]
     found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
     if target.dma:
-        arguments = {
-            "name": target.dma.name,
-            "bytes_per_cycle": target.dma.bytes_per_cycle,
-            "setup_cycles": target.dma.setup_cycles,
-        }
-        found.append(DeviceSpec("dovetail.simulate.dma:DmaDevice", target.dma.base, 0x100, arguments))
+        arguments = {name: getattr(target.dma, name) for name in ("name", "bytes_per_cycle", "setup_cycles")}
+        found.append(DeviceSpec("dovetail.sim.dma:DmaDevice", target.dma.base, 0x100, arguments))
     return tuple(found)
 
 
 def _run_host(
-    build: Build, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None,
-    watchdog: Watchdog | None,
+    build: Build, inputs: _Sets, wanted: _Wanted, cache: Path | None, watchdog: Watchdog | None
 ) -> SimulationResult:
-    from dovetail.build.toolchain import compile_host
-    from dovetail.simulate.host import DEFAULT_TIMEOUT, HostSession
+    from dovetail.codegen.build.toolchain import compile_host
+    from dovetail.sim.protocol import DEFAULT_TIMEOUT
+    from dovetail.sim.worker import HostSession
 
     engines = [engine for engine in build.target.engines if engine.device is None]
     software = {name: value for engine in engines for name, value in engine.defines.items()}
@@ -293,6 +344,35 @@ def _run_host(
     seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
     with HostSession(library, build.manifest["entry"], seconds, environment) as session:
         return session.run(list(inputs), dict(wanted))
+
+
+def _run_board(
+    build: Build, board: Board, inputs: Sequence[Mapping[str, bytes]], wanted: Mapping[str, int], cache: Path | None
+) -> SimulationResult:
+    from dovetail.sim.board import open_board
+
+    if "digest" not in build.manifest or instruction_set(build.target.core.isa).is_host:
+        hint = "compile the model again, for a target whose core is not this computer"
+        raise BuildError("the build has no firmware for a board", where=str(build.folder), hint=hint)
+    board.check()
+    with open_board(board, build.manifest, build.target.core.isa, board_firmware(build, board, cache)) as session:
+        return session.run(inputs, wanted)
+
+
+def board_image(build: Build) -> Path:
+    """Where `make board` leaves the firmware."""
+    return build.folder / f"{build.manifest['model_prefix']}_board.elf"
+
+
+def board_firmware(build: Build, board: Board, cache: Path | None = None) -> Path:
+    """The file of a board's firmware, made if the board's functions are given; it need not be there otherwise."""
+    if board.io is None:
+        return board_image(build)
+    if not board.io.is_file():
+        what = f"there is no file {board.io} with the functions of runtime/board.h"
+        raise BoardError(what, where=board.where, hint="give the right file with --board-io")
+    sources = [*(Path(name) for name in build.manifest["sources"]["board"]), board.io.resolve()]
+    return firmware(build, sources, defines(build.manifest["model_prefix"], build.target, board=True), cache)
 
 
 def _place(port: Mapping[str, Any]) -> str:

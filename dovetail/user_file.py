@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -49,17 +51,40 @@ def _refused(path: Path, origin: str, error: BaseException) -> TargetError:
     return TargetError(what, where=place, hint=hint)
 
 
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Say in an exception what a function of the user's was asked for, e.g. "the cycles of convolution for conv_4"."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"when asked for {what}")
+        raise
+
+
 def blamed(error: Exception) -> TargetError | None:
-    """The error for what a function of a user's file raised when Dovetail called it, with the line in that file; None
-    where the exception comes from anywhere else, which is a bug."""
+    """The error for what a function of a user's file raised when Dovetail called it, or what Dovetail raised when that
+    function called it: with the lines in the user's files, and what was asked; None where none of those was running."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = max((number for number, frame in enumerate(frames) if _within(frame.filename, (_OWN,))), default=len(frames))
-    called = [frame for frame in frames[last + 1 :] if not _within(frame.filename, _INSTALLED)]
-    if not called or called[0] is not frames[last + 1]:
+    own = [_within(frame.filename, (_OWN,)) for frame in frames]
+    begin = own.index(True) if True in own else len(frames)
+    theirs = [
+        frame
+        for frame, ours in zip(frames[begin:], own[begin:], strict=True)
+        if not ours and not _within(frame.filename, _INSTALLED)
+    ]
+    if not theirs:
         return None
-    origin = called[-1].filename
-    path = Path(origin)
-    return _refused(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path, origin, error)
+    told = _refused(_near(theirs[-1].filename), theirs[-1].filename, error)
+    asked = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    inside = f", in dovetail's {frames[-1].name}" if own[-1] else ""
+    lines = [f"  {_near(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}" for frame in theirs]
+    return TargetError("\n".join((told.what + inside + asked, *lines)), where=told.where, hint=told.hint)
+
+
+def _near(filename: str) -> Path:
+    """A file as seen from the current folder."""
+    path = Path(filename)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _within(filename: str, folders: tuple[Path, ...]) -> bool:

@@ -20,16 +20,15 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
-from dovetail.graph.graph import Graph  # noqa: E402
-from dovetail.graph.types import Array  # noqa: E402
+from dovetail.ir.graph import Graph  # noqa: E402
+from dovetail.ir.types import Array  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
-from dovetail.targets.maeri.bound import bound  # noqa: E402
 from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
-from dovetail.targets.maeri.improve import best_order  # noqa: E402
+from dovetail.targets.maeri.image import compare  # noqa: E402
+from dovetail.targets.maeri.network import bound, network  # noqa: E402
 from dovetail.targets.maeri.simulate import simulate  # noqa: E402
-from dovetail.targets.maeri.table import compare  # noqa: E402
-from dovetail.targets.maeri.uniform import uniform_cycles  # noqa: E402
-from dovetail.targets.maeri.work import network  # noqa: E402
+from dovetail.targets.maeri.solve import best_order  # noqa: E402
+from dovetail.targets.maeri.timing import uniform_cycles  # noqa: E402
 
 KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
 """Models read from Keras files; the others have published shapes and random weights."""
@@ -53,10 +52,10 @@ def measured_table() -> list[str]:
 
 def network_of(name: str) -> tuple[Graph, Mapping[str, Array]]:
     """A network and random inputs."""
-    from maeri_networks import NETWORKS
+    from networks import ORDERED
 
     if name not in KERAS:
-        return NETWORKS[name]()
+        return ORDERED[name]()
     graph = prepare(MODELS / "keras" / KERAS[name], load_target("maeri"), Options(allow_float=True))
     return graph, sample_inputs(graph)
 
@@ -74,12 +73,30 @@ def networks_table() -> list[str]:
             result = simulate(schedule, inputs)
             assert result.cycles == schedule.makespan
             found = compare(schedule)
-            rows.append([
-                name, multipliers, found.makespan, bound(net, config).cycles, f"{found.makespan / found.bound:.4f}",
-                found.one_by_one, found.uniform, f"{100 * result.utilisation(config):.1f} %", f"{seconds:.1f} s",
-            ])  # fmt: skip
-    header = ["network", "multipliers", "cycles", "bound", "ratio", "layer by layer", "equal virtual neurons",
-              "multipliers used", "ordered in (CPU)"]  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    multipliers,
+                    found.makespan,
+                    bound(net, config).cycles,
+                    f"{found.makespan / found.bound:.4f}",
+                    found.one_by_one,
+                    found.uniform,
+                    f"{100 * result.utilisation(config):.1f} %",
+                    f"{seconds:.1f} s",
+                ]
+            )
+    header = [
+        "network",
+        "multipliers",
+        "cycles",
+        "bound",
+        "ratio",
+        "layer by layer",
+        "equal virtual neurons",
+        "multipliers used",
+        "ordered in (CPU)",
+    ]
     return table(header, rows)
 
 

@@ -22,15 +22,19 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 from tables import run, table  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
-from dovetail.graph.graph import Graph, evaluate  # noqa: E402
-from dovetail.mesh.choice import Objective  # noqa: E402
-from dovetail.mesh.execute import execute  # noqa: E402
+from dovetail.ir.graph import Graph, evaluate  # noqa: E402
+from dovetail.mesh.choice import Objective, stream_layer  # noqa: E402
 from dovetail.mesh.layers import layers_of  # noqa: E402
-from dovetail.mesh.mapping import Mapped, measure, place_and_route  # noqa: E402
+from dovetail.mesh.mapping import (  # noqa: E402
+    Mapped,
+    execute,
+    measure,
+    place_and_route,
+)
 from dovetail.mesh.partition import partition_mesh  # noqa: E402
-from dovetail.mesh.stream import simulate_stream, stream_layer  # noqa: E402
+from dovetail.mesh.simulate import simulate_stream  # noqa: E402
 from dovetail.mesh.topology import build_topology, random_faults  # noqa: E402
-from dovetail.partition import partition  # noqa: E402
+from dovetail.schedule.partition import partition  # noqa: E402
 from dovetail.target.mesh import Mesh  # noqa: E402
 from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET  # noqa: E402
 
@@ -41,7 +45,7 @@ SIZES = {"a chip": MESH.resized(chips=1), "a board": MESH, "24 boards": MESH.res
 
 def network(name: str) -> Graph:
     """A network by its name."""
-    from mesh_networks import resnet50, vgg16
+    from networks import resnet50, vgg16
 
     if name in SMALL:
         return prepare(MODELS / f"{SMALL[name]}_int8.tflite", TARGET, Options())
@@ -70,13 +74,31 @@ def scale_table() -> list[str]:
             found, seconds = mapping(graph, mesh, THROUGHPUT)
             stages = [stage for section in found.parts.sections for stage in section.stages]
             entries = max((tables.largest() for tables in found.tables if tables), default=0)
-            rows.append([
-                name, size, len(found.topology.elements), max(section.pieces for section in found.parts.sections),
-                len(found.parts.sections), *(f"{one:.1f} s" for one in (*seconds, sum(seconds))),
-                max(int(stage.memory.max()) for stage in stages), entries,
-            ])  # fmt: skip
-    header = ["network", "mesh", "elements", "pieces at a time", "sections", "topology", "partition", "place, route",
-              "in all (CPU)", "most bytes of an element", "most routing entries"]  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    size,
+                    len(found.topology.elements),
+                    max(section.pieces for section in found.parts.sections),
+                    len(found.parts.sections),
+                    *(f"{one:.1f} s" for one in (*seconds, sum(seconds))),
+                    max(int(stage.memory.max()) for stage in stages),
+                    entries,
+                ]
+            )
+    header = [
+        "network",
+        "mesh",
+        "elements",
+        "pieces at a time",
+        "sections",
+        "topology",
+        "partition",
+        "place, route",
+        "in all (CPU)",
+        "most bytes of an element",
+        "most routing entries",
+    ]
     return ["### Mapping", "", *table(header, rows)]
 
 
@@ -90,21 +112,40 @@ def time_table() -> list[str]:
                 found, _ = mapping(graph, mesh, objective)
                 result = measure(found, 16)
                 clocks = sum(stage.costs.floor.sum() for s in found.parts.sections for stage in s.stages)
-                rows.append([
-                    name, size, objective.value, int(result.latency), int(result.interval), int(result.bound),
-                    f"{result.interval / result.bound:.2f}", int(clocks / len(found.topology.elements)),
-                    f"{mesh.clock / result.interval:,.0f}", result.bottleneck,
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        name,
+                        size,
+                        objective.value,
+                        int(result.latency),
+                        int(result.interval),
+                        int(result.bound),
+                        f"{result.interval / result.bound:.2f}",
+                        int(clocks / len(found.topology.elements)),
+                        f"{mesh.clock / result.interval:,.0f}",
+                        result.bottleneck,
+                    ]
+                )
                 if not found.parts.resident:  # sections follow each other, whatever is asked for
                     break
-    header = ["network", "mesh", "for", "clocks of one input", "clocks between inputs", "bound", "ratio",
-              "arrays' clocks / elements", "inputs per second", "bottleneck"]  # fmt: skip
+    header = [
+        "network",
+        "mesh",
+        "for",
+        "clocks of one input",
+        "clocks between inputs",
+        "bound",
+        "ratio",
+        "arrays' clocks / elements",
+        "inputs per second",
+        "bottleneck",
+    ]
     return ["### Clocks, at 250 MHz", "", *table(header, rows)]
 
 
 def reference_table() -> list[str]:
     """Layers beside the public simulator's."""
-    from mesh_networks import single
+    from networks import single
     from test_mesh_mapping import REFERENCE
 
     rows = []
@@ -129,11 +170,29 @@ def exact_table() -> list[str]:
             outputs = execute(found.parts, given)
             same = all(np.array_equal(outputs[output], expected[output]) for output in graph.outputs)
             pieces = sum(section.pieces for section in found.parts.sections)
-            rows.append([name, "pieces in numpy", size, pieces, "", "yes" if same else "NO",
-                         f"{time.perf_counter() - began:.0f} s", ""])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    "pieces in numpy",
+                    size,
+                    pieces,
+                    "",
+                    "yes" if same else "NO",
+                    f"{time.perf_counter() - began:.0f} s",
+                    "",
+                ]
+            )
     rows += [_firmware(name) for name in SMALL]
-    header = ["network", "computed by", "mesh", "pieces", "programs", "equals the integer graph", "time",
-              "most bytes of an element"]  # fmt: skip
+    header = [
+        "network",
+        "computed by",
+        "mesh",
+        "pieces",
+        "programs",
+        "equals the integer graph",
+        "time",
+        "most bytes of an element",
+    ]
     return ["### Outputs", "", *table(header, rows)]
 
 
@@ -148,15 +207,29 @@ def _firmware(name: str) -> list[object]:
     given = [sample_inputs(graph, seed) for seed in range(3)]
     began = time.perf_counter()
     done = run_exact(found.parts, placed, tables, project, TARGET, given)
-    same = all(np.array_equal(outputs[output], evaluate(graph, arrays)[output])
-               for arrays, outputs in zip(given, done.outputs, strict=True) for output in graph.outputs)  # fmt: skip
-    return [name, "firmware in Unicorn, 3 inputs", "a chip", len(project.elements), done.programs,
-            "yes" if same else "NO", f"{time.perf_counter() - began:.0f} s", max(done.memory)]  # fmt: skip
+    same = all(
+        np.array_equal(outputs[output], evaluate(graph, arrays)[output])
+        for arrays, outputs in zip(given, done.outputs, strict=True)
+        for output in graph.outputs
+    )
+    return [
+        name,
+        "firmware in Unicorn, 3 inputs",
+        "a chip",
+        len(project.elements),
+        done.programs,
+        "yes" if same else "NO",
+        f"{time.perf_counter() - began:.0f} s",
+        max(done.memory),
+    ]
 
 
 SECTIONS: dict[str, Callable[[], list[str]]] = {
-    "scale": scale_table, "time": time_table, "reference": reference_table, "exact": exact_table,
-}  # fmt: skip
+    "scale": scale_table,
+    "time": time_table,
+    "reference": reference_table,
+    "exact": exact_table,
+}
 
 
 if __name__ == "__main__":

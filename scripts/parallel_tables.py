@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 from tables import table
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
-from dovetail.emit import write_project
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
-from dovetail.target.cores import with_cores
-from dovetail.target.description import Target
+from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
 
 INPUTS = 3
@@ -51,8 +50,14 @@ def several_cores(models: dict[str, Path]) -> list[str]:
         bound = one / sum(core.speed for core in pair.cores)
         streamed = cycles(path, pair, pipeline=True)
         rows.append([name, one, *(f"{found:.3f}" for found in faster), streamed, f"{streamed / bound:.4f}"])
-    head = ["network", "cycles, 1 core", "2 cores: times as fast", "4 cores: times as fast",
-            "big and small: cycles per input", "over the balance bound"]  # fmt: skip
+    head = [
+        "network",
+        "cycles, 1 core",
+        "2 cores: times as fast",
+        "4 cores: times as fast",
+        "big and small: cycles per input",
+        "over the balance bound",
+    ]
     return ["### `--target riscv --cores`, and `--target riscv_big_small --pipeline`", "", *table(head, rows)]
 
 
@@ -70,10 +75,28 @@ def diana_table() -> list[str]:
                     raise RuntimeError(f"{name} on diana: the firmware differs from the integer graph")
             ternary = sum(bits == 2 for bits in quantised(name, policy == "analog").widths.values())
             busy = [sum(job.end - job.start for job in found.jobs[engine]) for engine in ("digital", "analog")]
-            between = sum(c.maker in found.jobs and bool(set(c.readers) & set(found.jobs))
-                          for c in found.report.conversions)  # fmt: skip
-            rows.append([name, policy, ternary, found.report.cycles["total"] or 0, *busy,
-                         len(found.report.conversions), between])  # fmt: skip
-    head = ["network", "policy", "ternary layers", "cycles", "digital busy", "analog busy", "conversions",
-            "between engines"]  # fmt: skip
+            between = sum(
+                c.maker in found.jobs and bool(set(c.readers) & set(found.jobs)) for c in found.report.conversions
+            )
+            rows.append(
+                [
+                    name,
+                    policy,
+                    ternary,
+                    found.report.cycles["total"] or 0,
+                    *busy,
+                    len(found.report.conversions),
+                    between,
+                ]
+            )
+    head = [
+        "network",
+        "policy",
+        "ternary layers",
+        "cycles",
+        "digital busy",
+        "analog busy",
+        "conversions",
+        "between engines",
+    ]
     return ["### `--target diana`", "", *table(head, rows)]

@@ -17,22 +17,21 @@ from pathlib import Path
 import numpy as np
 from tables import run, table
 
-from dovetail import zoo
-from dovetail.adapt import adapt
-from dovetail.calibrate import Method, Quantised, Samples, Settings, prepare, quantise_network
-from dovetail.calibrate.accuracy import Accuracy, compare, firmware_outputs
-from dovetail.calibrate.budget import Budget, decibel
-from dovetail.calibrate.costs import run_report
-from dovetail.calibrate.plot import frontier_svg
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array
+from dovetail.ir.graph import Graph
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array
+from dovetail.legalize import adapt
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.zoo.architectures import resnet8
-from dovetail.zoo.weights import synthetic_inputs
+from dovetail.tools import zoo
+from dovetail.tools.ptq import Method, Quantised, Samples, Settings, prepare, quantise_network
+from dovetail.tools.ptq.accuracy import Accuracy, compare, firmware_outputs
+from dovetail.tools.ptq.budget import Budget, decibel
+from dovetail.tools.ptq.search import frontier_svg, run_report
+from dovetail.tools.zoo.networks import resnet8
+from dovetail.tools.zoo.weights import synthetic_inputs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "quantisation.md"
@@ -144,10 +143,17 @@ def resnet_tables() -> list[str]:
         report = run_report(found.graph, target)
         firmware = result.columns[-1]
         logits = next(layer.sqnr for layer in reversed(result.layers) if layer.name != graph.outputs[0])
-        rows.append([
-            text, f"{found.weight_bytes:,}", f"{report.cycles['total']:,}", f"{report.cycles['ne16']:,}",
-            f"{logits:.1f} dB", f"{firmware.agreement:.1f} %", f"{seconds:.0f} s",
-        ])  # fmt: skip
+        rows.append(
+            [
+                text,
+                f"{found.weight_bytes:,}",
+                f"{report.cycles['total']:,}",
+                f"{report.cycles['ne16']:,}",
+                f"{logits:.1f} dB",
+                f"{firmware.agreement:.1f} %",
+                f"{seconds:.0f} s",
+            ]
+        )
     header = ["weights", "bytes", "cycles", "NE16 busy", "SQNR of the logits", "class as float", "quantised in"]
     return table(header, rows)
 
@@ -182,7 +188,7 @@ def method_tables() -> list[str]:
 
 def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float:
     """Signal to noise of what the last softmax is computed of, in dB."""
-    from dovetail.calibrate.budget import outputs_on, result_values
+    from dovetail.tools.ptq.budget import outputs_on, result_values
 
     (value,) = result_values(graph)
     wanted, got = (outputs_on(g, data, value).astype(np.float64) for g in (graph, quantised))

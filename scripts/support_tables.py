@@ -10,8 +10,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "support.md"
 sys.path.insert(0, str(REPOSITORY))
 
-from dovetail.frontend import keras_activation, keras_layers, keras_operations, onnx_operators, tflite_operators  # noqa: E402
-from dovetail.kernels import core, epilogue  # noqa: E402
+from dovetail.kernels import kernel, region  # noqa: E402
+from dovetail.read import keras, onnx, tflite  # noqa: E402
+from dovetail.read.keras import operations  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
@@ -56,37 +57,63 @@ def listed(names: Iterable[str]) -> str:
 
 def core_lines() -> list[str]:
     """What the core computes, and what the frontends read."""
-    versions = sorted(tflite_operators.IMPORTERS.items())
-    standard = [name for domain, name in onnx_operators.IMPORTERS if domain == ""]
-    others = sorted({domain for domain, _ in onnx_operators.IMPORTERS} - {""})
-    lines = ["## Core kernels", "", "One kernel computes one of these, with any pointwise operators behind it:", "",
-             listed(kind.__name__ for kind in core.FAMILIES), "",
-             "Pointwise operators, alone or behind one of the above:", "",
-             listed(kind.__name__ for kind in epilogue.RULES), "", "## TFLite operators", "",
-             "| operator | newest version |", "|---|---:|"]  # fmt: skip
+    versions = sorted(tflite.IMPORTERS.items())
+    standard = [name for domain, name in onnx.IMPORTERS if domain == ""]
+    others = sorted({domain for domain, _ in onnx.IMPORTERS} - {""})
+    lines = [
+        "## Core kernels",
+        "",
+        "One kernel computes one of these, with any pointwise operators behind it:",
+        "",
+        listed(kind.__name__ for kind in region.FAMILIES),
+        "",
+        "Pointwise operators, alone or behind one of the above:",
+        "",
+        listed(kind.__name__ for kind in kernel.RULES),
+        "",
+        "## TFLite operators",
+        "",
+        "| operator | newest version |",
+        "|---|---:|",
+    ]
     lines += [f"| `{name}` | {importer.version} |" for name, importer in versions]
     lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
     for domain in others:
-        lines += [f"Domain `{domain}`: {listed(name for d, name in onnx_operators.IMPORTERS if d == domain)}", ""]
+        lines += [f"Domain `{domain}`: {listed(name for d, name in onnx.IMPORTERS if d == domain)}", ""]
     return lines
 
 
 def keras_lines() -> list[str]:
     """What the Keras frontend reads."""
-    layers = {*keras_layers.LAYERS, "InputLayer", "Sequential", "Functional", "TimeDistributed"} - {"TFOpLambda"}
-    return ["## Keras layers", "", "From `.keras` (Keras 3) and `.h5` (Keras 2 and 3):", "", listed(layers), "",
-            f"Activations: {listed(keras_activation.ACTIVATIONS)}", "",
-            f"Operations of `keras.ops`: {listed(keras_operations.OPERATIONS)}", "",
-            f"TensorFlow's functions in models of Keras 2: {listed(keras_operations.TENSORFLOW)}", ""]  # fmt: skip
+    layers = {*keras.LAYERS, "InputLayer", "Sequential", "Functional", "TimeDistributed"} - {"TFOpLambda"}
+    return [
+        "## Keras layers",
+        "",
+        "From `.keras` (Keras 3) and `.h5` (Keras 2 and 3):",
+        "",
+        listed(layers),
+        "",
+        f"Activations: {listed(operations.ACTIVATIONS)}",
+        "",
+        f"Operations of `keras.ops`: {listed(operations.OPERATIONS)}",
+        "",
+        f"TensorFlow's functions in models of Keras 2: {listed(operations.TENSORFLOW)}",
+        "",
+    ]
 
 
 def page() -> str:
     """The whole page."""
-    lines = ["# What is supported", "",
-             "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.", "",
-             "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
-             "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough "
-             "for a network to run: it must also be quantised, or compiled with `--float`.", ""]  # fmt: skip
+    lines = [
+        "# What is supported",
+        "",
+        "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.",
+        "",
+        "In a pattern, `*` marks an operand known at compile time and `[...]` an operator that may be absent. "
+        "Each limit is the sentence `dovetail explain` prints when it fails. Reading an operator is not enough "
+        "for a network to run: it must also be quantised, or compiled with `--float`.",
+        "",
+    ]
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
     return "\n".join([*lines, *core_lines(), *keras_lines()]).rstrip() + "\n"

@@ -13,8 +13,9 @@ Sections = Mapping[str, Callable[[], list[str]]]
 def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[str]:
     """Lines of a Markdown table: integers with commas, all but the first column to the right."""
     lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return ["| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line) + " |"
-            for line in lines]  # fmt: skip
+    return [
+        "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line) + " |" for line in lines
+    ]
 
 
 def run(description: str, sections: Sections, page: Path, needed: Sequence[Path] = ()) -> None:

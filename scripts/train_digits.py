@@ -1,4 +1,4 @@
-"""Trains the zoo's digits network on scikit-learn's digits and writes dovetail/zoo/digits.npz.
+"""Trains the zoo's digits network on scikit-learn's digits and writes dovetail/tools/zoo/digits.npz.
 
 Run from anywhere, in under two minutes on one core; the same machine gives the same file:
 
@@ -16,10 +16,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.zoo.architectures import digits
-from dovetail.zoo.arithmetic import WEIGHT_BITS, Floats, Parameters, forward, on_grid, padded, taps
-from dovetail.zoo.network import Kind, Layer, Network
-from dovetail.zoo.weights import random_parameters
+from dovetail.tools.zoo.networks import Kind, Network, ZooLayer, digits
+from dovetail.tools.zoo.weights import (
+    WEIGHT_BITS,
+    Floats,
+    Parameters,
+    forward,
+    on_grid,
+    padded,
+    random_parameters,
+    taps,
+)
 
 Gradients = dict[str, Parameters]
 Labels = npt.NDArray[np.int64]
@@ -53,7 +60,7 @@ def split(seed: int) -> Split:
     return Split(images[:kept], labels[:kept], images[kept:], labels[kept:])
 
 
-def _convolution_gradients(layer: Layer, x: Floats, dy: Floats, weight: Floats) -> tuple[Floats, Floats]:
+def _convolution_gradients(layer: ZooLayer, x: Floats, dy: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Gradients of the input and the weight from that of the sums, dy [N, O, OH, OW]."""
     image = padded(x, layer)
     dimage, dweight = np.zeros_like(image), np.zeros_like(weight)
@@ -68,7 +75,9 @@ def _convolution_gradients(layer: Layer, x: Floats, dy: Floats, weight: Floats) 
     return dimage[:, :, top : top + x.shape[2], left : left + x.shape[3]], dweight
 
 
-def _step_back(layer: Layer, x: Floats, dy: Floats, parameters: Parameters | None) -> tuple[Floats, Parameters | None]:
+def _step_back(
+    layer: ZooLayer, x: Floats, dy: Floats, parameters: Parameters | None
+) -> tuple[Floats, Parameters | None]:
     """Gradients of the layer's input and parameters from that of its sums."""
     if parameters is None:
         if layer.kind is Kind.POOL:
@@ -155,7 +164,7 @@ def save(file: Path, data: Split, parameters: dict[str, Parameters], score: floa
 
 def main() -> None:
     """Trains, prints the accuracy and writes the file."""
-    default = Path(__file__).resolve().parents[1] / "dovetail" / "zoo" / "digits.npz"
+    default = Path(__file__).resolve().parents[1] / "dovetail" / "tools" / "zoo" / "digits.npz"
     parser = argparse.ArgumentParser(description="Trains the zoo's digits network.")
     parser.add_argument("file", nargs="?", type=Path, default=default)
     file: Path = parser.parse_args().file

@@ -17,25 +17,24 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.adapt import adapt
 from dovetail.compile import reserved
-from dovetail.graph.graph import Graph, GraphBuilder
-from dovetail.graph.types import DType, TensorType
-from dovetail.layout import choose_layouts
-from dovetail.operators.arithmetic import Clip, Requantize
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.partition import partition
-from dovetail.plan import plan
-from dovetail.plan.knobs import region_space
-from dovetail.plan.tiles import PLACEMENT
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import DType, TensorType
+from dovetail.legalize import adapt
+from dovetail.schedule.knobs import region_space
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
+from dovetail.schedule.tiles import PLACEMENT
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.tune.estimate import Estimator
-from dovetail.tune.layer import Layer, distinct_layers, region_alone
-from dovetail.tune.log import open_log
-from dovetail.tune.tuner import Bench, Request
-from dovetail.tune.workers import runner
+from dovetail.tools.tune.log import open_log
+from dovetail.tools.tune.measure import runner
+from dovetail.tools.tune.search import Estimator, LayerKind, distinct_layers, region_alone
+from dovetail.tools.tune.tuner import Bench, Request
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def network(shape: Shape, dtype: DType, seed: int = 7) -> Graph:
     return replace(graph, nodes=tuple(replace(node, origin="layer") for node in graph.nodes))
 
 
-def only_layer(shape: Shape, target: Target) -> Layer:
+def only_layer(shape: Shape, target: Target) -> LayerKind:
     """The layer as the tuner sees it."""
     for dtype in (DType.UINT8, DType.INT8):  # whichever the engine takes
         graph = adapt(network(shape, dtype), target.policy(None))
@@ -109,7 +108,7 @@ def only_layer(shape: Shape, target: Target) -> Layer:
     return layer
 
 
-def bound(layer: Layer, target: Target) -> int:
+def bound(layer: LayerKind, target: Target) -> int:
     """Cycles no choice can do without: the offload's floor, else the longer of engine and DMA at work at best."""
     region = region_alone(layer.graph, target)
     assert region.offload is not None and region.match is not None

@@ -76,12 +76,31 @@ class Row:
         numbers = (self.products, self.biases, d.reset_tiles)
         per_tile = f"{d.alu_operations / self.outputs:g}"
         bounds = (self.moved, self.compute_bound, self.bus_bound, d.cycles)
-        return (f"{self.name}: {self.text}", self.tile, *(f"{n:,}" for n in numbers), per_tile,
-                *(f"{n:,}" for n in bounds), f"{self.ratio:.3f}", "yes" if self.exact else "NO")  # fmt: skip
+        return (
+            f"{self.name}: {self.text}",
+            self.tile,
+            *(f"{n:,}" for n in numbers),
+            per_tile,
+            *(f"{n:,}" for n in bounds),
+            f"{self.ratio:.3f}",
+            "yes" if self.exact else "NO",
+        )
 
 
-HEADER = ("layer", "tile", "GEMM tiles", "bias tiles", "reset tiles", "ALU per output tile", "bytes moved",
-          "compute bound", "bus bound", "cycles", "ratio", "exact")  # fmt: skip
+HEADER = (
+    "layer",
+    "tile",
+    "GEMM tiles",
+    "bias tiles",
+    "reset tiles",
+    "ALU per output tile",
+    "bytes moved",
+    "compute bound",
+    "bus bound",
+    "cycles",
+    "ratio",
+    "exact",
+)
 
 
 def measure(name: str, bias: bool) -> Row:
@@ -101,10 +120,17 @@ def measure(name: str, bias: bool) -> Row:
     tiles, taps = prod(y) // config.block, kernel * kernel
     products = tiles * (channels // config.block) * taps
     return Row(
-        name, f"{size}x{size}x{channels}->{outputs} {kernel}x{kernel} s{stride}", kernel == 3 and stride == 1,
-        f"{tiling.rows}x{tiling.columns}x{tiling.blocks}", products, device.gemm_tiles - products, tiles, device,
-        prod(x) + outputs * channels * taps + prod(y), bool(np.array_equal(case.found(memory), case.expected)),
-    )  # fmt: skip
+        name,
+        f"{size}x{size}x{channels}->{outputs} {kernel}x{kernel} s{stride}",
+        kernel == 3 and stride == 1,
+        f"{tiling.rows}x{tiling.columns}x{tiling.blocks}",
+        products,
+        device.gemm_tiles - products,
+        tiles,
+        device,
+        prod(x) + outputs * channels * taps + prod(y),
+        bool(np.array_equal(case.found(memory), case.expected)),
+    )
 
 
 def section(rows: list[Row], title: str) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.board.frame import Decoder, encode
 from dovetail.errors import SimulationError
 from dovetail.run import Build, _devices
-from dovetail.simulate.device import Activity, Bus, MemoryRegion
-from dovetail.simulate.iss import IssSession
-from dovetail.simulate.protocol import DeviceSpec, SimulationSetup
+from dovetail.sim.board import Decoder, encode
+from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion
+from dovetail.sim.protocol import SimulationSetup
+from dovetail.sim.worker import IssSession
 
 UART_IO = Path(__file__).parent / "board" / "uart_io.c"
 STDIO_IO = Path(__file__).parent / "board" / "stdio_io.c"
@@ -76,8 +76,16 @@ def chip(build: Build, elf: Path) -> Iterator[socket.socket]:
         core = build.target.core
         devices = (*_devices(build.target, {}), uart)
         workers = tuple(worker.costs for worker in build.target.workers)
-        setup = SimulationSetup(elf, memories, devices, core.isa, core.costs, extension=core.extension,
-                                workers=workers, mailbox=build.target.mailbox)  # fmt: skip
+        setup = SimulationSetup(
+            elf,
+            memories,
+            devices,
+            core.isa,
+            core.costs,
+            extension=core.extension,
+            workers=workers,
+            mailbox=build.target.mailbox,
+        )
         session = IssSession(setup)
         line = server.accept()[0]
 
@@ -165,9 +173,7 @@ class Line:
         port: of TCP; 0 for any.
     """
 
-    def __init__(
-        self, board: socket.socket, terminal: bool = False, fault: Fault = no_fault, port: int = 0
-    ) -> None:
+    def __init__(self, board: socket.socket, terminal: bool = False, fault: Fault = no_fault, port: int = 0) -> None:
         self._board, self._fault = board, fault
         self._stop, self._stopped = os.pipe()
         self._server: socket.socket | None = None

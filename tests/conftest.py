@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dovetail.errors import DovetailError
+from dovetail.files import default_cache, keep_file
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dovetail")
+
+
+KEPT_LOOPS = Path(__file__).with_name("loops.zip")
+"""Loops of the tests' layers that were scheduled before, by the names they have in the cache: scripts/keep_loops.py."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loops_are_there() -> None:
+    """Scheduling takes seconds a layer, so the cache begins with what earlier runs scheduled. A name holds a digest of
+    the schedules' own text: what they would give otherwise today is not found there and scheduled anew."""
+    with zipfile.ZipFile(KEPT_LOOPS) as archive:
+        for name in archive.namelist():
+            place = default_cache() / "loops" / Path(name).name
+            if not place.exists():
+                keep_file(place, archive.read(name))
 
 
 def shared_dir() -> Path:

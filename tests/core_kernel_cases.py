@@ -14,15 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.graph.graph import Graph, GraphBuilder, verify
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.activation import FixedSoftmax
-from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
-from dovetail.operators.base import Operator
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.ir.graph import Graph, GraphBuilder, verify
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import (
+    Add,
+    Clip,
+    Dequantize,
+    Lookup,
+    Offset,
+    Quantize,
+    Requantize,
+    Rounding,
+    ScaleShift,
+)
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape, Slice, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.types import Array, DType, TensorType
 
 BYTES = (DType.INT8, DType.UINT8)
 ACTIVATIONS = (DType.INT8, DType.UINT8, DType.INT16)
@@ -200,8 +209,8 @@ def pooling(maker: Maker) -> Case:
     sides = [maker.one_of(0, maker.number(0, kernel[axis // 2] - 1)) for axis in range(4)]
     padding = ((sides[0], sides[1]), (sides[2], sides[3]))
     arguments: list[Any] = [kernel, (maker.number(1, 3), maker.number(1, 3)), padding]
-    arguments += [maker.zero_point(DType.INT8)] if kind is SumPool2d else []
-    return maker.case(maker.finished(maker.add(kind(*arguments), x)))
+    zero = {} if kind is MaxPool2d else {"input_zero_point": maker.zero_point(DType.INT8)}
+    return maker.case(maker.finished(maker.add(kind(*arguments, **zero), x)))
 
 
 def pointwise(maker: Maker) -> Case:
@@ -277,7 +286,7 @@ def patches(maker: Maker) -> Case:
     span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     x = image(maker, maker.number(1, 9), dtype, (span[0], span[1]))
     x = padded(maker, x, kernel, dilation, maker.number(0, 9))
-    value = maker.add(Patches(kernel, (maker.number(1, 2), maker.number(1, 2)), dilation), x)
+    value = maker.add(Im2col(kernel, (maker.number(1, 2), maker.number(1, 2)), dilation), x)
     return maker.case(value if maker.one_of(True, False) else maker.clip(maker.requantize(value)))
 
 

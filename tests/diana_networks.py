@@ -10,19 +10,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from conftest import shared_dir
-from dovetail.calibrate import Quantised, Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.compile import prepare as prepare_integers
-from dovetail.emit import write_project
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array
-from dovetail.report import make_report
-from dovetail.report.report import Report
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.read import load_model
 from dovetail.run import open_build, run_build
-from dovetail.simulate.device import Activity
+from dovetail.sim.device import Activity
 from dovetail.targets import load_target
 from dovetail.targets.diana import diana
+from dovetail.tools.ptq import Quantised, Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.tools.report import make_report
+from dovetail.tools.report.report import Report
 
 FILES = {
     "resnet8": "ic_resnet8_f32",
@@ -56,7 +56,7 @@ class Run:
 def samples(path: Path, graph: Graph, count: int = 8) -> Samples:
     """The one real input there is, as it is and with noise and other contrasts."""
     generator = np.random.default_rng(0)
-    name, = graph.inputs
+    (name,) = graph.inputs
     real = np.load(f"{path}.ref.npz")["in_0"].astype(np.float32).reshape(graph.types[name].shape)
     spread = real.std()
     made = [real * scale + generator.normal(0, 0.2 * spread, real.shape) for scale in np.linspace(0.4, 1.0, count - 1)]
@@ -106,7 +106,7 @@ def run_model(model: bytes, policy: str, whole: bool = False, costs: str = "plin
 
 
 def _whole(graph: Graph) -> dict[str, dict[str, int]]:
-    from dovetail.partition import partition
+    from dovetail.schedule.partition import partition
 
     regions = [region for region in partition(graph, load_target("diana")) if region.name.startswith("conv")]
     knobs = ("tile_rows", "tile_columns", "tile_channels")

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.build.elf import symbols
-from dovetail.build.instruction_sets import instruction_set
-from dovetail.build.toolchain import compile_firmware, find_compiler
-from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, runtime_path
-from dovetail.emit.runtime.linker import linker_script
+from dovetail.codegen.build.elf import symbols
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.toolchain import compile_firmware, find_compiler
+from dovetail.codegen.emit.firmware import DMA_DRIVER, RUNTIME, linker_script, runtime_path
 from dovetail.errors import MissingExtraError
-from dovetail.simulate.device import Activity, Bus, MemoryRegion
-from dovetail.simulate.protocol import DeviceSpec, SimulationSetup
+from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion
+from dovetail.sim.protocol import SimulationSetup
 
 MEMORIES = (MemoryRegion("l2", 0x1C000000, 0x20000), MemoryRegion("l1", 0x10000000, 0x10000))
-DMA = DeviceSpec("dovetail.simulate.dma:DmaDevice", 0x1A100000, 4096, {"bytes_per_cycle": 8, "setup_cycles": 16})
+DMA = DeviceSpec("dovetail.sim.dma:DmaDevice", 0x1A100000, 4096, {"bytes_per_cycle": 8, "setup_cycles": 16})
 TIMER = DeviceSpec(f"{__file__}:Timer", 0x1A200000, 256)
 
 PROLOGUE = """
@@ -59,8 +58,15 @@ def require_chip() -> None:
     require_cross_compiler()
 
 
-def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: int = 4096, data: str = "l2",
-          isa: str = "rv32imc") -> Path:
+def build(
+    folder: Path,
+    source: str,
+    *,
+    assembler: bool = False,
+    stack_bytes: int = 4096,
+    data: str = "l2",
+    isa: str = "rv32imc",
+) -> Path:
     """Compile `source` (C after PROLOGUE, or assembler) with start-up and runtime; return the ELF file."""
     require_cross_compiler(isa)
     start = instruction_set(isa).start
@@ -68,12 +74,19 @@ def build(folder: Path, source: str, *, assembler: bool = False, stack_bytes: in
         (folder / name).write_bytes(runtime_path(name).read_bytes())
     main = folder / ("main.S" if assembler else "main.c")
     main.write_text(source if assembler else PROLOGUE + source)
-    script = linker_script(MEMORIES, text="l2", data=data, stack="l1", stack_bytes=stack_bytes, extra={".l1": "l1"},
-                           isa=isa)
+    script = linker_script(
+        MEMORIES, text="l2", data=data, stack="l1", stack_bytes=stack_bytes, extra={".l1": "l1"}, isa=isa
+    )
     (folder / "link.ld").write_text(script)
     sources = [Path(start), Path("dovetail_rt.c"), Path("dma.c"), Path(main.name)]
-    return compile_firmware(folder, sources, linker_script=Path("link.ld"), defines={"DOVETAIL_SIM": 1}, isa=isa,
-                            flags=() if assembler else ("-Wall", "-Wextra", "-Wconversion", "-Werror"))
+    return compile_firmware(
+        folder,
+        sources,
+        linker_script=Path("link.ld"),
+        defines={"DOVETAIL_SIM": 1},
+        isa=isa,
+        flags=() if assembler else ("-Wall", "-Wextra", "-Wconversion", "-Werror"),
+    )
 
 
 def chip(elf: Path, *devices: DeviceSpec, native_hook: bool = True, isa: str = "rv32imc") -> SimulationSetup:
@@ -146,7 +159,7 @@ print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
 EMULATED = {
     "rv32imc": "core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)",
     "cortex-m4": "core = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)\n"
-                 "core.ctl_set_cpu_model(unicorn.arm_const.UC_CPU_ARM_CORTEX_M4)",
+    "core.ctl_set_cpu_model(unicorn.arm_const.UC_CPU_ARM_CORTEX_M4)",
 }
 
 
@@ -154,7 +167,8 @@ def counted_by_instruction(elf: Path, isa: str = "rv32imc") -> tuple[int, int]:
     """Instructions up to dovetail_halt and the exit code, by a hook on every instruction."""
     halt = symbols(elf)["dovetail_halt"].address
     script = COUNT_BY_INSTRUCTION.replace("CORE", EMULATED[isa])
-    answer = subprocess.run([sys.executable, "-c", script, str(elf), f"{halt:x}"],
-                            capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", script, str(elf), f"{halt:x}"], capture_output=True, text=True, check=True
+    )
     count, code = answer.stdout.split()
     return int(count), int(code)

@@ -8,15 +8,13 @@ import numpy as np
 
 import recurrent_cases
 from core_kernel_cases import Case, Maker
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.operators.arithmetic import Add
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
-from dovetail.operators.movement import Concat, Pad, Slice, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d
-from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
-from dovetail.operators.selection import Gather, Pick, Resample
+from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.movement import Concat, Gather, Pad, Pick, Resample, Slice, Transpose
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, MaxPool2d, Normalise, Reduce, ReduceKind
+from dovetail.ir.types import DType, TensorType
 
 F32 = DType.FLOAT32
 ANY = (F32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64)

@@ -96,9 +96,31 @@ FIRST = [
 ]
 
 NAMED = (
-    "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "swish", "hard_sigmoid", "hard_swish", "hard_silu",
-    "sigmoid", "tanh", "softmax", "softplus", "softsign", "exponential", "linear", "mish", "log_softmax", "celu",
-    "hard_tanh", "log_sigmoid", "tanh_shrink",
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "gelu",
+    "silu",
+    "swish",
+    "hard_sigmoid",
+    "hard_swish",
+    "hard_silu",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "softplus",
+    "softsign",
+    "exponential",
+    "linear",
+    "mish",
+    "log_softmax",
+    "celu",
+    "hard_tanh",
+    "log_sigmoid",
+    "tanh_shrink",
+    "hard_shrink",
 )
 
 ACTIVATIONS = [
@@ -248,6 +270,7 @@ OPERATIONS = [
     Case("gelu by tanh", lambda x: keras.ops.gelu(x) + keras.ops.gelu(x, approximate=False), ((5, 4),)),
     Case("clip and leaky", lambda x: keras.ops.clip(x, -0.5, 0.5) + keras.ops.leaky_relu(x, 0.1), ((5, 4),)),
     Case("matmul", lambda x, y: keras.ops.matmul(x, y), ((5, 4), (4, 3))),
+    Case("einsum", lambda x, y: keras.ops.einsum("bij,bkj->bki", x, y), ((5, 4), (3, 4))),
     Case("root", lambda x: keras.ops.rsqrt(keras.ops.square(x) + 1.0) + keras.ops.softmax(x, axis=1), ((5, 4),)),
     Case("extremes", lambda x: keras.ops.maximum(keras.ops.minimum(x, 0.5), -0.25), ((5, 4),)),
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.frontend.keras_hdf5 import Contents, checked
+from dovetail.read.keras.hdf5 import Contents, checked
 
 h5py = pytest.importorskip("h5py", reason="Keras files are read with h5py")
 Array = np.ndarray[Any, Any]
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 def read_here(name: str, data: bytes) -> Contents:
     """What the worker does, in this process: a third of a second less."""
-    from dovetail.frontend.keras_hdf5_worker import Reader
+    from dovetail.read.keras.hdf5 import Reader
 
     return checked(Reader(data).read(name))
 

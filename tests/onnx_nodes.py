@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import onnx
 
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_graph
-from dovetail.emit.project import write_project
 from dovetail.errors import DovetailError
-from dovetail.frontend.onnx import load_onnx
-from dovetail.frontend.onnx_folding import FOLDABLE
-from dovetail.frontend.onnx_operators import STANDARD
-from dovetail.graph.graph import Graph, Node
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array
-from dovetail.partition import partition
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array
 from dovetail.quantize import quantize
+from dovetail.read.onnx import STANDARD, load_onnx
+from dovetail.read.onnx.values import FOLDABLE
+from dovetail.schedule.partition import partition
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 
@@ -203,6 +202,4 @@ def run_joined(tests: Sequence[Prepared], folder: Path) -> list[tuple[Array, ...
     write_project(compiled.project, folder)
     feeds = {f"t{number}_{name}": array for number, test in enumerate(tests) for name, array in test.feeds.items()}
     result = run_build(open_build(folder, target), "host", [feeds], folder / "cache").outputs[0]
-    return [
-        tuple(result[f"t{number}_{name}"] for name in test.graph.outputs) for number, test in enumerate(tests)
-    ]
+    return [tuple(result[f"t{number}_{name}"] for name in test.graph.outputs) for number, test in enumerate(tests)]

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Case, drawn
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph
-from dovetail.emit import write_project
 from dovetail.errors import BuildError, SimulationError
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.types import Array
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.types import Array
 from dovetail.program.ir import Launch, Move
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
@@ -65,10 +65,12 @@ def random_inputs(graph: Graph, count: int) -> list[dict[str, Array]]:
     generator = np.random.default_rng(1)
     kinds = {name: graph.types[name] for name in graph.inputs}
     return [
-        {name: generator.integers(kind.dtype.low, kind.dtype.high, kind.shape, kind.dtype.numpy, endpoint=True)
-         for name, kind in kinds.items()}
+        {
+            name: generator.integers(kind.dtype.low, kind.dtype.high, kind.shape, kind.dtype.numpy, endpoint=True)
+            for name, kind in kinds.items()
+        }
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def moves(compiled: Compiled) -> list[Move]:
@@ -108,12 +110,11 @@ def _renamed(graph: Graph, prefix: str) -> Graph:
 
     nodes = tuple(replace(n, inputs=of(n.inputs), output=prefix + n.output) for n in graph.nodes)
     types, constants = keyed(graph.types), keyed(graph.constants)
-    return replace(graph, inputs=of(graph.inputs), outputs=of(graph.outputs), nodes=nodes, types=types,
-                   constants=constants)  # fmt: skip
+    return replace(
+        graph, inputs=of(graph.inputs), outputs=of(graph.outputs), nodes=nodes, types=types, constants=constants
+    )
 
 
 def reads_all(case: Case) -> bool:
     """True when every input of a case is read."""
     return set(case.graph.inputs) <= {name for node in case.graph.nodes for name in node.inputs}
-
-

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,7 @@ def run_litert_often(model: bytes, feeds: Sequence[Sequence[Array]], reference: 
     interpreter_module = pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is the oracle")
     resolvers = interpreter_module.OpResolverType
     kind = resolvers.BUILTIN_REF if reference else resolvers.AUTO
-    interpreter = interpreter_module.Interpreter(
-        model_content=model, experimental_op_resolver_type=kind, num_threads=1
-    )
+    interpreter = interpreter_module.Interpreter(model_content=model, experimental_op_resolver_type=kind, num_threads=1)
     interpreter.allocate_tensors()
     results = []
     for inputs in feeds:

@@ -104,8 +104,16 @@ def in_shell(command: str, folder: Path) -> tuple[int, str]:
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
         (programs / name).chmod(0o755)
     paths = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-    answer = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **paths}, text=True, check=False,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
+    answer = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, **paths},
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
     return answer.returncode, answer.stdout
 
 
@@ -155,27 +163,39 @@ def check_text(block: Block, folder: Path) -> None:
             compiles(block, folder)
         case "verilog":
             lints(block, folder)
+        case "diff":
+            stands(block)
         case _:
             raise AssertionError(f"{block.place}: nothing is known about blocks of '{block.language}'")
 
 
 def compiles(block: Block, folder: Path) -> None:
     """A block of C, against the headers every build has."""
-    from dovetail.build.toolchain import find_compiler
+    from dovetail.codegen.build.toolchain import find_compiler
 
     source = folder / "block.c"
     source.write_text(block.text)
-    include = REPOSITORY / "dovetail" / "emit" / "runtime"
+    include = REPOSITORY / "dovetail" / "codegen" / "emit" / "runtime"
     compiler = find_compiler("host")
     command = [*compiler.command, "-std=c99", "-Wall", "-Werror", "-fsyntax-only", f"-I{include}", str(source)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, f"{block.place}: {answer.stderr}"
 
 
+def stands(block: Block) -> None:
+    """What a change has added stands in the file it names, as does what is shown around it."""
+    there: set[str] = set()
+    for line in block.text.splitlines():
+        if line.startswith("--- "):
+            there = {known.strip() for known in (REPOSITORY / line[4:]).read_text(encoding="utf-8").splitlines()}
+        elif not line.startswith("-"):
+            assert line[1:].strip() in there, f"{block.place}: this line is not in the file: {line}"
+
+
 def lints(block: Block, folder: Path) -> None:
     """A block of Verilog, which may be the inside of a module; nothing without Verilator."""
     from dovetail.errors import MissingExtraError
-    from dovetail.simulate.rtl_build import find_verilator
+    from dovetail.sim.verilator import find_verilator
 
     try:
         verilator = find_verilator()
@@ -183,7 +203,12 @@ def lints(block: Block, folder: Path) -> None:
         return
     text = block.text if "module" in block.text else f"module block;\n{block.text}endmodule\n"
     (folder / "block.v").write_text(text)
-    answer = subprocess.run([verilator.program, "--lint-only", "-Wno-fatal", "block.v"], cwd=folder, text=True,
-                            env={**os.environ, "VERILATOR_ROOT": str(verilator.root)}, capture_output=True,
-                            check=False)  # fmt: skip
+    answer = subprocess.run(
+        [verilator.program, "--lint-only", "-Wno-fatal", "block.v"],
+        cwd=folder,
+        text=True,
+        env={**os.environ, "VERILATOR_ROOT": str(verilator.root)},
+        capture_output=True,
+        check=False,
+    )
     assert answer.returncode == 0, f"{block.place}: {answer.stderr}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.check.cases import Limits
-from dovetail.check.suite import Order
-from dovetail.newtarget import write_new_target
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.tools.check.cases import Limits
+from dovetail.tools.check.suite import Order
+from dovetail.tools.newtarget import write_new_target
 
 SMALL = Limits(30_000, 6_000, 60)
 TINY = Limits(2_000, 400, 8)

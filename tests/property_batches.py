@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit.project import MANIFEST, write_files
+from dovetail.codegen.emit.source import constants_source, header_source, model_source
 from dovetail.compile import Compiled, Options, compile_graph, prepare
-from dovetail.emit.header import header_source
-from dovetail.emit.project import MANIFEST
-from dovetail.emit.source import constants_source, model_source
-from dovetail.emit.write import write_files
 from dovetail.errors import DovetailError
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 from dovetail.kernels import helper_source
 from dovetail.run import open_build, run_build
 from dovetail.target.description import Target
@@ -166,11 +164,13 @@ def run_joined(
     build = open_build(folder / "project", target)
     feeds = []
     for at in range(len(kept[0][0].feeds)):
-        feeds.append({
-            _port(number, port["name"]): array
-            for number, ((case, _), manifest) in enumerate(zip(kept, manifests, strict=True))
-            for port, array in zip(manifest["inputs"], case.feeds[at], strict=True)
-        })
+        feeds.append(
+            {
+                _port(number, port["name"]): array
+                for number, ((case, _), manifest) in enumerate(zip(kept, manifests, strict=True))
+                for port, array in zip(manifest["inputs"], case.feeds[at], strict=True)
+            }
+        )
     runs = run_build(build, simulator, feeds, folder / "cache").outputs
     return [
         [[outputs[_port(number, port["name"])] for port in manifest["outputs"]] for outputs in runs]
@@ -215,8 +215,14 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
         for kind in ("inputs", "outputs")
     }
     uses_float = any(manifest["uses_float"] for manifest in manifests)
-    described = {**manifests[0], **ports, "sources": sources, "uses_float": uses_float,
-                 "entry": f"{ENTRY}_run", "model_prefix": ENTRY}
+    described = {
+        **manifests[0],
+        **ports,
+        "sources": sources,
+        "uses_float": uses_float,
+        "entry": f"{ENTRY}_run",
+        "model_prefix": ENTRY,
+    }
     header = "\n".join(header_source(unit, "0") for unit in units)
     return {
         **kept,
@@ -239,4 +245,3 @@ def _sources(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
     """The joined file, and what of the runtime any of the projects needs."""
     runtime = [name for manifest in manifests for name in manifest["sources"][kind] if name.startswith("runtime/")]
     return [f"src/{ENTRY}.c", *dict.fromkeys(runtime)]
-

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dovetail import zoo
-from dovetail.calibrate import prepare
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.read import load_model
+from dovetail.tools import zoo
+from dovetail.tools.ptq import prepare
 
 
 def digits(folder: Path) -> tuple[Path, Graph]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import frexp
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options
-from dovetail.graph.types import Array
-from dovetail.operators.arithmetic import Rounding
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.types import Array
 from property_batches import Case, Draw
 
 FINE = 1e-4
@@ -83,7 +84,7 @@ def model(nodes: Sequence[Any], feed: Sequence[Array], result: tuple[str, int], 
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=13 if newest else 10).SerializeToString())
 
 
-def run(file: bytes, feeds: Sequence[Sequence[Array]]) -> list[list[Array]]:
+def run(file: bytes, feeds: Sequence[Sequence[Array]], names: Sequence[str] = NAMES) -> list[list[Array]]:
     """What ONNX Runtime computes from each set of inputs, without saturating 16-bit sums."""
     import onnxruntime
 
@@ -91,7 +92,23 @@ def run(file: bytes, feeds: Sequence[Sequence[Array]]) -> list[list[Array]]:
     settings.add_session_config_entry("session.x64quantprecision", "1")
     settings.intra_op_num_threads, settings.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-    return [[np.asarray(session.run(None, dict(zip(NAMES, feed, strict=False)))[0])] for feed in feeds]
+    return [[np.asarray(session.run(None, dict(zip(names, feed, strict=False)))[0])] for feed in feeds]
+
+
+@cache
+def saturates() -> bool:
+    """True where ONNX Runtime adds pairs of uint8 by int8 products in 16 bits, as it does on processors with AVX2 and
+    without VNNI: it is no oracle of such products then, whatever its settings."""
+    shapes = {"x": (1, 2), "w": (2, 1)}
+    sides = [helper.make_tensor_value_info("x", TensorProto.UINT8, shapes["x"])]
+    sides.append(helper.make_tensor_value_info("w", TensorProto.INT8, shapes["w"]))
+    result = helper.make_tensor_value_info("y", TensorProto.INT32, (1, 1))
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "g", sides, [result])
+    file = bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    )
+    operands = [np.full(shapes["x"], 255, np.uint8), np.full(shapes["w"], 127, np.int8)]
+    return int(run(file, [operands], ("x", "w"))[0][0].item()) != 2 * 255 * 127
 
 
 def accumulators(
@@ -253,10 +270,15 @@ def as_qlinear(name: str, draw: Draw, layer: Layer) -> Case:
     zero = zero_of(draw, layer) if layer.op_type == "Conv" or layer.w.dtype == np.uint8 else 0
     how = scaling(draw, layer, zero)
     constants = {
-        "x_scale": layer.x.scale, "x_zero": layer.x.zero, "w": layer.w, "w_scale": how.steps,
-        "w_zero": np.full(how.steps.shape, zero, layer.w.dtype), "y_scale": how.y.scale, "y_zero": how.y.zero,
+        "x_scale": layer.x.scale,
+        "x_zero": layer.x.zero,
+        "w": layer.w,
+        "w_scale": how.steps,
+        "w_zero": np.full(how.steps.shape, zero, layer.w.dtype),
+        "y_scale": how.y.scale,
+        "y_zero": how.y.zero,
         **({"bias": how.bias} if how.bias is not None else {}),
-    }  # fmt: skip
+    }
     node = helper.make_node(f"QLinear{layer.op_type}", ["x", *constants], ["y"], **layer.attributes)
     file = model([node], layer.operands[:1], (layer.x.dtype, layer.operands[0].ndim), constants)
     limits = None if layer.x.dtype == "uint8" else (-128, 127)
@@ -273,14 +295,21 @@ def as_qdq(name: str, draw: Draw, layer: Layer) -> Case:
         "w": layer.w if kind is None else helper.make_tensor("w", kind, layer.w.shape, layer.w.ravel().tolist()),
         "w_scale": how.steps,
         "w_zero": w_zero if kind is None else helper.make_tensor("w_zero", kind, w_zero.shape, w_zero.ravel().tolist()),
-        "x_scale": layer.x.scale, "x_zero": layer.x.zero, "y_scale": how.y.scale, "y_zero": how.y.zero,
-    }  # fmt: skip
+        "x_scale": layer.x.scale,
+        "x_zero": layer.x.zero,
+        "y_scale": how.y.scale,
+        "y_zero": how.y.zero,
+    }
     per_channel, limits = how.steps.size > 1, np.iinfo(how.y.dtype)
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "x_scale", "x_zero"], ["x_real"]),
-        helper.make_node("DequantizeLinear", ["w", "w_scale", "w_zero"], ["w_real"],
-                         **({"axis": 0 if layer.op_type == "Conv" else 1} if per_channel else {})),
-    ]  # fmt: skip
+        helper.make_node(
+            "DequantizeLinear",
+            ["w", "w_scale", "w_zero"],
+            ["w_real"],
+            **({"axis": 0 if layer.op_type == "Conv" else 1} if per_channel else {}),
+        ),
+    ]
     operands = ["x_real", "w_real"]
     if how.bias is not None:
         constants |= {"bias": how.bias, "b_scale": (layer.x.scale * how.steps).astype(np.float32)}
@@ -304,7 +333,7 @@ def scaled_case(
     feeds = [[operand] for operand in layer.operands]
     exact = [total.astype(np.float64) * how.factor for total in how.totals]
     wanted, doubtful = scaled(exact, how.y, limits or (0, 255), reach_of(how.factor, rounding))
-    if limits is None:
+    if limits is None and not (layer.op_type == "MatMul" and layer.w.dtype == np.int8 and saturates()):
         for one, other, near in zip(wanted, run(file, feeds), doubtful, strict=True):
             assert (one[0] == other[0])[~near[0]].all(), f"{name}: the two oracles differ"
     text = f"{text} scales {how.steps.size} bias {how.bias is not None} -> {how.y} {rounding.value} {limits}"
@@ -353,14 +382,25 @@ def parameters(stem: str, how: Quantisation) -> dict[str, Array]:
 
 def reals(feeds: Sequence[Sequence[Array]], parts: Sequence[Quantisation]) -> list[list[Array]]:
     """The inputs' exact meaning in float64."""
-    return [[(array.astype(np.float64) - part.zero_point) * np.float64(part.scale) for array, part in
-             zip(feed, parts, strict=True)] for feed in feeds]  # fmt: skip
+    return [
+        [
+            (array.astype(np.float64) - part.zero_point) * np.float64(part.scale)
+            for array, part in zip(feed, parts, strict=True)
+        ]
+        for feed in feeds
+    ]
 
 
 def qlinear(
-    name: str, draw: Draw, feeds: Sequence[Sequence[Array]], parts: Sequence[Quantisation], y: Quantisation,
-    op_type: str, real: Callable[[list[Array]], Array], **attributes: Any,
-) -> Case:  # fmt: skip
+    name: str,
+    draw: Draw,
+    feeds: Sequence[Sequence[Array]],
+    parts: Sequence[Quantisation],
+    y: Quantisation,
+    op_type: str,
+    real: Callable[[list[Array]], Array],
+    **attributes: Any,
+) -> Case:
     """The case of an operator of ONNX Runtime's own on quantised values, checked with its exact meaning."""
     constants, inputs = parameters("y", y) if op_type == "QLinearConcat" else {}, []
     for at, (input_name, part) in enumerate(zip(NAMES, parts, strict=False)):
@@ -412,5 +452,13 @@ def averaged(name: str) -> Case:
     dtype = draw.one_of("uint8", "int8")
     feeds, x = images(draw, dtype), quantisation(draw, dtype)
     y = draw.one_of(x, quantisation(draw, dtype, float(x.scale) * float(np.exp(draw.rng.uniform(-1.5, 0.5)))))
-    return qlinear(name, draw, feeds, [x], y, "QLinearGlobalAveragePool",
-                   lambda v: v[0].mean(axis=(2, 3), keepdims=True), channels_last=0)  # fmt: skip
+    return qlinear(
+        name,
+        draw,
+        feeds,
+        [x],
+        y,
+        "QLinearGlobalAveragePool",
+        lambda v: v[0].mean(axis=(2, 3), keepdims=True),
+        channels_last=0,
+    )

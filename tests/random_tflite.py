@@ -101,9 +101,18 @@ def convolution(maker: Maker, x: int, bits: int = 8) -> int:
     size = [windows(n, s, t, same) for n, s, t in zip((rows, columns), span, stride, strict=True)]
     y = summed(maker, (batch, *size, outputs), x, w, taps)
     return maker.call(
-        "CONV_2D", operands, y, "Conv2DOptions", 3, padding=0 if same else 1, strideH=stride[0], strideW=stride[1],
-        dilationHFactor=dilation[0], dilationWFactor=dilation[1], fusedActivationFunction=maker.activation(),
-    )  # fmt: skip
+        "CONV_2D",
+        operands,
+        y,
+        "Conv2DOptions",
+        3,
+        padding=0 if same else 1,
+        strideH=stride[0],
+        strideW=stride[1],
+        dilationHFactor=dilation[0],
+        dilationWFactor=dilation[1],
+        fusedActivationFunction=maker.activation(),
+    )
 
 
 def depthwise(maker: Maker, x: int, bits: int = 8) -> int:
@@ -118,10 +127,19 @@ def depthwise(maker: Maker, x: int, bits: int = 8) -> int:
     size = [windows(n, s, t, same) for n, s, t in zip((rows, columns), span, stride, strict=True)]
     y = summed(maker, (batch, *size, outputs), x, w, kernel[0] * kernel[1])
     return maker.call(
-        "DEPTHWISE_CONV_2D", operands, y, "DepthwiseConv2DOptions", 3, padding=0 if same else 1, strideH=stride[0],
-        strideW=stride[1], depthMultiplier=multiplier, dilationHFactor=dilation[0], dilationWFactor=dilation[1],
+        "DEPTHWISE_CONV_2D",
+        operands,
+        y,
+        "DepthwiseConv2DOptions",
+        3,
+        padding=0 if same else 1,
+        strideH=stride[0],
+        strideW=stride[1],
+        depthMultiplier=multiplier,
+        dilationHFactor=dilation[0],
+        dilationWFactor=dilation[1],
         fusedActivationFunction=maker.activation(),
-    )  # fmt: skip
+    )
 
 
 def fully_connected(maker: Maker, x: int, bits: int = 8) -> int:
@@ -134,8 +152,15 @@ def fully_connected(maker: Maker, x: int, bits: int = 8) -> int:
     operands = [x, w, *bias(maker, x, w, outputs, depth)]
     rows = int(np.prod(shape)) // depth
     y = summed(maker, (*shape[:-1], outputs) if keep else (rows, outputs), x, w, depth)
-    return maker.call("FULLY_CONNECTED", operands, y, "FullyConnectedOptions", 5, keepNumDims=keep,
-                      fusedActivationFunction=maker.activation())  # fmt: skip
+    return maker.call(
+        "FULLY_CONNECTED",
+        operands,
+        y,
+        "FullyConnectedOptions",
+        5,
+        keepNumDims=keep,
+        fusedActivationFunction=maker.activation(),
+    )
 
 
 def pool(maker: Maker, x: int) -> int:
@@ -147,10 +172,17 @@ def pool(maker: Maker, x: int) -> int:
     size = [windows(n, k, t, same) for n, k, t in zip((rows, columns), kernel, stride, strict=True)]
     y = maker.alike(x, (batch, *size, depth))
     return maker.call(
-        maker.one_of("AVERAGE_POOL_2D", "MAX_POOL_2D"), [x], y, "Pool2DOptions", padding=0 if same else 1,
-        strideH=stride[0], strideW=stride[1], filterHeight=kernel[0], filterWidth=kernel[1],
+        maker.one_of("AVERAGE_POOL_2D", "MAX_POOL_2D"),
+        [x],
+        y,
+        "Pool2DOptions",
+        padding=0 if same else 1,
+        strideH=stride[0],
+        strideW=stride[1],
+        filterHeight=kernel[0],
+        filterWidth=kernel[1],
         fusedActivationFunction=maker.activation(),
-    )  # fmt: skip
+    )
 
 
 def second_operand(maker: Maker, shape: tuple[int, ...]) -> int:
@@ -283,8 +315,14 @@ def concatenation(maker: Maker, x: int) -> int:
     maker.rng.shuffle(parts)
     total = sum(maker.shape(part)[axis] for part in parts)
     y = maker.alike(x, (*shape[:axis], total, *shape[axis + 1 :]))
-    return maker.call("CONCATENATION", [int(part) for part in parts], y, "ConcatenationOptions",
-                      axis=maker.one_of(axis, axis - len(shape)), fusedActivationFunction=0)  # fmt: skip
+    return maker.call(
+        "CONCATENATION",
+        [int(part) for part in parts],
+        y,
+        "ConcatenationOptions",
+        axis=maker.one_of(axis, axis - len(shape)),
+        fusedActivationFunction=0,
+    )
 
 
 def strided_slice(maker: Maker, x: int) -> int:
@@ -307,8 +345,9 @@ def strided_slice(maker: Maker, x: int) -> int:
         for row in (start, stop)
     ]
     operands = [x, *(maker.integers(row) for row in (*given, step))]
-    return maker.call("STRIDED_SLICE", operands, maker.alike(x, result), "StridedSliceOptions", beginMask=masks[0],
-                      endMask=masks[1])  # fmt: skip
+    return maker.call(
+        "STRIDED_SLICE", operands, maker.alike(x, result), "StridedSliceOptions", beginMask=masks[0], endMask=masks[1]
+    )
 
 
 def transpose(maker: Maker, x: int) -> int:

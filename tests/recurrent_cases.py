@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from core_kernel_cases import Case, Maker
-from dovetail.graph.types import Array, DType
-from dovetail.operators.recurrent import FixedLstm, RowProducts, Scaling
-from dovetail.operators.recurrent_float import Curve, Recurrent, RecurrentKind
+from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
+from dovetail.ir.types import Array, DType
 from tflite_writer import ModelWriter
 
 
@@ -23,10 +22,16 @@ def fixed_lstm(maker: Maker) -> Case:
 
     bits = maker.number(9, 15)
     operator = FixedLstm(
-        maker.number(-128, 127), maker.number(-128, 127), tuple(scaling(-6, 3) for _ in range(4)),
-        tuple(scaling(-6, 3) for _ in range(4)), scaling(-16, -13), scaling(-18, -13), scaling(-25, -20), bits,
+        maker.number(-128, 127),
+        maker.number(-128, 127),
+        tuple(scaling(-6, 3) for _ in range(4)),
+        tuple(scaling(-6, 3) for _ in range(4)),
+        scaling(-16, -13),
+        scaling(-18, -13),
+        scaling(-25, -20),
+        bits,
         maker.one_of(1 << 15, 32767, maker.number(0, 20000)),
-    )  # fmt: skip
+    )
     operands = (
         maker.input((steps, batch, depth), DType.INT8),
         maker.constant((4 * hidden, depth), DType.INT8),
@@ -114,11 +119,18 @@ def svdf_model(seed: int, state: str) -> Streamed:
         writer.tensor("weights", weights.shape, "INT8", weights, (w_scale, 0)),
         writer.tensor("times", times.shape, state, times.astype(np.int16 if wide else np.int8), (time_scale, 0)),
         writer.tensor("bias", bias.shape, "INT32", bias, (float(np.float32(step) * np.float32(time_scale)), 0)),
-        writer.tensor("state", (batch, filters * steps), state, None,
-                      (step, 0 if wide else int(random.integers(-20, 20))), variable=True),
-    ]  # fmt: skip
-    y = writer.tensor("y", (batch, filters // rank), "INT8", None,
-                      (_scale(random, 0.05, 0.3), int(random.integers(-128, 128))))  # fmt: skip
+        writer.tensor(
+            "state",
+            (batch, filters * steps),
+            state,
+            None,
+            (step, 0 if wide else int(random.integers(-20, 20))),
+            variable=True,
+        ),
+    ]
+    y = writer.tensor(
+        "y", (batch, filters // rank), "INT8", None, (_scale(random, 0.05, 0.3), int(random.integers(-128, 128)))
+    )
     writer.operator("SVDF", operands, [y], "SVDFOptions", rank=rank, fusedActivationFunction=int(random.integers(2)))
     writer.ends([x], [y])
     return Streamed(writer.finish(), _calls(random, (batch, depth), steps + 2))
@@ -151,9 +163,15 @@ def lstm_model(seed: int, most: tuple[int, int, int, int] = (6, 4, 14, 10), weig
     y = writer.tensor("y", (*shape, hidden), "INT8", None, (shown, zero_points[1]))
     inputs = [x, *weights, -1, -1, -1, *biases, -1, -1, *kept, -1, -1, -1, -1]
     writer.operator(
-        "UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, [y], "UnidirectionalSequenceLSTMOptions", fusedActivationFunction=4,
-        cellClip=float(random.choice([0.0, 0.05])), projClip=0.0, timeMajor=time_major,
-    )  # fmt: skip
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        inputs,
+        [y],
+        "UnidirectionalSequenceLSTMOptions",
+        fusedActivationFunction=4,
+        cellClip=float(random.choice([0.0, 0.05])),
+        projClip=0.0,
+        timeMajor=time_major,
+    )
     writer.ends([x], [y])
     return Streamed(writer.finish(), _calls(random, (*shape, depth)))
 
@@ -185,11 +203,15 @@ def streaming_model(seed: int = 0) -> Streamed:
     random = np.random.default_rng(seed)
     writer, step = ModelWriter(), (0.05, -3)
     x, handle = writer.tensor("frame", (1, 1, 8, 1), "INT8", None, step), writer.tensor("handle", (), "RESOURCE")
-    old, kept = (writer.tensor(name, shape, "INT8", None, step) for name, shape in
-                 (("old", (1, 5, 8, 1)), ("kept", (1, 4, 8, 1))))  # fmt: skip
+    old, kept = (
+        writer.tensor(name, shape, "INT8", None, step)
+        for name, shape in (("old", (1, 5, 8, 1)), ("kept", (1, 4, 8, 1)))
+    )
     ring = writer.tensor("ring", (1, 5, 8, 1), "INT8", None, step)
-    numbers = [writer.tensor(name, (4,), "INT32", np.array(values, np.int32)) for name, values in
-               (("begin", (0, 1, 0, 0)), ("size", (1, 4, 8, 1)))]  # fmt: skip
+    numbers = [
+        writer.tensor(name, (4,), "INT32", np.array(values, np.int32))
+        for name, values in (("begin", (0, 1, 0, 0)), ("size", (1, 4, 8, 1)))
+    ]
     filters = random.integers(-127, 128, (4, 5, 3, 1)).astype(np.int8)
     weights = writer.tensor("filters", filters.shape, "INT8", filters, (0.01, 0))
     bias = writer.tensor("bias", (4,), "INT32", random.integers(-400, 400, 4).astype(np.int32), (0.0005, 0))
@@ -199,19 +221,30 @@ def streaming_model(seed: int = 0) -> Streamed:
     feature = random.integers(-127, 128, (6, 24)).astype(np.int8)
     times = random.integers(-32767, 32768, (6, 4)).astype(np.int16)
     operands = [
-        flat, writer.tensor("feature", feature.shape, "INT8", feature, (0.01, 0)),
+        flat,
+        writer.tensor("feature", feature.shape, "INT8", feature, (0.01, 0)),
         writer.tensor("times", times.shape, "INT16", times, (0.00003, 0)),
         writer.tensor("more", (3,), "INT32", random.integers(-9000, 9000, 3).astype(np.int32), (3e-8, 0)),
         writer.tensor("state", (1, 24), "INT16", None, (0.001, 0), variable=True),
-    ]  # fmt: skip
+    ]
     y = writer.tensor("y", (1, 3), "INT8", None, (0.1, 4))
     writer.operator("VAR_HANDLE", [], [handle], "VarHandleOptions", container="", sharedName="ring")
     writer.operator("READ_VARIABLE", [handle], [old], "ReadVariableOptions")
     writer.operator("SLICE", [old, *numbers], [kept], "SliceOptions")
     writer.operator("CONCATENATION", [kept, x], [ring], "ConcatenationOptions", axis=1)
     writer.operator("ASSIGN_VARIABLE", [handle, ring], [], "AssignVariableOptions")
-    writer.operator("CONV_2D", [ring, weights, bias], [maps], "Conv2DOptions", padding=1, strideW=1, strideH=1,
-                    dilationWFactor=1, dilationHFactor=1, fusedActivationFunction=1)  # fmt: skip
+    writer.operator(
+        "CONV_2D",
+        [ring, weights, bias],
+        [maps],
+        "Conv2DOptions",
+        padding=1,
+        strideW=1,
+        strideH=1,
+        dilationWFactor=1,
+        dilationHFactor=1,
+        fusedActivationFunction=1,
+    )
     writer.operator("RESHAPE", [maps, shape], [flat], "ReshapeOptions", newShape=[1, 24])
     writer.operator("SVDF", operands, [y], "SVDFOptions", rank=2, fusedActivationFunction=0)
     writer.ends([x], [y])

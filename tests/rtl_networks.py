@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
-from dovetail.emit import write_project
-from dovetail.graph.graph import Graph
-from dovetail.partition import partition
+from dovetail.ir.graph import Graph
 from dovetail.run import Build, open_build, run_build
+from dovetail.schedule.partition import partition
 from dovetail.target import Target
 from dovetail.targets import load_target
 

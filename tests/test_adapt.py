@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.adapt import (
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Im2col, Slice
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import (
     addition_as_convolution,
-    convolution_as_patches,
+    convolution_as_im2col,
     engine_requantisation,
     split_bias,
     stride_as_slice,
     unsigned_activations,
 )
-from dovetail.adapt.engine_requantisation import scale_and_shift
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Patches, Slice
+from dovetail.legalize.requantisation import scale_and_shift
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from dovetail.targets.ne16 import LIMITS, takes
 from oracles import NETWORKS, network_bytes, references
 
@@ -93,16 +93,16 @@ def test_unsigned_is_exact(network: tuple[str, Graph]) -> None:
 
 def test_patches_are_exact(network: tuple[str, Graph]) -> None:
     name, graph = network
-    after = convolution_as_patches(lambda types, node: True)(graph)
+    after = convolution_as_im2col(lambda types, node: True)(graph)
     assert_equal(name, graph, after)
     left = [node for node in after.nodes if isinstance(node.operator, Conv2d)]
     assert all(after.types[node.inputs[1]].shape[1:3] == (1, 1) for node in left)
     if name != "ad_autoencoder":
-        assert any(isinstance(node.operator, Patches) for node in after.nodes)
+        assert any(isinstance(node.operator, Im2col) for node in after.nodes)
 
 
 def test_chosen_patches_only(network: tuple[str, Graph]) -> None:
-    assert convolution_as_patches(lambda types, node: False)(network[1]).nodes == network[1].nodes
+    assert convolution_as_im2col(lambda types, node: False)(network[1]).nodes == network[1].nodes
 
 
 def test_stride_as_slice_is_exact(network: tuple[str, Graph]) -> None:
@@ -175,8 +175,10 @@ def test_residual_is_within_one(seed: int) -> None:
     generator = np.random.default_rng(seed)
     left, right = 2.0 ** generator.uniform(-1.5, 1.5, 2)
     low, high = np.sort(generator.choice(256, 2, replace=False))
-    graph = addition((float(left), float(right), float(max(left, right) * 2.0 ** generator.uniform(0, 1))),
-                     (int(low), int(high), int(generator.integers(0, 256))))  # fmt: skip
+    graph = addition(
+        (float(left), float(right), float(max(left, right) * 2.0 ** generator.uniform(0, 1))),
+        (int(low), int(high), int(generator.integers(0, 256))),
+    )
     after = addition_as_convolution(LIMITS)(graph)
     verify(after)
     assert any(isinstance(node.operator, Conv2d) for node in after.nodes)

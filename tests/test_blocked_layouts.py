@@ -11,28 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blocked_networks import Network
-from dovetail import zoo
-from dovetail.adapt import adapt
-from dovetail.build.toolchain import find_compiler
+from dovetail.codegen.build.toolchain import find_compiler
+from dovetail.codegen.emit import emit_project, make_unit, write_project
+from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
-from dovetail.emit import emit_project, make_unit, write_project
-from dovetail.emit.source import addressed_operands
 from dovetail.errors import MissingExtraError, PlanError, ProgramError
-from dovetail.graph.graph import Graph, evaluate, verify
-from dovetail.layout import Placed, choose_layouts
-from dovetail.operators.arithmetic import Add, Requantize
-from dovetail.operators.movement import Concat, Pad, Relayout
-from dovetail.partition import partition
-from dovetail.plan import Plan, plan
+from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.operators.arithmetic import Add, Requantize
+from dovetail.ir.operators.movement import Concat, Pad, Relayout
+from dovetail.legalize import adapt
 from dovetail.program.interpret import Machine, check_program
-from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
-from dovetail.program.printer import print_program
+from dovetail.program.ir import CORE, Copy, Launch, Role, Statement, print_program
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import Build, run_build
+from dovetail.schedule.layout import LaidOut, choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import Plan, plan
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.tools import zoo
 from fake_engine import IMAGES, MEMORY, emulate, machine, machine_with_near_memory
+from networks import Net
 
 NETWORKS = ("resnet8", "digits", "ds_cnn")
 
@@ -41,7 +40,7 @@ NETWORKS = ("resnet8", "digits", "ds_cnn")
 class Found:
     """A planned network."""
 
-    placed: Placed
+    placed: LaidOut
     plan: Plan
 
     @property
@@ -65,7 +64,7 @@ class Emulator(Machine):
             return
         offload = self.regions[statement.layer].offload
         assert offload is not None
-        command, = offload.commands(statement.match, addressed_operands(self.program, statement))
+        (command,) = offload.commands(statement.match, addressed_operands(self.program, statement))
         blob = self.program.constants[statement.operands["weights"].buffer]
         emulate(command.words, blob, self.memories[MEMORY.name])
 
@@ -94,7 +93,7 @@ def planned(graph: Graph, target: Target) -> Found:
     return found
 
 
-def relayouts(placed: Placed) -> list[tuple[str, str]]:
+def relayouts(placed: LaidOut) -> list[tuple[str, str]]:
     """Operand and result of every relayout."""
     found = [node for node in placed.graph.nodes if isinstance(node.operator, Relayout)]
     regions = [r for r in placed.regions if isinstance(r.graph.nodes[0].operator, Relayout)]
@@ -166,7 +165,7 @@ def test_no_relayout_between_engine_regions(tmp_path: Path) -> None:
 def test_an_addition_keeps_the_blocks() -> None:
     """Between engine regions the core adds blocks as they lie, also where the last one is only partly used."""
     for channels in (32, 40):
-        net = Network(1, 6, 5, channels)
+        net = Net("small", (6, 5, channels), zero_point=5)
         a = net.convolution(net.x, channels, 1, "a")
         b = net.convolution(a, channels, 1, "b")
         last = net.convolution(net.addition(a, b, "sum"), channels, 1, "last")
@@ -177,7 +176,7 @@ def test_an_addition_keeps_the_blocks() -> None:
 
 
 def test_parameters_per_channel_need_row_major() -> None:
-    net = Network(1, 6, 5, 32)
+    net = Net("small", (6, 5, 32), zero_point=5)
     a = net.convolution(net.x, 32, 1, "a")
     b = net.convolution(a, 32, 1, "b")
     last = net.convolution(net.addition(a, b, "sum", parameters=32), 32, 1, "last")
@@ -187,37 +186,37 @@ def test_parameters_per_channel_need_row_major() -> None:
 
 def test_the_fewest_bytes_decide() -> None:
     """An addition read by the core alone comes out of the blocks once, behind it and not before it."""
-    net = Network(1, 6, 5, 32)
+    net = Net("small", (6, 5, 32), zero_point=5)
     a = net.convolution(net.x, 32, 1, "a")
     b = net.convolution(a, 32, 1, "b")
     total = net.addition(a, b, "sum")
-    found = planned(net.finish(net.pooled(total, "pool")), machine())
+    found = planned(net.finish(net.mean(total, "pool")), machine())
     assert [pair[0] for pair in relayouts(found.placed)] == ["x", "sum"]
-    net = Network(1, 6, 5, 32)
+    net = Net("small", (6, 5, 32), zero_point=5)
     one = net.addition(net.x, net.x, "one")
     found = planned(net.finish(net.convolution(one, 32, 1, "last")), machine())
     assert len(relayouts(found.placed)) == 2
 
 
 def test_a_value_is_relaid_once_for_several_readers() -> None:
-    net = Network(1, 6, 5, 3)
+    net = Net("small", (6, 5, 3), zero_point=5)
     parts = [net.convolution(net.x, 16, 1, f"part{index}") for index in range(3)]
-    pools = [net.pooled(part, f"pool{index}") for index, part in enumerate(parts)]
+    pools = [net.mean(part, f"pool{index}") for index, part in enumerate(parts)]
     found = planned(net.finish(*pools), machine())
     assert [pair[0] for pair in relayouts(found.placed)] == ["x"], "16 channels lie the same in both layouts"
 
 
 def test_the_same_bytes_are_not_moved() -> None:
     """One pixel of whole blocks: pooled by the core, reshaped, and into the dense layer without a relayout."""
-    net = Network(1, 4, 4, 32)
-    pooled = net.pooled(net.convolution(net.x, 48, 3, "a"), "pool")
+    net = Net("small", (4, 4, 32), zero_point=5)
+    pooled = net.mean(net.convolution(net.x, 48, 3, "a"), "pool")
     found = planned(net.finish(net.dense(pooled, 32, "classes")), machine())
     assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a"]
 
 
 def test_outputs_are_row_major_and_read_on() -> None:
     """A value that is an output and read by engines lies in blocks, and row-major under its own name."""
-    net = Network(1, 5, 5, 24)
+    net = Net("small", (5, 5, 24), zero_point=5)
     a = net.convolution(net.x, 24, 1, "a")
     b = net.convolution(a, 24, 1, "b")
     found = planned(net.finish(a, b), machine())
@@ -229,7 +228,7 @@ def test_outputs_are_row_major_and_read_on() -> None:
 @pytest.mark.parametrize(("sizes", "inside"), [((16, 32), 2), ((32, 24), 2), ((24, 16), 1)])
 def test_concatenation_of_blocks(sizes: tuple[int, int], inside: int) -> None:
     """Parts of whole blocks lie inside the result; others are relaid out into it, or copied if they lie right."""
-    net = Network(1, 6, 5, 16)
+    net = Net("small", (6, 5, 16), zero_point=5)
     parts = [net.convolution(net.x, channels, 1, f"part{index}") for index, channels in enumerate(sizes)]
     joined = net.builder.add(Concat(3), parts, "joined")
     found = planned(net.finish(net.convolution(joined, 16, 1, "last")), machine())
@@ -245,10 +244,10 @@ def test_concatenation_of_blocks(sizes: tuple[int, int], inside: int) -> None:
 @pytest.mark.parametrize("channels", [16, 40])
 def test_a_pad_only_fills_its_border(channels: int) -> None:
     """Between engine regions that do not pad, the value lies inside the padded one."""
-    net = Network(1, 6, 5, 16)
+    net = Net("small", (6, 5, 16), zero_point=5)
     a = net.convolution(net.x, channels, 1, "a")
     b, c = net.convolution(a, 16, 3, "b"), net.convolution(a, 16, 1, "c")
-    found = planned(net.finish(net.pooled(b, "p"), net.pooled(c, "q")), machine(pads=False))
+    found = planned(net.finish(net.mean(b, "p"), net.mean(c, "q")), machine(pads=False))
     assert found.placed.inside["a"].outer == "b_pad"
     fills = [copy for copy in found.copies if copy.before]
     assert len(fills) == 1 and fills[0].fills_border
@@ -258,7 +257,7 @@ def test_a_pad_only_fills_its_border(channels: int) -> None:
 
 
 def test_a_pad_of_what_the_core_reads_is_copied() -> None:
-    net = Network(1, 6, 5, 32)
+    net = Net("small", (6, 5, 32), zero_point=5)
     a = net.convolution(net.x, 32, 1, "a")
     b = net.convolution(a, 32, 3, "b")
     total = net.addition(a, b, "sum")
@@ -271,7 +270,7 @@ def test_a_pad_of_what_the_core_reads_is_copied() -> None:
 def test_random_networks() -> None:
     """Odd sizes, chains and forks: every program is sound and computes the graph."""
     for seed in range(12):
-        net = Network(1, 7, 5, 3, seed=seed)
+        net = Net("small", (7, 5, 3), zero_point=5, seed=seed)
         random, values = np.random.default_rng(seed), [net.x]
         for index in range(6):
             x = values[int(random.integers(len(values)))]
@@ -283,7 +282,7 @@ def test_random_networks() -> None:
             if random.integers(3) == 0:
                 made = net.builder.add(Concat(3), [made, values[-1]], f"joined{index}")
             values.append(made)
-        graph = net.finish(values[-1], net.pooled(values[-2], "mean"))
+        graph = net.finish(values[-1], net.mean(values[-2], "mean"))
         for target in (machine(), machine(pads=False), machine_with_near_memory(24 * 1024)):
             planned(graph, target)
 
@@ -292,11 +291,11 @@ def test_random_networks() -> None:
 def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
     """Wider than the engine pads: around a value that lies inside already, the DMA writes strips of fill alone."""
     target = load_target("ne16")
-    net = Network(1, 9, 7, 16)
+    net = Net("small", (9, 7, 16), zero_point=5)
     a = net.convolution(net.x, 24, 1, "a")
     pads = (0, 3, 4, 0), (0, 4, 3, 0)
     wide = net.builder.add(Pad(*pads, 5), [a], "wide")
-    graph = net.finish(net.convolution(wide, 16, 3, "b", pad=False))
+    graph = net.finish(net.convolution(wide, 16, 3, "b", pad=0))
     graph = adapt(graph, target.policy(policy))
     placed = choose_layouts(graph, partition(graph, target), target)
     found = plan(placed, target, {target.code: 100_000})
@@ -316,22 +315,22 @@ def test_a_border_filled_by_a_dma(policy: str, tmp_path: Path) -> None:
 
 def test_constants_of_every_element_need_row_major() -> None:
     """An addition of a whole constant image is not computed on blocks."""
-    net = Network(1, 6, 5, 32)
+    net = Net("small", (6, 5, 32), zero_point=5)
     a = net.convolution(net.x, 32, 1, "a")
     names = [net.builder.constant(n, np.array([v], np.int32)) for n, v in (("m", 1 << 30), ("s", 9))]
     raised = net.builder.add(Requantize(), [a, *names])
     image = net.builder.constant("image", np.random.default_rng(0).integers(-999, 999, (1, 6, 5, 32)).astype(np.int32))
-    total = net.requantised(net.builder.add(Add(), [raised, image]), "sum", 1)
+    total = net.limited(net.builder.add(Add(), [raised, image]), "sum", (1, 999), relu=False)
     found = planned(net.finish(net.convolution(total, 32, 1, "last")), machine())
     assert [pair[0] for pair in relayouts(found.placed)] == ["x", "a", "sum", f"last as {IMAGES}"]
 
 
 def test_tiles_of_blocked_values() -> None:
     """Behind a DMA, values are cut at whole blocks and copied as they lie."""
-    net = Network(1, 16, 16, 48)
+    net = Net("small", (16, 16, 48), zero_point=5)
     b = net.convolution(net.convolution(net.x, 96, 3, "a"), 64, 3, "b")
     target = machine_with_near_memory(40 * 1024)
-    found = planned(net.finish(net.pooled(b, "mean")), target)
+    found = planned(net.finish(net.mean(b, "mean")), target)
     assert any(len(tiling.tiles) > 1 for tiling in found.plan.tilings.values())
     loads = [c for c in found.copies if found.plan.program.buffers[c.destination.buffer].role is Role.TILE]
     assert any(copy.source.layout == IMAGES == copy.destination.layout for copy in loads)
@@ -340,16 +339,16 @@ def test_tiles_of_blocked_values() -> None:
 def test_what_does_not_fit_says_so() -> None:
     target = machine()
     small = replace(target, memories=(replace(MEMORY, size=2048),))
-    net = Network(1, 16, 16, 32)
-    graph = net.finish(net.pooled(net.convolution(net.x, 32, 1, "a"), "mean"))
+    net = Net("small", (16, 16, 32), zero_point=5)
+    graph = net.finish(net.mean(net.convolution(net.x, 32, 1, "a"), "mean"))
     with pytest.raises(PlanError, match=r"dram needs \d+ bytes and has 2048"):
         plan(choose_layouts(graph, partition(graph, small), small), small, {})
 
 
 def test_the_verifier_knows_layouts() -> None:
     """An engine that is given a value in another layout than it takes is refused."""
-    net = Network(1, 6, 5, 32)
-    found = planned(net.finish(net.pooled(net.convolution(net.x, 32, 1, "a"), "mean")), machine())
+    net = Net("small", (6, 5, 32), zero_point=5)
+    found = planned(net.finish(net.mean(net.convolution(net.x, 32, 1, "a"), "mean")), machine())
     program = found.plan.program
     index = next(i for i, s in enumerate(program.statements) if isinstance(s, Launch))
     launch = program.statements[index]
@@ -384,17 +383,23 @@ def test_buffers_lie_where_the_engine_is_told(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     from elftools.elf.elffile import ELFFile
 
-    from dovetail.build.instruction_sets import EMITTED_C
-    from dovetail.build.toolchain import compile_firmware
-    from dovetail.emit.project import defines
+    from dovetail.codegen.build.instruction_sets import EMITTED_C
+    from dovetail.codegen.build.toolchain import compile_firmware
+    from dovetail.codegen.emit.project import defines
 
     target = machine(pads=False)
     compiled = compiled_network("digits", tmp_path, target)
     build = built(compiled, tmp_path / "build", target)
     sources = [Path(name) for name in build.manifest["sources"]["target"]]
-    elf = compile_firmware(build.folder, sources, linker_script=Path("link.ld"), isa=target.core.isa,
-                           defines=defines(build.manifest["model_prefix"], target), flags=(*EMITTED_C, "-Werror"),
-                           include=[Path("src"), Path("runtime"), Path("driver")])  # fmt: skip
+    elf = compile_firmware(
+        build.folder,
+        sources,
+        linker_script=Path("link.ld"),
+        isa=target.core.isa,
+        defines=defines(build.manifest["model_prefix"], target),
+        flags=(*EMITTED_C, "-Werror"),
+        include=[Path("src"), Path("runtime"), Path("driver")],
+    )
     with elf.open("rb") as file:
         table = ELFFile(file).get_section_by_name(".symtab")
         symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.board.frame import MAXIMUM_FRAME, MAXIMUM_PAYLOAD, Decoder, Frame, encode
-from dovetail.board.link import open_link
 from dovetail.errors import BoardError
+from dovetail.sim.board import MAXIMUM_FRAME, MAXIMUM_PAYLOAD, Decoder, Frame, encode
+from dovetail.sim.line import open_link
 
 FRAMES = st.builds(
-    Frame, st.integers(0, 255), st.integers(0, 255),
+    Frame,
+    st.integers(0, 255),
+    st.integers(0, 255),
     st.binary(max_size=40) | st.lists(st.sampled_from([b"\xd7", b"\xe9", b"\xd7\xe9"])).map(b"".join),
-)  # fmt: skip
+)
 
 
 def by_hand(kind: int, sequence: int, payload: bytes) -> bytes:

@@ -9,48 +9,89 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.check.cases import Limits, ask, base, derive
-from dovetail.check.report import finding_text, junit, markdown, summary
-from dovetail.check.suite import Checked, check
+from dovetail.ir.operators.activation import Unary
 from dovetail.target import Constraint, Memory, Target
+from dovetail.target.pattern import apply, operand
+from dovetail.targets import load_target
+from dovetail.tools.check import suite
+from dovetail.tools.check.cases import QUICK, Limits, ask, base, derive
+from dovetail.tools.check.layers import SIZES
+from dovetail.tools.check.suite import Checked, check, finding_text, junit, markdown, summary
 from porting import order, port
 
 PLANTS = (
-    ("padding swapped", "top=layer.before[0], left=layer.before[1]", "top=layer.before[1], left=layer.before[0]",
-     "padding swapped: rows and columns"),
+    (
+        "padding swapped",
+        "top=layer.before[0], left=layer.before[1]",
+        "top=layer.before[1], left=layer.before[0]",
+        "padding swapped: rows and columns",
+    ),
     ("halo off by one", "before = [lead for", "before = [lead + 1 for", "halo off by one"),
-    ("last row of the kernel", "for row in range(kernel[0]):", "for row in range(max(kernel[0] - 1, 1)):",
-     "the last row of the kernel is not read"),
+    (
+        "last row of the kernel",
+        "for row in range(kernel[0]):",
+        "for row in range(max(kernel[0] - 1, 1)):",
+        "the last row of the kernel is not read",
+    ),
     ("weight order", "layer.weights, np.int8)", "layer.weights.transpose(0, 2, 1, 3), np.int8)", "weight order"),
-    ("output channels", "layer.weights, np.int8)", "layer.weights[::-1], np.int8)",
-     "output channels permuted: weight order"),
+    (
+        "output channels",
+        "layer.weights, np.int8)",
+        "layer.weights[::-1], np.int8)",
+        "output channels permuted: weight order",
+    ),
     ("operand's zero point", "astype(np.int64) - x_zero", "astype(np.int64)", "forgotten zero point: .*operand's"),
     ("result's zero point", "Rounding.DOUBLE) + y_zero", "Rounding.DOUBLE)", "forgotten zero point of the result"),
     ("bias", "np.int64) + bias", "np.int64)", "the bias is forgotten"),
-    ("rounding", "fixed_point(sums, multiplier, shift, Rounding.DOUBLE)", "((sums * multiplier) >> (31 - shift))",
-     "wrong rounding"),
+    (
+        "rounding",
+        "fixed_point(sums, multiplier, shift, Rounding.DOUBLE)",
+        "((sums * multiplier) >> (31 - shift))",
+        "wrong rounding",
+    ),
     ("single rounding", "shift, Rounding.DOUBLE", "shift, Rounding.SINGLE", "off by one in rounding"),
-    ("limits", "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, low, high)",
-     "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, -128, 127)",
-     "limits? of the activation"),
-    ("padding of zeros", "constant_values=x_zero", "constant_values=0",
-     "filled with 0 in place of the zero point"),
+    (
+        "limits",
+        "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, low, high)",
+        "np.clip(fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + y_zero, -128, 127)",
+        "limits? of the activation",
+    ),
+    ("padding of zeros", "constant_values=x_zero", "constant_values=0", "filled with 0 in place of the zero point"),
     ("alignment", 'bus.view(job["parameters"]', 'bus.view(job["parameters"] & ~63', "bad alignment"),
     ("strides between rows", "x_row=x.row", "x_row=x.columns * x.pixel", "strides: all is well where rows"),
-    ("stride", 'stride=layer.stride[0]', "stride=1", "the stride is forgotten"),
-    ("parameters", "[layer.bias, layer.multiplier,", "[layer.bias, np.roll(layer.multiplier, 1),",
-     "parameters per channel"),
+    ("stride", "stride=layer.stride[0]", "stride=1", "the stride is forgotten"),
+    (
+        "parameters",
+        "[layer.bias, layer.multiplier,",
+        "[layer.bias, np.roll(layer.multiplier, 1),",
+        "parameters per channel",
+    ),
     ("too wide: dilation", "layers.NO_DILATION, *layers.zero", "*layers.zero", "dilation"),
     ("too wide: groups", "layers.NO_GROUPS, ", "", "groups"),
     ("too wide: rounding", ",\n          layers.DOUBLE_ROUNDING)", ")", "rounding"),
     ("too wide: types", "(*layers.INT8,", "(", "type|code"),
-    ("last columns", 'columns = slice(column, column + (job["y_columns"] - 1)',
-     'columns = slice(column, column + (job["y_columns"] // 4 * 4 - 1)', "port's own code"),
-)  # fmt: skip
+    (
+        "last columns",
+        'columns = slice(column, column + (job["y_columns"] - 1)',
+        'columns = slice(column, column + (job["y_columns"] // 4 * 4 - 1)',
+        "port's own code",
+    ),
+)
 
 
-DENSE = ("output channels", "operand's zero point", "result's zero point", "bias", "rounding", "single rounding",
-         "limits", "alignment", "parameters", "too wide: rounding", "too wide: types")  # fmt: skip
+DENSE = (
+    "output channels",
+    "operand's zero point",
+    "result's zero point",
+    "bias",
+    "rounding",
+    "single rounding",
+    "limits",
+    "alignment",
+    "parameters",
+    "too wide: rounding",
+    "too wide: types",
+)
 """Bugs that a dense layer shows as well, more cheaply than a convolution."""
 
 
@@ -61,6 +102,39 @@ def test_a_planted_bug_is_found_and_suspected(tmp_path: Path, name: str, old: st
     text = finding_text(found.findings[0])
     assert re.search(suspicion, "\n".join(found.findings[0].suspicions[:2])), text
     assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 240, text
+
+
+def test_an_offload_without_a_case_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tried is not nothing found: neither where no layer can be made, nor where none of them could be run."""
+    right = port(tmp_path)
+    engine = right.engines[0]
+    odd = replace(engine.offloads[-1], name="odd", pattern=apply(Unary, operand("x"), name="unary"), constraints=())
+    found = check(replace(right, engines=(replace(engine, offloads=(odd,)),)), order())
+    assert [finding.title for finding in found.findings if "no case was tried" in finding.title], found
+    assert summary(found).startswith("small: 1 finding, 0 cases")
+    assert 'failures="1"' in junit(found)
+    tiny = tuple(replace(m, size=m.size if m.name == right.code else 4) for m in right.memories)
+    monkeypatch.setattr(suite, "_tiled", lambda *given: [])  # which brings memory of its own
+    nowhere = check(replace(right, memories=tiny), order("dense", simulators=("iss",)))
+    assert any("no case was tried on iss" in finding.title for finding in nowhere.findings), nowhere
+
+
+@pytest.mark.parametrize("share", [4])
+def test_ends_are_tried_however_many_offloads_there_are(share: int) -> None:
+    """The largest sizes, both sides of limits and of a tile's block, in few cases as in many."""
+    for name in ("macarray", "ne16", "opencl"):
+        for engine in load_target(name).engines:
+            for offload in engine.offloads[:2]:
+                start = base(offload)
+                assert start is not None
+                few, many = (derive(engine, offload, start, replace(QUICK, cases=c))[0] for c in (share, 4000))
+                for axis in set(start) & set(SIZES):
+                    largest = [max(case.point.get(axis, 0) for case in one if case.taken) for one in (few, many)]
+                    assert largest[0] == largest[1], (name, offload.name, axis)
+                step = offload.channel_step
+                if "outputs" in few[0].point and step > 1:
+                    left = {case.point["outputs"] % step for case in few}
+                    assert left >= {0, 1, step - 1}, (name, offload.name)
 
 
 def test_a_right_port_has_no_findings(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.check.cases import Limits, base
-from dovetail.check.layers import left_out
-from dovetail.check.report import finding_text
-from dovetail.check.suite import Order, check
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.tools.check.cases import Limits, base
+from dovetail.tools.check.layers import left_out
+from dovetail.tools.check.suite import Order, check, finding_text
 
 LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
 QUICK = (
@@ -24,8 +23,9 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(("name", "offloads", "simulators"), QUICK,
-                         ids=[f"{one[0].split('/')[-2:][0]}-{one[1][0]}" for one in QUICK])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "offloads", "simulators"), QUICK, ids=[f"{one[0].split('/')[-2:][0]}-{one[1][0]}" for one in QUICK]
+)
 def test_a_built_in_target_passes(name: str, offloads: tuple[str, ...], simulators: tuple[str, ...]) -> None:
     found = check(load_target(name), Order(Limits(8_000, 1_500, 60), simulators, offloads))
     assert found.findings == [], "\n\n".join(map(finding_text, found.findings))

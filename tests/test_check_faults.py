@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.check.report import finding_text
-from dovetail.check.suite import check
 from dovetail.cli.main import main
 from dovetail.errors import DovetailError, MissingExtraError
-from dovetail.simulate.rtl_build import find_verilator
+from dovetail.sim.verilator import find_verilator
 from dovetail.target import Target
-from dovetail.target.rtl import read_rtl
+from dovetail.target.devices import read_rtl
 from dovetail.targets import load_target
+from dovetail.tools.check.suite import check, finding_text
 from porting import TINY, order, port, port_file
 
 VERILOG = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "macarray" / "rtl"
@@ -105,11 +105,13 @@ def with_verilog(folder: Path, old: str = "", new: str = "", watchdog: int = 1_0
     return replace(target, engines=(replace(engine, rtl=rtl.device(engine.rtl.base, engine.rtl.size)),))
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_verilog_that_hangs(tmp_path: Path) -> None:
     hangs(first_text(with_verilog(tmp_path, watchdog=20), "rtl", "dense"), "write 0x0 = 0x1")
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_a_bug_in_the_verilog_alone(tmp_path: Path) -> None:
     target = with_verilog(tmp_path, "{33'd0, remainder > threshold}", "34'd0")
@@ -119,6 +121,7 @@ def test_a_bug_in_the_verilog_alone(tmp_path: Path) -> None:
     assert "the driver or the Verilog: all cases are right on model" in text and "rounding" in text, text
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_verilog_that_does_not_build(tmp_path: Path) -> None:
     target = with_verilog(tmp_path, "wire        is_left = !shift[5];", "wire        is_left = !shift[5]")
@@ -133,19 +136,27 @@ def test_verilog_that_does_not_build(tmp_path: Path) -> None:
     [
         ("    weights = match.array(", "    weights = match.aray(", "model", "its cycles raise AttributeError: "),
         ("match.result.elements *", "match.result.elements // 0 *", "model", "its cycles raise ZeroDivisionError: "),
-        ("    layer = layers.layer_of(match)\n    parameters", "    layer = layers.layer(match)\n    parameters",
-         "model", "the port's own code: AttributeError: "),
+        (
+            "    layer = layers.layer_of(match)\n    parameters",
+            "    layer = layers.layer(match)\n    parameters",
+            "model",
+            "the port's own code: AttributeError: ",
+        ),
         ("x_row=x.row,", "x_row=x.pitch,", "iss", "the port's own code: AttributeError: "),
-        ('image(bus, job["y"]', 'image(bus, job["z"]', "iss", "the port's own code: KeyError: 'z'"),
-        ("LIMITS = (", 'LIMITS = (dt.Constraint("it must be", lambda m: m.nodes["x"], bool),', "model",
-         "the limit 'it must be' raises KeyError: 'x'"),
+        ('image(bus, job["y"]', 'image(bus, job["z"]', "iss", "the port's own code: .*KeyError: 'z'"),
+        (
+            "LIMITS = (",
+            'LIMITS = (dt.Constraint("it must be", lambda m: m.nodes["x"], bool),',
+            "model",
+            "the limit 'it must be' raises KeyError: 'x'",
+        ),
     ],
     ids=["attribute in cycles", "division in cycles", "pack", "commands", "device", "limit"],
-)  # fmt: skip
+)
 def test_code_that_raises(tmp_path: Path, old: str, new: str, simulator: str, message: str) -> None:
     text = first_text(port(tmp_path, old, new), simulator, "dense")
     line = 1 + (tmp_path / "small.py").read_text().partition(new)[0].count("\n")
-    assert message in text and f"(small.py:{line})" in text, text
+    assert re.search(message, text) and f"small.py:{line}" in text, text
 
 
 @pytest.mark.parametrize(
@@ -159,9 +170,13 @@ def test_code_that_raises(tmp_path: Path, old: str, new: str, simulator: str, me
     ids=["import", "syntax", "no target", "unknown memory"],
 )
 def test_files_that_are_no_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, old: str, new: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     port_file(Path(), old, new)
     with pytest.raises(SystemExit) as ended:
@@ -171,9 +186,7 @@ def test_files_that_are_no_target(
 
 
 @pytest.mark.parametrize("option", ["--junit", "--markdown"])
-def test_a_report_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:  # fmt: skip
+def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["check", "macarray", option, str(tmp_path / "missing" / "report")])
     said = capsys.readouterr().err

@@ -35,9 +35,12 @@ def test_findings_give_status_1_and_files(
     ],
 )
 def test_wrong_wishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert dovetail(*arguments) == 1
     said = capsys.readouterr().err

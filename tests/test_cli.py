@@ -16,12 +16,13 @@ import onnx
 import pytest
 
 from command_line import dovetail, refused
-from dovetail import zoo
-from dovetail.cli.arrays import seeded_inputs
 from dovetail.errors import DovetailError
-from dovetail.report.report import assign_jobs
 from dovetail.run import open_build, run_build
-from dovetail.simulate.device import Activity
+from dovetail.sim.device import Activity
+from dovetail.tools import zoo
+from dovetail.tools.arrays import seeded_inputs
+from dovetail.tools.report.report import assign_jobs
+from zoo_data import digits_samples
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 
@@ -54,7 +55,7 @@ def _reference(model: Path, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
 def test_run_names_digits_and_reports(
     target: str, builds: dict[str, Path], digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images, labels = zoo.digits_samples(8)
+    images, labels = digits_samples(8)
     np.savez(tmp_path / "x.npz", input=images[:, None])
     capsys.readouterr()
     assert (
@@ -131,9 +132,9 @@ def test_run_without_input_says_its_inputs_are_seeded(
 
 @needs_iss
 def test_bytes_moved_are_those_the_dma_wrote(builds: dict[str, Path]) -> None:
-    from dovetail.cli.arrays import seeded_inputs
-    from dovetail.report import make_report
     from dovetail.run import open_build, run_build
+    from dovetail.tools.arrays import seeded_inputs
+    from dovetail.tools.report import make_report
 
     build = open_build(builds["ne16"])
     result = run_build(build, "iss", [seeded_inputs(build.manifest["inputs"])])
@@ -186,7 +187,7 @@ def test_every_help_has_an_example(command: str, capsys: pytest.CaptureFixture[s
 def _bad_models(digits: bytes) -> dict[str, tuple[bytes, str]]:
     """Models that are refused, and a word the message must have."""
     unknown, dynamic = onnx.load_from_string(digits), onnx.load_from_string(digits)
-    next(node for node in unknown.graph.node if node.op_type == "Softmax").op_type = "Einsum"
+    next(node for node in unknown.graph.node if node.op_type == "Softmax").op_type = "Hardmax"
     dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     tensor = onnx.helper.make_tensor_value_info
     weights = onnx.numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w")
@@ -197,7 +198,7 @@ def _bad_models(digits: bytes) -> dict[str, tuple[bytes, str]]:
     floating = onnx.helper.make_model(real, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     return {
         "truncated": (digits[: len(digits) // 2], "model.onnx"),
-        "operator": (unknown.SerializeToString(), "Einsum"),
+        "operator": (unknown.SerializeToString(), "Hardmax"),
         "dynamic": (dynamic.SerializeToString(), "batch"),
         "float": (floating.SerializeToString(), "quantise"),
         "empty": (b"", "model.onnx"),
@@ -287,7 +288,7 @@ def test_damaged_input_files_are_refused(
 
 
 def test_nan_and_missing_keys_are_refused(tmp_path: Path) -> None:
-    from dovetail.cli.arrays import InputError, read_inputs
+    from dovetail.tools.arrays import InputError, read_inputs
 
     ports = [{"name": "a", "shape": [2], "dtype": "float32"}, {"name": "b", "shape": [2], "dtype": "int4"}]
     path = tmp_path / "x.npz"

@@ -10,26 +10,34 @@ import signal
 import subprocess
 import sys
 import time
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
 
 from command_line import dovetail
-from dovetail import zoo
-from dovetail.board import KINDS
-from dovetail.cli import commands
-from dovetail.cli.main import app, main
+from dovetail.cli import options
+from dovetail.cli.main import COMMANDS, app, main
 from dovetail.errors import DovetailError
-from dovetail.place.pins import parse_pins
-from dovetail.sweep.grid import axes_of
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.kernels import Optimize
+from dovetail.mesh.choice import Objective
+from dovetail.schedule.assign import parse_pins
+from dovetail.sim.line import KINDS
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.tools import zoo
+from dovetail.tools.ptq import Method
+from dovetail.tools.sweep.fields import axes_of
 from porting import port_file
 
 GROUP: Any = typer.main.get_command(app)
-EXAMPLES = [(name, text) for name, command in GROUP.commands.items()
-            for text in re.findall(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)]  # fmt: skip
+EXAMPLES = [
+    (name, text)
+    for name, command in GROUP.commands.items()
+    for text in re.findall(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)
+]
 MODELS = (".tflite", ".onnx", ".keras", ".h5")
 
 
@@ -72,18 +80,36 @@ def test_examples_with_a_mistake_are_noticed() -> None:
             parsed(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "kind", "left_out"),
+    [
+        ("compile", "rounding", Rounding, {"wide"}),  # of models that ask for it themselves
+        ("compile", "optimize", Optimize, set()),
+        ("sweep", "optimize", Optimize, set()),
+        ("mesh", "objective", Objective, set()),
+        ("quantize", "method", Method, set()),
+    ],
+)
+def test_choices_are_those_of_the_library(name: str, option: str, kind: type[Enum], left_out: set[str]) -> None:
+    given = get_type_hints(COMMANDS[name])[option]
+    assert {*get_args(given)} == {one.value for one in kind} - left_out
+
+
 # ---- target files
 
 
-@pytest.mark.parametrize(("text", "where", "what", "hint"), [
-    ("x = 1\nTARGET = (\n", ":2", "SyntaxError: '(' was never closed", "mend the Python there"),
-    ("def f():\n    return 1 / 0\n\n\nf()\n", ":2", "ZeroDivisionError: division by zero", "mend the file there"),
-    ("\nimport nowhere\n", ":2", "ModuleNotFoundError: No module named 'nowhere'", "install that package"),
-    ("from pathlib import Path\nPath('gone').read_text()\n", ":2", "FileNotFoundError: ", "mend the file there"),
-    ("import sys\nsys.exit(3)\n", ":2", "SystemExit: 3", "mend the file there"),
-    ("raise KeyError\n", ":1", "KeyError", "mend the file there"),
-    ("TARGET = 3\n", "", "does not define TARGET", "end the file with TARGET = Target(...)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "where", "what", "hint"),
+    [
+        ("x = 1\nTARGET = (\n", ":2", "SyntaxError: '(' was never closed", "mend the Python there"),
+        ("def f():\n    return 1 / 0\n\n\nf()\n", ":2", "ZeroDivisionError: division by zero", "mend the file there"),
+        ("\nimport nowhere\n", ":2", "ModuleNotFoundError: No module named 'nowhere'", "install that package"),
+        ("from pathlib import Path\nPath('gone').read_text()\n", ":2", "FileNotFoundError: ", "mend the file there"),
+        ("import sys\nsys.exit(3)\n", ":2", "SystemExit: 3", "mend the file there"),
+        ("raise KeyError\n", ":1", "KeyError", "mend the file there"),
+        ("TARGET = 3\n", "", "does not define TARGET", "end the file with TARGET = Target(...)"),
+    ],
+)
 def test_target_files_that_do_not_import(
     text: str, where: str, what: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,8 +131,10 @@ def test_a_target_file_whose_import_fails(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(DovetailError) as raised:
         load_target(str(path))
     assert raised.value.where == f"{path}:3" and raised.value.what == "SyntaxError: invalid syntax"
-    path.write_text("from dovetail.target.cores import with_cores\nfrom dovetail.targets.riscv import TARGET\n"
-                    "TARGET = with_cores(TARGET, 99)\n")  # fmt: skip
+    path.write_text(
+        "from dovetail.target.description import with_cores\nfrom dovetail.targets.riscv import TARGET\n"
+        "TARGET = with_cores(TARGET, 99)\n"
+    )
     with pytest.raises(DovetailError, match="99 cores are asked for"):
         load_target(str(path))
 
@@ -119,15 +147,22 @@ def test_a_target_file_whose_import_fails(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("x_row=x.row,", "x_row=x.pitch,", "AttributeError: 'Image' object has no attribute 'pitch'"),
         ("LIMITS = (", 'LIMITS = (dt.Constraint("it must be", lambda m: m.nodes["new"], bool),', "KeyError: 'new'"),
-        ("    layer = layers.layer_of(match)\n    parameters", "    layer = np.stack([])\n    parameters",
-         "ValueError: "),
+        (
+            "    layer = layers.layer_of(match)\n    parameters",
+            "    layer = np.stack([])\n    parameters",
+            "ValueError: ",
+        ),
     ],
     ids=["commands", "limit", "in a library it calls"],
-)  # fmt: skip
+)
 def test_a_target_files_functions_that_raise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     """The line in the user's file, no stack."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
@@ -147,11 +182,11 @@ def test_a_bug_shows_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> None:
+    def interrupted(name: str) -> None:
         """What Ctrl-C does to a command."""
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "list_targets", interrupted)
+    monkeypatch.setattr("dovetail.targets.load_target", interrupted)
     assert dovetail("targets") == 130
     assert capsys.readouterr() == ("", "stopped\n")
 
@@ -184,3 +219,7 @@ def test_a_reader_that_leaves_is_no_error(arguments: tuple[str, ...], tmp_path: 
     finally:
         os.close(writing)
     assert told.stderr == b"" and told.returncode != 2
+
+
+def test_the_help_names_every_way_to_a_board() -> None:
+    assert all(kind in options.On.__metadata__[0].help for kind in KINDS)

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import compile_host
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
-from dovetail.emit import write_project
 from dovetail.errors import TargetError
-from dovetail.graph.graph import Graph, Node
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.arithmetic import Clip, Offset, Requantize
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.pooling import MaxPool2d
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.targets import cmsis_nn, load_target
 from test_end_to_end import network_file
 from test_vendor_library import run_equals_graph
@@ -46,9 +46,14 @@ def test_the_emitted_c_fits_the_prototypes(name: str, tmp_path: Path) -> None:
     assert [region.name for region in compiled.regions if region.macs and region.engine is None] == []
     write_project(compiled.project, tmp_path / "build")
     model = compiled.unit.model
-    compile_host(tmp_path / "build", [Path(f"src/{model}.c")], include=[Path(p) for p in ("src", "runtime", "driver")],
-                 defines={"DOVETAIL_HOST": None}, cache=tmp_path / "cache",
-                 flags=("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"))  # fmt: skip
+    compile_host(
+        tmp_path / "build",
+        [Path(f"src/{model}.c")],
+        include=[Path(p) for p in ("src", "runtime", "driver")],
+        defines={"DOVETAIL_HOST": None},
+        cache=tmp_path / "cache",
+        flags=("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"),
+    )
 
 
 def test_scratch_is_what_the_library_says() -> None:
@@ -93,8 +98,13 @@ def test_a_product_and_a_largest() -> None:
         Node(Clip(-128, 127, DType.INT8), ("scaled",), "clipped"),
         Node(MaxPool2d((2, 2), (2, 2)), ("clipped",), "largest"),
     )
-    types = {**dict.fromkeys(("one", "other", "clipped"), image), "largest": TensorType((1, 4, 4, 4), DType.INT8),
-             **dict.fromkeys(("left", "right", "product", "scaled"), wide), "multiplier": parameter, "shift": parameter}
+    types = {
+        **dict.fromkeys(("one", "other", "clipped"), image),
+        "largest": TensorType((1, 4, 4, 4), DType.INT8),
+        **dict.fromkeys(("left", "right", "product", "scaled"), wide),
+        "multiplier": parameter,
+        "shift": parameter,
+    }
     constants = {"multiplier": np.array([1 << 30], np.int32), "shift": np.array([-6], np.int32)}
     graph = Graph("product", ("one", "other"), ("largest",), nodes, types, constants)
     compiled = compile_graph(graph, cmsis_nn.target(STUB), Options())

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit import write_project
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from firmware import require_chip
 from test_end_to_end import network_file
+
+pytestmark = pytest.mark.oracles
 
 LIMITS = {
     ("ic_resnet8", Optimize.SPEED): (12 * 1024, 3.1),

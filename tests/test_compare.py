@@ -11,9 +11,8 @@ import pytest
 
 from browser import chromium
 from command_line import dovetail, refused
-from dovetail import zoo
-from dovetail.report.compare import compare
-from dovetail.report.page.versus import versus
+from dovetail.tools import zoo
+from dovetail.tools.report.compare import compare, versus
 from test_report_page import STRAY, check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
@@ -21,28 +20,53 @@ needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulat
 
 def layer(name: str, operators: list[str], cycles: int, engine: str = "core", macs: int = 0) -> dict[str, Any]:
     """A layer of a run's JSON."""
-    return {"name": name, "operators": operators, "engine": engine, "cycles": cycles, "macs": macs, "bytes_moved": 0,
-            "ideal_macs_per_cycle": 8.0 if engine != "core" else None}  # fmt: skip
+    return {
+        "name": name,
+        "operators": operators,
+        "engine": engine,
+        "cycles": cycles,
+        "macs": macs,
+        "bytes_moved": 0,
+        "ideal_macs_per_cycle": 8.0 if engine != "core" else None,
+    }
 
 
 def report(layers: list[dict[str, Any]], **others: Any) -> dict[str, Any]:
     """As little of a run's JSON as a comparison needs."""
     total = sum(each.get("cycles", 0) for each in layers)
-    found = {"schema": 1, "model": "m", "target": "t", "policy": "p", "simulator": "iss", "dovetail": "0",
-             "cycles": {"total": total, "core": total}, "macs": {"total": 0}, "memory": {"ram": {"size": 9, "peak": 4}},
-             "sizes": {"text": 100}, "layers": layers}  # fmt: skip
+    found = {
+        "schema": 1,
+        "model": "m",
+        "target": "t",
+        "policy": "p",
+        "simulator": "iss",
+        "dovetail": "0",
+        "cycles": {"total": total, "core": total},
+        "macs": {"total": 0},
+        "memory": {"ram": {"size": 9, "peak": 4}},
+        "sizes": {"text": 100},
+        "layers": layers,
+    }
     return found | others
 
 
 def test_layers_hang_together_by_operators() -> None:
     a = report([layer("conv_0", ["conv", "relu"], 100), layer("pool_1", ["pool"], 10), layer("own_2", [], 5)])
     b = report(
-        [layer("own_2", [], 4), layer("conv_1", ["conv"], 20, "npu", 64), layer("relu_2", ["relu"], 30),
-         layer("pad_3", [], 7), layer("pool_4", ["pool"], 10)], policy="q",
-    )  # fmt: skip
+        [
+            layer("own_2", [], 4),
+            layer("conv_1", ["conv"], 20, "npu", 64),
+            layer("relu_2", ["relu"], 30),
+            layer("pad_3", [], 7),
+            layer("pool_4", ["pool"], 10),
+        ],
+        policy="q",
+    )
     data = compare(a, b, ("one", "two"))
-    rows = {tuple(row["a"]["layers"]): (row["b"]["layers"], row["a"]["time"], row["b"]["time"], row["ratio"])
-            for row in data["layers"]}  # fmt: skip
+    rows = {
+        tuple(row["a"]["layers"]): (row["b"]["layers"], row["a"]["time"], row["b"]["time"], row["ratio"])
+        for row in data["layers"]
+    }
     assert rows == {
         ("conv_0",): (["conv_1", "relu_2"], 100, 50, 0.5),
         ("pool_1",): (["pool_4"], 10, 10, 1.0),

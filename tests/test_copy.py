@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import compile_host
-from dovetail.emit.runtime import COPY, runtime_path
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.codegen.emit.firmware import COPY, runtime_path
 from dovetail.errors import MissingExtraError
 
 SIZE = 1 << 16

@@ -15,15 +15,15 @@ import pytest
 
 from core_kernel_cases import FAMILIES, Case, drawn, random_array
 from dovetail.errors import DovetailError
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Requantize, Rounding
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad, Relayout
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import CoreKernel, generate, helper_source, is_pointwise, supports
-from dovetail.operators.activation import FixedSoftmax
-from dovetail.operators.arithmetic import Add, Clip, Lookup, Requantize, Rounding
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d, FullyConnected
-from dovetail.operators.movement import Concat, Pad, Relayout
-from dovetail.operators.pooling import MaxPool2d
 
 COMPILER = shutil.which("cc")
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
@@ -100,8 +100,15 @@ def test_kernels_equal_the_graph(name: str, tmp_path: Path) -> None:
     for case in cases:
         assert supports(case.graph) is None, f"{supports(case.graph)} {describe(case)}"
     kernels = [generate(case.graph, f"kernel_{number}") for number, case in enumerate(cases)]
-    path = build(tmp_path, library_text(kernels), "-O1", "-shared", "-fPIC", "-fsanitize=undefined",
-                 "-fno-sanitize-recover=undefined")  # fmt: skip
+    path = build(
+        tmp_path,
+        library_text(kernels),
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-fsanitize=undefined",
+        "-fno-sanitize-recover=undefined",
+    )
     library = ctypes.CDLL(str(path))
     for case, kernel in zip(cases, kernels, strict=True):
         got = run(getattr(library, f"run_{kernel.name}"), kernel, case)
@@ -148,9 +155,24 @@ def test_kernels_compile_for_riscv(tmp_path: Path) -> None:
     kernels = [generate(case.graph, f"kernel_{number}") for number, case in enumerate(cases)]
     source, result = tmp_path / "kernels.c", tmp_path / "kernels.o"
     source.write_text(library_text(kernels))
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding-none",
-               "-mcpu=generic_rv32+m+c", "-ffreestanding", "-fno-sanitize=undefined", "-O2", "-g0", *WARNINGS,
-               "-c", "-o", str(result), str(source)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        "riscv32-freestanding-none",
+        "-mcpu=generic_rv32+m+c",
+        "-ffreestanding",
+        "-fno-sanitize=undefined",
+        "-O2",
+        "-g0",
+        *WARNINGS,
+        "-c",
+        "-o",
+        str(result),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
     with result.open("rb") as stream:

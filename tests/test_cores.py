@@ -13,24 +13,28 @@ import numpy as np
 import pytest
 
 from dovetail.cli.main import main
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
-from dovetail.emit.project import write_project
 from dovetail.errors import DovetailError
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.kernels import Optimize
 from dovetail.program.ir import Call
-from dovetail.report import Report, make_report
-from dovetail.report.table import totals
 from dovetail.run import RunResult, open_build, run_build
-from dovetail.target.cores import with_cores
-from dovetail.target.description import Target
+from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
+from dovetail.tools.report import Report, make_report
+from dovetail.tools.report.report import totals
 from firmware import require_chip
 from oracles import NETWORKS
 
+pytestmark = pytest.mark.oracles
+
 LEAST = {
-    "ad_autoencoder": (1.95, 3.8), "ic_resnet8": (1.9, 3.6), "kws_dscnn": (1.8, 3.2), "vww_mobilenetv1": (1.8, 3.2),
-}  # fmt: skip
+    "ad_autoencoder": (1.95, 3.8),
+    "ic_resnet8": (1.9, 3.6),
+    "kws_dscnn": (1.8, 3.2),
+    "vww_mobilenetv1": (1.8, 3.2),
+}
 """Speed-up on 2 and on 4 cores."""
 SUCCESSIVE = 3
 """Inputs given to a pipeline."""
@@ -122,11 +126,14 @@ def test_a_pipeline_of_a_big_and_a_small_core_is_within_a_tenth_of_the_balance_b
     assert bound <= cycles(result) * 1.001 and cycles(result) <= 1.1 * bound
 
 
-@pytest.mark.parametrize(("target", "options"), [
-    ("cortex_m4", Options(optimize=Optimize.SIZE)),
-    ("ne16", Options()),
-    ("riscv", Options(optimize=Optimize.SIZE, pipeline=True)),
-])
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("cortex_m4", Options(optimize=Optimize.SIZE)),
+        ("ne16", Options()),
+        ("riscv", Options(optimize=Optimize.SIZE, pipeline=True)),
+    ],
+)
 def test_other_cores_engines_beside_cores_and_little_code_are_exact(target: str, options: Options) -> None:
     count = 2 if options.pipeline else 3
     _, result = run_exactly("ad_autoencoder", with_cores(load_target(target), count), options)
@@ -157,6 +164,7 @@ def test_one_core_says_nothing_of_cores() -> None:
 
 def test_the_command_line_takes_cores_and_pipelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Compiled with 2 stages, run by the name of the target, and explained."""
+
     def command(*arguments: object) -> str:
         """What a command prints; it must succeed."""
         with pytest.raises(SystemExit) as ended:

@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Maker
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
-from dovetail.emit.project import write_project
 from dovetail.errors import ProgramError, TargetError
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.operators.arithmetic import Add, Clip
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.movement import Pad, Slice
+from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
-from dovetail.operators.arithmetic import Add, Clip
-from dovetail.operators.linear import Conv2d
-from dovetail.operators.movement import Pad, Slice
-from dovetail.operators.recurrent_float import Recurrent, RecurrentKind
-from dovetail.program.interpret import interpret
 from dovetail.program.ir import CORE, Begin, Call, Program, Statement, View, Wait, core_queue
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
 from dovetail.target.description import Target
 from dovetail.targets import load_target
+from interpreted import interpret
 from property_batches import needs_compiler, run_batch
 from test_properties_tflite import make
 
@@ -183,11 +183,9 @@ def test_kernels_with_memory_of_their_own_are_not_shared_by_cores() -> None:
 
 
 @needs_compiler
-def test_random_models_in_parts_equal_tensorflow_lite_micro(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_models_in_parts_equal_tensorflow_lite_micro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even the smallest layer is shared where it can be."""
-    monkeypatch.setattr("dovetail.plan.cores.START_CYCLES", 0)
+    monkeypatch.setattr("dovetail.schedule.cores.START_CYCLES", 0)
     cases = [make("chain", seed) for seed in range(7000, 7012)]
     outcome = run_batch(cases, unlike(1.0, 0.6, 0.3), "host", tmp_path)
     assert outcome.compared == 12 and outcome.off == 0

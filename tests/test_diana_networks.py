@@ -10,23 +10,25 @@ import onnx
 import pytest
 
 from diana_networks import FILES, Run, quantised, run, run_model
-from dovetail import zoo
-from dovetail.build.toolchain import find_compiler
-from dovetail.calibrate import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.codegen.build.toolchain import find_compiler
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
-from dovetail.emit import write_project
 from dovetail.errors import MissingExtraError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import GraphBuilder, evaluate
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.arithmetic import Clip, Lookup, ScaleShift
-from dovetail.operators.linear import Conv2d
-from dovetail.operators.movement import Pad
+from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Clip, Lookup, ScaleShift
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Launch
-from dovetail.report import make_report
-from dovetail.report.table import totals
+from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+from dovetail.tools import zoo
+from dovetail.tools.ptq import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.tools.report import make_report
+from dovetail.tools.report.report import totals
+
+pytestmark = pytest.mark.oracles
 
 NETWORKS = [(name, policy) for name in FILES for policy in ("digital", "analog")]
 CONVERSIONS = {"resnet8": 4, "ds_cnn": 4, "mobilenet_v1": 4, "autoencoder": 2}
@@ -104,8 +106,8 @@ def test_layers_of_resnet8_cost_what_is_published(model: str) -> None:
     network = onnx.load_from_string(zoo.build_float("resnet8"))
     for node in network.graph.node:
         if node.op_type == "Conv":
-            kernel, = (a.ints for a in node.attribute if a.name == "kernel_shape")
-            pads, = (a.ints for a in node.attribute if a.name == "pads")
+            (kernel,) = (a.ints for a in node.attribute if a.name == "kernel_shape")
+            (pads,) = (a.ints for a in node.attribute if a.name == "pads")
             pads[:] = [size // 2 for size in (*kernel, *kernel)]
     engine = "analog" if model == "analog" else "digital"
     costs = "match" if model == "match" else "plinio"
@@ -127,7 +129,7 @@ def _quantised(network: onnx.ModelProto, ternary: bool) -> bytes:
         path = Path(folder) / "net.onnx"
         path.write_bytes(network.SerializeToString())
         graph = prepare(load_model(path), path.name)
-    name, = graph.inputs
+    (name,) = graph.inputs
     data = np.random.default_rng(0).uniform(0, 255, (4, *graph.types[name].shape)).astype(np.float32)
     settings = Settings(widths=named_widths(graph, ["*=int2"] if ternary else []), integer_ends=True)
     found = quantise_network(graph, Samples({name: data}, None), load_target("diana"), settings)
@@ -165,5 +167,7 @@ def test_elementwise_operators_pass_through(tmp_path: Path) -> None:
     inputs = sample_inputs(graph)
     result = run_build(open_build(tmp_path / "build", target), "iss", [inputs])
     np.testing.assert_array_equal(result.outputs[0][value], evaluate(graph, inputs)[value])
-    assert [(c.maker, c.readers) for c in make_report(result).conversions] == [("input", ("digital",)),
-                                                                              ("digital", ("output",))]  # fmt: skip
+    assert [(c.maker, c.readers) for c in make_report(result).conversions] == [
+        ("input", ("digital",)),
+        ("digital", ("output",)),
+    ]

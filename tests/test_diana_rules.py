@@ -11,24 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.adapt import ConverterLimits, addition_by_shift, dense_results_of, even_borders, through_converter
-from dovetail.calibrate import Samples, Settings, named_widths, prepare, quantise_network
-from dovetail.calibrate.layers import weighted_layers
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.compile import prepare as prepare_integers
-from dovetail.emit import write_project
 from dovetail.errors import DovetailError, ProgramError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Add, Clip, Offset, Requantize, ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.partition import partition
-from dovetail.place import told
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import ConverterLimits, addition_by_shift, dense_results_of, even_borders, through_converter
 from dovetail.program.verify import verify
+from dovetail.read import load_model
 from dovetail.run import open_build, run_build
+from dovetail.schedule.assign import told
+from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
+from dovetail.tools.ptq import Samples, Settings, named_widths, prepare, quantise_network
+from dovetail.tools.ptq.layers import weighted_layers
 from ptq_networks import images, varied
 
 TARGET = load_target("diana")
@@ -79,21 +79,40 @@ def test_a_plain_convolution_is_taken() -> None:
     assert place(build((1, 8, 8, 4), convolution(weights(1, 3, 3, 4), operator=DepthwiseConv2d()))) == ("digital", "")
 
 
-@pytest.mark.parametrize(("shape", "body", "sentence"), [
-    ((1, 8, 8, 4), convolution(weights(8, 2, 2, 4), (0, 0)), "of the kernel must be 1, 3, 5 or 7; here: (2, 2)"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), (0, 0)), "half a kernel on every side"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), (0, 1), Conv2d((2, 2))), "half a kernel on every side"),
-    ((1, 9, 9, 4), convolution(weights(8, 3, 3, 4), operator=Conv2d((3, 3))), "must be 1x1 or 2x2; here: (3, 3)"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), operator=Conv2d((1, 1), (2, 2))), "dilation must be 1x1"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 2)), "the groups must be 1; here: 2"),
-    ((1, 3, 3, 5), convolution(weights(8, 3, 3, 5)), "must be a multiple of 4; here: [45, 72]"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), shift=range(8)), "one right shift by 0 to 31 for the whole layer"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), scale=3), "one right shift by 0 to 31 for the whole layer"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), low=-5), "limited to -128..127 or 0..127 only; here: (-5, 127)"),
-    ((2, 8, 8, 4), convolution(weights(8, 3, 3, 4)), "the batch must be 1; here: 2"),
-    ((1, 8, 8, 4), convolution(weights(1, 3, 3, 8), operator=DepthwiseConv2d()), "depth multiplier must be 1; here: 2"),
-    ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), operator=Conv2d(input_zero_point=3)), "symmetric (zero point 0)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "body", "sentence"),
+    [
+        ((1, 8, 8, 4), convolution(weights(8, 2, 2, 4), (0, 0)), "of the kernel must be 1, 3, 5 or 7; here: (2, 2)"),
+        ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), (0, 0)), "half a kernel on every side"),
+        ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), (0, 1), Conv2d((2, 2))), "half a kernel on every side"),
+        ((1, 9, 9, 4), convolution(weights(8, 3, 3, 4), operator=Conv2d((3, 3))), "must be 1x1 or 2x2; here: (3, 3)"),
+        ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), operator=Conv2d((1, 1), (2, 2))), "dilation must be 1x1"),
+        ((1, 8, 8, 4), convolution(weights(8, 3, 3, 2)), "the groups must be 1; here: 2"),
+        ((1, 3, 3, 5), convolution(weights(8, 3, 3, 5)), "must be a multiple of 4; here: [45, 72]"),
+        (
+            (1, 8, 8, 4),
+            convolution(weights(8, 3, 3, 4), shift=range(8)),
+            "one right shift by 0 to 31 for the whole layer",
+        ),
+        ((1, 8, 8, 4), convolution(weights(8, 3, 3, 4), scale=3), "one right shift by 0 to 31 for the whole layer"),
+        (
+            (1, 8, 8, 4),
+            convolution(weights(8, 3, 3, 4), low=-5),
+            "limited to -128..127 or 0..127 only; here: (-5, 127)",
+        ),
+        ((2, 8, 8, 4), convolution(weights(8, 3, 3, 4)), "the batch must be 1; here: 2"),
+        (
+            (1, 8, 8, 4),
+            convolution(weights(1, 3, 3, 8), operator=DepthwiseConv2d()),
+            "depth multiplier must be 1; here: 2",
+        ),
+        (
+            (1, 8, 8, 4),
+            convolution(weights(8, 3, 3, 4), operator=Conv2d(input_zero_point=3)),
+            "symmetric (zero point 0)",
+        ),
+    ],
+)
 def test_every_limit_has_its_sentence(
     shape: tuple[int, ...], body: Callable[[GraphBuilder, str], str], sentence: str
 ) -> None:
@@ -105,8 +124,10 @@ def added(offset: int, shape: tuple[int, ...] = (1, 4, 4, 4)) -> Graph:
     """A sum of two values, with a bias."""
 
     def body(builder: GraphBuilder, x: str) -> str:
-        wide = [builder.add(Offset(0, DType.INT32), [name], f"{name}_wide") for name in (x, builder.input(
-            "y", TensorType(shape, DType.INT8)))]  # fmt: skip
+        wide = [
+            builder.add(Offset(0, DType.INT32), [name], f"{name}_wide")
+            for name in (x, builder.input("y", TensorType(shape, DType.INT8)))
+        ]
         total = builder.add(Add(), wide, "total")
         names = [builder.constant(f"p{i}", np.array([v], np.int32)) for i, v in enumerate((1, offset, 1))]
         return builder.add(Clip(-128, 127, DType.INT8), [builder.add(ScaleShift(), [total, *names], "s")], "out")
@@ -130,8 +151,9 @@ def test_requantisation_by_multipliers_is_the_cores() -> None:
     assert where == "core" and "no right shift; dovetail quantize makes networks of shifts" in reason
 
 
-def ternary(channels: int = 16, kernel: Array | None = None, clip: tuple[int, int] = (-64, 63), scale: int = 1,
-            code: int = 31) -> Graph:  # fmt: skip
+def ternary(
+    channels: int = 16, kernel: Array | None = None, clip: tuple[int, int] = (-64, 63), scale: int = 1, code: int = 31
+) -> Graph:
     """What the analog engine computes."""
     found = weights(8, 3, 3, channels, low=-1, high=2) if kernel is None else kernel
     half = found.shape[1] // 2
@@ -147,15 +169,20 @@ def ternary(channels: int = 16, kernel: Array | None = None, clip: tuple[int, in
     return build((1, 8, 8, channels), body)
 
 
-@pytest.mark.parametrize(("graph", "sentence"), [
-    (ternary(kernel=weights(8, 3, 3, 16)), "weights must be -1, 0 or 1; here: (-20, 19)"),
-    (ternary(132), "at most 128 channels; here: 132"),
-    (ternary(kernel=weights(8, 5, 5, 16, low=-1, high=2)), "of the array, of which every tap takes at least 64; "
-     "here: 1600"),
-    (ternary(clip=(-128, 127)), "operands must be limited to 7 bits; here: (-128, 127)"),
-    (ternary(code=30), "the converter must give 6 bits; here: (-32, 30)"),
-    (ternary(scale=1023), "keep within 16 bits; here: 33"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("graph", "sentence"),
+    [
+        (ternary(kernel=weights(8, 3, 3, 16)), "weights must be -1, 0 or 1; here: (-20, 19)"),
+        (ternary(132), "at most 128 channels; here: 132"),
+        (
+            ternary(kernel=weights(8, 5, 5, 16, low=-1, high=2)),
+            "of the array, of which every tap takes at least 64; here: 1600",
+        ),
+        (ternary(clip=(-128, 127)), "operands must be limited to 7 bits; here: (-128, 127)"),
+        (ternary(code=30), "the converter must give 6 bits; here: (-32, 30)"),
+        (ternary(scale=1023), "keep within 16 bits; here: 33"),
+    ],
+)
 def test_limits_of_the_array(graph: Graph, sentence: str) -> None:
     where, reason = place(graph)
     assert where == "core" and sentence in reason and reason.startswith("analog ternary convolution: "), reason
@@ -204,10 +231,15 @@ def only_output(graph: Graph, given: Mapping[str, Array]) -> Array:
     return evaluate(graph, dict(given))[graph.outputs[0]]
 
 
-@pytest.mark.parametrize(("kernel", "pads", "size", "operator"), [
-    (weights(8, 3, 3, 4), (0, 1), 8, Conv2d((2, 2))), (weights(1, 3, 3, 4), (0, 1), 8, DepthwiseConv2d((2, 2))),
-    (weights(4, 4, 4, 4), (1, 2), 9, Conv2d()), (weights(4, 2, 2, 4), (0, 0), 6, Conv2d((2, 2))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernel", "pads", "size", "operator"),
+    [
+        (weights(8, 3, 3, 4), (0, 1), 8, Conv2d((2, 2))),
+        (weights(1, 3, 3, 4), (0, 1), 8, DepthwiseConv2d((2, 2))),
+        (weights(4, 4, 4, 4), (1, 2), 9, Conv2d()),
+        (weights(4, 2, 2, 4), (0, 0), 6, Conv2d((2, 2))),
+    ],
+)
 def test_even_borders_are_exact(kernel: Array, pads: tuple[int, int], size: int, operator: Conv2d) -> None:
     before = build((1, size, size, 4), convolution(kernel, pads, operator))
     after = even_borders(7)(before)
@@ -315,12 +347,17 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    constants = [numpy_helper.from_array(array, name) for name, array in (
-        ("w", RNG.normal(size=(16, 4800)).astype(np.float32)), ("b", np.zeros(16, np.float32)))]  # fmt: skip
+    constants = [
+        numpy_helper.from_array(array, name)
+        for name, array in (("w", RNG.normal(size=(16, 4800)).astype(np.float32)), ("b", np.zeros(16, np.float32)))
+    ]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 4800]), ("y", [1, 16]))]
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)
-    model = helper.make_model(helper.make_graph([node], "wide", ends[:1], ends[1:], constants),
-                              opset_imports=[helper.make_opsetid("", 21)], ir_version=10)  # fmt: skip
+    model = helper.make_model(
+        helper.make_graph([node], "wide", ends[:1], ends[1:], constants),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
     path = tmp_path / "wide.onnx"
     onnx.save(model, path)
     graph = prepare(load_model(path), path.name)
@@ -328,7 +365,7 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     found = quantise_network(graph, Samples({"x": data}, None), TARGET, Settings(integer_ends=True))
     path.write_bytes(found.model.SerializeToString())
     compiled = compile_model(path, TARGET, Options())
-    assert compiled.placing.schedule is not None
-    refused = told(compiled.placing.layers, compiled.placing.schedule)["dense_0"].refused["digital"]
+    assert compiled.assignment.schedule is not None
+    refused = told(compiled.assignment.layers, compiled.assignment.schedule)["dense_0"].refused["digital"]
     assert re.search(r"no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS", refused)
     assert [region.place for region in compiled.regions if region.macs] == ["core"]

@@ -12,20 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.build.toolchain import compile_host
-from dovetail.emit.runtime import DMA_DRIVER, RUNTIME, runtime_path
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.codegen.emit.firmware import DMA_DRIVER, RUNTIME, runtime_path
 from dovetail.errors import BuildError, SimulationError
-from dovetail.simulate.device import Activity, MemoryBus, MemoryRegion
-from dovetail.simulate.dma import QUEUE, DmaDevice, Register, Transfer, transfer_cycles
-from dovetail.simulate.host import simulate_host
-from dovetail.simulate.iss import simulate
+from dovetail.sim.device import Activity, MemoryBus, MemoryRegion
+from dovetail.sim.dma import QUEUE, DmaDevice, DmaJob, Register, transfer_cycles
+from dovetail.sim.worker import simulate, simulate_host
 from firmware import DMA, build, chip
 
 FAR, NEAR = 0x1000, 0x9000
 REGIONS = (MemoryRegion("far", FAR, 4096), MemoryRegion("near", NEAR, 4096))
 
 
-def expected(before: bytes, source: bytes, t: Transfer) -> bytes:
+def expected(before: bytes, source: bytes, t: DmaJob) -> bytes:
     """The destination memory afterwards, a byte at a time; addresses of `t` count from the memories' starts."""
     memory = bytearray(before)
     for plane in range(t.planes):
@@ -39,7 +38,7 @@ def expected(before: bytes, source: bytes, t: Transfer) -> bytes:
 
 
 @st.composite
-def transfers(draw: st.DrawFn) -> tuple[int, Transfer]:
+def transfers(draw: st.DrawFn) -> tuple[int, DmaJob]:
     """A mode and a transfer it can express, with addresses from the memories' starts; destinations do not overlap."""
     small = st.integers(0, 5)
     mode = draw(st.integers(1, 4))
@@ -56,18 +55,39 @@ def transfers(draw: st.DrawFn) -> tuple[int, Transfer]:
     strides = (row_stride if mode > 1 else 0, plane_stride if mode > 2 else 0)
     sources = (draw(st.integers(0, 40)) if mode > 1 else 0, draw(st.integers(0, 90)) if mode > 2 else 0)
     fill = draw(st.integers(0, 255)) if mode == 4 else 0
-    return mode, Transfer(draw(st.integers(0, 99)), draw(st.integers(0, 99)), row_bytes, rows, sources[0], strides[0],
-                          planes, sources[1], strides[1], fill, top, bottom, left, right)
+    return mode, DmaJob(
+        draw(st.integers(0, 99)),
+        draw(st.integers(0, 99)),
+        row_bytes,
+        rows,
+        sources[0],
+        strides[0],
+        planes,
+        sources[1],
+        strides[1],
+        fill,
+        top,
+        bottom,
+        left,
+        right,
+    )
 
 
-def program(device: DmaDevice, mode: int, t: Transfer, now: int) -> None:
+def program(device: DmaDevice, mode: int, t: DmaJob, now: int) -> None:
     """Write the registers and start."""
     words = {
-        Register.SRC: FAR + t.source, Register.DST: NEAR + t.destination, Register.ROW_BYTES: t.row_bytes,
-        Register.ROWS: t.rows, Register.SRC_ROW_STRIDE: t.source_row_stride,
-        Register.DST_ROW_STRIDE: t.destination_row_stride, Register.PLANES: t.planes,
-        Register.SRC_PLANE_STRIDE: t.source_plane_stride, Register.DST_PLANE_STRIDE: t.destination_plane_stride,
-        Register.FILL: t.fill, Register.PAD_ROWS: t.top << 16 | t.bottom, Register.PAD_BYTES: t.left << 16 | t.right,
+        Register.SRC: FAR + t.source,
+        Register.DST: NEAR + t.destination,
+        Register.ROW_BYTES: t.row_bytes,
+        Register.ROWS: t.rows,
+        Register.SRC_ROW_STRIDE: t.source_row_stride,
+        Register.DST_ROW_STRIDE: t.destination_row_stride,
+        Register.PLANES: t.planes,
+        Register.SRC_PLANE_STRIDE: t.source_plane_stride,
+        Register.DST_PLANE_STRIDE: t.destination_plane_stride,
+        Register.FILL: t.fill,
+        Register.PAD_ROWS: t.top << 16 | t.bottom,
+        Register.PAD_BYTES: t.left << 16 | t.right,
     }
     used = {1: 3, 2: 6, 3: 9, 4: 12}[mode]
     for index, (register, word) in enumerate(words.items()):
@@ -77,7 +97,7 @@ def program(device: DmaDevice, mode: int, t: Transfer, now: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(case=transfers(), now=st.integers(0, 1000))
-def test_copies_equal_a_byte_by_byte_copy(case: tuple[int, Transfer], now: int) -> None:
+def test_copies_equal_a_byte_by_byte_copy(case: tuple[int, DmaJob], now: int) -> None:
     mode, t = case
     bus = MemoryBus(REGIONS)
     device = DmaDevice(bus)
@@ -103,10 +123,10 @@ def test_the_queue_runs_in_order_and_counts() -> None:
     device = DmaDevice(bus, bytes_per_cycle=4, setup_cycles=10)
     for index in range(QUEUE):
         assert device.read(Register.STATUS, 0) == QUEUE - index
-        program(device, 1, Transfer(index, 100 + index, 8), now=5)
+        program(device, 1, DmaJob(index, 100 + index, 8), now=5)
         assert device.read(Register.START, 5) == index + 1
     with pytest.raises(SimulationError, match="transfer 17 was started with all 16 places"):
-        program(device, 1, Transfer(0, 0, 8), now=5)
+        program(device, 1, DmaJob(0, 0, 8), now=5)
     device.advance(5 + 12 * 3)
     assert device.interrupt() and device.read(Register.DONE, 41) == 3 and not device.interrupt()
     device.advance(5 + 12 * 4 - 1)
@@ -126,15 +146,18 @@ def test_cycles_of_arrays_are_those_of_their_elements() -> None:
     assert transfer_cycles(9, 2, 3, bytes_per_cycle=8, setup_cycles=16) == 16 + 6 * 2
 
 
-@pytest.mark.parametrize(("mode", "transfer", "words"), [
-    (1, Transfer(4000, 0, 97), "97 bytes at 0x1fa0 are not inside one memory"),
-    (1, Transfer(0, 4090, 7), "7 bytes at 0x9ffa are not inside one memory"),
-    (2, Transfer(0, 0, 8, 3, 8, 7), "DST_ROW_STRIDE is 7, what it steps over has 8"),
-    (3, Transfer(0, 0, 8, 3, 8, 8, 2, 24, 23), "DST_PLANE_STRIDE is 23, what it steps over has 24"),
-    (2, Transfer(0, 0, 8, 600, 0, 8), "not inside one memory"),
-    (5, Transfer(0, 0, 8), "START was written 5"),
-])
-def test_impossible_transfers_are_refused_when_started(mode: int, transfer: Transfer, words: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "transfer", "words"),
+    [
+        (1, DmaJob(4000, 0, 97), "97 bytes at 0x1fa0 are not inside one memory"),
+        (1, DmaJob(0, 4090, 7), "7 bytes at 0x9ffa are not inside one memory"),
+        (2, DmaJob(0, 0, 8, 3, 8, 7), "DST_ROW_STRIDE is 7, what it steps over has 8"),
+        (3, DmaJob(0, 0, 8, 3, 8, 8, 2, 24, 23), "DST_PLANE_STRIDE is 23, what it steps over has 24"),
+        (2, DmaJob(0, 0, 8, 600, 0, 8), "not inside one memory"),
+        (5, DmaJob(0, 0, 8), "START was written 5"),
+    ],
+)
+def test_impossible_transfers_are_refused_when_started(mode: int, transfer: DmaJob, words: str) -> None:
     device = DmaDevice(MemoryBus(REGIONS), name="copier")
     with pytest.raises(SimulationError) as caught:
         program(device, mode, transfer, 0) if mode < 5 else device.write(Register.START, mode, 0)
@@ -162,7 +185,7 @@ void run(void)
 """
 
 
-def driver_cases() -> list[tuple[int, Transfer]]:
+def driver_cases() -> list[tuple[int, DmaJob]]:
     """Forty random transfers of every mode."""
     generator = random.Random(11)
     cases = []
@@ -173,18 +196,50 @@ def driver_cases() -> list[tuple[int, Transfer]]:
         rows, planes = (rows if mode > 1 else 1), (planes if mode > 2 else 1)
         row_stride = left + row_bytes + right + generator.randrange(3)
         plane_stride = (top + rows + bottom) * row_stride + generator.randrange(5)
-        cases.append((mode, Transfer(
-            generator.randrange(64), generator.randrange(64), row_bytes, rows, generator.randrange(24), row_stride,
-            planes, generator.randrange(64), plane_stride, generator.randrange(256) if mode == 4 else 0,
-            top, bottom, left, right)))
+        cases.append(
+            (
+                mode,
+                DmaJob(
+                    generator.randrange(64),
+                    generator.randrange(64),
+                    row_bytes,
+                    rows,
+                    generator.randrange(24),
+                    row_stride,
+                    planes,
+                    generator.randrange(64),
+                    plane_stride,
+                    generator.randrange(256) if mode == 4 else 0,
+                    top,
+                    bottom,
+                    left,
+                    right,
+                ),
+            )
+        )
     return cases
 
 
-def driver_inputs(cases: list[tuple[int, Transfer]], far: bytes) -> list[dict[str, bytes]]:
+def driver_inputs(cases: list[tuple[int, DmaJob]], far: bytes) -> list[dict[str, bytes]]:
     """What DRIVER_TEST reads for each case."""
-    words = [(mode, t.source, t.destination, t.row_bytes, t.rows, t.source_row_stride, t.destination_row_stride,
-              t.planes, t.destination_plane_stride << 16 | t.source_plane_stride, t.top, t.bottom, t.left,
-              t.right | t.fill << 8) for mode, t in cases]
+    words = [
+        (
+            mode,
+            t.source,
+            t.destination,
+            t.row_bytes,
+            t.rows,
+            t.source_row_stride,
+            t.destination_row_stride,
+            t.planes,
+            t.destination_plane_stride << 16 | t.source_plane_stride,
+            t.top,
+            t.bottom,
+            t.left,
+            t.right | t.fill << 8,
+        )
+        for mode, t in cases
+    ]
     return [{"in": struct.pack("<13I", *line), "far_": far} for line in words]
 
 
@@ -204,8 +259,12 @@ def test_the_driver_on_the_host_does_the_same(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text('#include "dma.h"\n' + DRIVER_TEST)
     warnings = ("-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
     try:
-        library = compile_host(tmp_path, [Path("main.c"), Path("dma.c"), Path("dovetail_rt.c")], flags=warnings,
-                               defines={"DOVETAIL_HOST": None})
+        library = compile_host(
+            tmp_path,
+            [Path("main.c"), Path("dma.c"), Path("dovetail_rt.c")],
+            flags=warnings,
+            defines={"DOVETAIL_HOST": None},
+        )
     except BuildError as error:
         if "no C compiler" in error.what:
             pytest.skip(error.what)
@@ -218,7 +277,9 @@ def test_the_driver_on_the_host_does_the_same(tmp_path: Path) -> None:
 
 
 def test_more_transfers_than_places_wait_their_turn(tmp_path: Path) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     uint8_t far_[10240], near_[10240];
     int main(void) {
         for (;;) {
@@ -233,7 +294,8 @@ def test_more_transfers_than_places_wait_their_turn(tmp_path: Path) -> None:
             dma_wait(first);
             DONE();
         }
-    }""")
+    }""",
+    )
     far = random.Random(4).randbytes(10240)
     run = simulate(chip(elf, DMA), [{"far_": far}] * 2, {"near_": 10240}).inferences[1]
     assert run.outputs["near_"] == far

@@ -31,6 +31,16 @@ def test_support_page_is_fresh() -> None:
     assert text == script("support_tables").page(), "run: python scripts/support_tables.py"
 
 
+def test_the_board_page_says_of_every_machine_what_was_run() -> None:
+    from dovetail.targets import BUILT_IN
+
+    text = (REPOSITORY / "docs" / "board.md").read_text()
+    rows = [
+        row.split("|")[1] for row in text.partition("## What was run on what")[2].splitlines() if row.count("|") == 6
+    ]
+    assert not [name for name in BUILT_IN if not any(f"`{name}`" in row for row in rows)]
+
+
 def test_support_page_names_every_limit_of_every_engine() -> None:
     from dovetail.targets import BUILT_IN, load_target
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail import zoo
+from dovetail.codegen.emit.dump import dump
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit.dump import dump
 from dovetail.errors import BuildError, TargetError
-from dovetail.simulate.device import MemoryBus, MemoryRegion
+from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.targets import load_target
+from dovetail.tools import zoo
 
 
 def _dumped(folder: Path, model: str, target: str) -> dict[str, Any]:
@@ -29,8 +29,9 @@ def _dumped(folder: Path, model: str, target: str) -> dict[str, Any]:
 
 def _run_vta(folder: Path, index: dict[str, Any], launch: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Execute one launch on nothing but its files; returns the image afterwards."""
+    from dovetail.targets.vta.checks import BufferRange, Pointers
     from dovetail.targets.vta.config import VtaConfig
-    from dovetail.targets.vta.executor import BufferRange, Pointers, execute
+    from dovetail.targets.vta.executor import execute
 
     image = np.fromfile(folder / launch["image"]["file"], np.uint8)
     bus = MemoryBus([MemoryRegion("image", launch["image"]["address"], image.size)])

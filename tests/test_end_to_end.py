@@ -19,23 +19,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
-from dovetail.emit import write_project
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import Dequantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Transpose
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array
 from dovetail.kernels import Optimize
-from dovetail.operators.activation import FixedSoftmax
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Transpose
-from dovetail.operators.quantization import Dequantize
-from dovetail.partition import partition
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from dovetail.run import RunResult, open_build, run_build
+from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
 from firmware import require_chip
 from oracles import NETWORKS, derived_file, references
+
+pytestmark = pytest.mark.oracles
 
 MOST_CYCLES = {"ic_resnet8": 228_000, "vww_mobilenetv1": 416_000, "ad_autoencoder": 65_000, "kws_dscnn": 176_000}
 """Published totals per inference of GAP9 silicon, which has this engine."""
@@ -255,7 +257,7 @@ _COMPILE = """
 import hashlib, sys
 from pathlib import Path
 from dovetail.compile import Options, compile_model
-from dovetail.emit import write_project
+from dovetail.codegen.emit import write_project
 from dovetail.targets import load_target
 model, folder = Path(sys.argv[1]), Path(sys.argv[2])
 write_project(compile_model(model, load_target("ne16"), Options()).project, folder)
@@ -322,10 +324,17 @@ def _system_compiler() -> str:
     return found
 
 
-@pytest.mark.parametrize(("name", "target_name", "policy"), [
-    ("ic_resnet8", "riscv", None), ("ic_resnet8", "ne16", "engine"), ("kws_dscnn", "ne16", "exact"),
-    ("vww_mobilenetv1", "ne16", "engine"), ("ad_autoencoder", "riscv", None), ("kws_dscnn", "cortex_m4", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "target_name", "policy"),
+    [
+        ("ic_resnet8", "riscv", None),
+        ("ic_resnet8", "ne16", "engine"),
+        ("kws_dscnn", "ne16", "exact"),
+        ("vww_mobilenetv1", "ne16", "engine"),
+        ("ad_autoencoder", "riscv", None),
+        ("kws_dscnn", "cortex_m4", None),
+    ],
+)
 def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None, tmp_path: Path) -> None:
     compiled = compile_model(network_file(name), load_target(target_name), Options(policy))
     folder = tmp_path / "build"
@@ -347,8 +356,13 @@ def test_clean_under_sanitisers(name: str, target_name: str, policy: str | None,
     flags = ["-std=c99", "-O1", "-g", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-DDOVETAIL_HOST"]
     sanitise = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Isrc", "-Iruntime", "-Idriver"]
     files = [*build.manifest["sources"]["host"], "main_test.c"]
-    made = subprocess.run([_system_compiler(), *flags, *sanitise, *files, "-o", "program"], cwd=folder,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    made = subprocess.run(
+        [_system_compiler(), *flags, *sanitise, *files, "-o", "program"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stderr[-4000:]
     given = sample_inputs(compiled.graph)
     (folder / "in.bin").write_bytes(given[entry["name"]].tobytes())

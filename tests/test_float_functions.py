@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import compile_host
-from dovetail.graph.types import Array
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.ir.types import Array
 from dovetail.kernels import HELPERS, helper_source
-from dovetail.kernels.float_helpers import FLOAT_HELPERS
+from dovetail.kernels.kernel import FLOAT_HELPERS
 
 Function = Callable[[Array], Array]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Maker
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.kernels import generate, supports
 from float_kernel_cases import EXACT, FLOAT
 from test_core_kernels import build, describe, library_text, needs_compiler, run

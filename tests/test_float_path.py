@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.main import app
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
-from dovetail.emit.project import write_project
 from dovetail.errors import ModelError
-from dovetail.graph.graph import evaluate
-from dovetail.graph.types import Array
+from dovetail.ir.graph import evaluate
+from dovetail.ir.types import Array
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 
@@ -65,9 +65,17 @@ def float_network() -> Any:
         node("ArgMax", "scores", "best", axis=1, keepdims=0),
     ]
     constants = {
-        "w1": real(6, 3, 3, 3), "b1": real(6), "w2": real(6, 1, 3, 3), "w3": real(8, 3, 2, 2), "w4": real(5, 8),
-        "b4": real(5), "scale": real(6), "offset": real(6), "mean": real(6), "variance": real(6) ** 2 + 0.5,
-    }  # fmt: skip
+        "w1": real(6, 3, 3, 3),
+        "b1": real(6),
+        "w2": real(6, 1, 3, 3),
+        "w3": real(8, 3, 2, 2),
+        "w4": real(5, 8),
+        "b4": real(5),
+        "scale": real(6),
+        "offset": real(6),
+        "mean": real(6),
+        "variance": real(6) ** 2 + 0.5,
+    }
     kinds = {"shares": (onnx.TensorProto.FLOAT, 2), "best": (onnx.TensorProto.INT64, 1)}
     return model(nodes, constants, (1, 3, 12, 10), kinds)
 
@@ -75,15 +83,23 @@ def float_network() -> Any:
 def mixed_network() -> Any:
     """A quantised convolution, then layers in float."""
     nodes = [
-        node("QuantizeLinear", "x sx z", "xq"), node("DequantizeLinear", "xq sx z", "xr"),
-        node("DequantizeLinear", "wq sw z", "wr"), node("Conv", "xr wr", "c", pads=[1, 1, 1, 1]),
-        node("QuantizeLinear", "c sc z", "cq"), node("DequantizeLinear", "cq sc z", "cr"),
-        node("Tanh", "cr", "t"), node("MatMul", "t m", "y"),
-    ]  # fmt: skip
+        node("QuantizeLinear", "x sx z", "xq"),
+        node("DequantizeLinear", "xq sx z", "xr"),
+        node("DequantizeLinear", "wq sw z", "wr"),
+        node("Conv", "xr wr", "c", pads=[1, 1, 1, 1]),
+        node("QuantizeLinear", "c sc z", "cq"),
+        node("DequantizeLinear", "cq sc z", "cr"),
+        node("Tanh", "cr", "t"),
+        node("MatMul", "t m", "y"),
+    ]
     constants = {
-        "sx": np.array(0.02, np.float32), "sw": np.array(0.01, np.float32), "sc": np.array(0.05, np.float32),
-        "z": np.array(0, np.int8), "wq": RANDOM.integers(-90, 90, (4, 3, 3, 3)).astype(np.int8), "m": real(6, 7),
-    }  # fmt: skip
+        "sx": np.array(0.02, np.float32),
+        "sw": np.array(0.01, np.float32),
+        "sc": np.array(0.05, np.float32),
+        "z": np.array(0, np.int8),
+        "wq": RANDOM.integers(-90, 90, (4, 3, 3, 3)).astype(np.int8),
+        "m": real(6, 7),
+    }
     return model(nodes, constants, (1, 3, 6, 6), {"y": (onnx.TensorProto.FLOAT, 4)})
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.frontend import load_model
-from dovetail.frontend.keras_layers import LAYERS
-from dovetail.graph.graph import evaluate, verify
+from dovetail.ir.graph import evaluate, verify
+from dovetail.read import load_model
+from dovetail.read.keras import LAYERS
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "keras"
 SHARED = ("ic_resnet8", "tinymaix_mnist_valid", "vww_96")
@@ -27,8 +27,11 @@ except pytest.skip.Exception as absent:  # the shared models need no Keras
     CASES: list[Any] = []
 else:
     WITHOUT = None
-    CASES = [pytest.param(group, place, id=entry.name) for group, listed in cases.GROUPS.items()
-             for place, entry in enumerate(listed)]  # fmt: skip
+    CASES = [
+        pytest.param(group, place, id=entry.name)
+        for group, listed in cases.GROUPS.items()
+        for place, entry in enumerate(listed)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def compared(group: str, folder: Path) -> list[tuple[Any, list[Any]]]:
 def test_layers_equal_keras(group: str, place: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from keras_writer import read_here
 
-    monkeypatch.setattr("dovetail.frontend.keras_archive.read_hdf5", read_here)
+    monkeypatch.setattr("dovetail.read.keras.archive.read_hdf5", read_here)
     wanted, found = compared(group, folder)[place]
     assert np.abs(wanted).max() > 0, "the case tests nothing"
     for ours in found:
@@ -91,12 +94,12 @@ def test_normalisations_are_folded() -> None:
 @pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not here")
 def test_reading_a_model_imports_no_framework() -> None:
     script = (
-        "import sys; from pathlib import Path; from dovetail.frontend import load_model\n"
+        "import sys; from pathlib import Path; from dovetail.read import load_model\n"
         f"load_model(Path({str(MODELS / 'tinymaix_mnist_valid.h5')!r}))\n"
         "print(sorted({'keras', 'tensorflow', 'jax', 'torch', 'pickle5'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
-    light = "import sys, dovetail, dovetail.frontend; print('h5py' in sys.modules)"
+    light = "import sys, dovetail, dovetail.read; print('h5py' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

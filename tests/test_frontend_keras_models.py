@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.main import app
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
-from dovetail.emit.project import write_project
 from dovetail.errors import DovetailError, ModelError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import evaluate
-from dovetail.graph.types import DType
+from dovetail.ir.graph import evaluate
+from dovetail.ir.types import DType
+from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from keras_writer import dense_model, dense_weights, functional, h5py, layer, write_h5, write_keras

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.frontend import keras, keras_archive, keras_hdf5, load_model
+from dovetail.read import keras, load_model
+from dovetail.read.keras import archive, hdf5
 from keras_writer import dense_model, dense_weights, members, read_here, write_h5, write_keras
 
 
@@ -21,7 +22,7 @@ def test_mutated_files_import_or_are_refused(
     kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Truncations and overwritten bytes. Those of an archive are found by its checksums."""
-    monkeypatch.setattr(keras_archive, "read_hdf5", keras_hdf5.read_hdf5 if kind == "h5" else read_here)
+    monkeypatch.setattr(archive, "read_hdf5", hdf5.read_hdf5 if kind == "h5" else read_here)
     weights = {"dense": dense_weights(40)}
     whole = tmp_path / f"whole.{kind}"
     if kind == "h5":
@@ -92,7 +93,7 @@ def test_mutated_configurations_import_or_are_refused(
     config, weights = json.loads(held["config.json"]), read_here("m.keras", held["model.weights.h5"])
     source = random.Random(len(group))
     for number in range(MUTATIONS):
-        file = keras_archive.KerasFile("m.keras", _mutated(config, source), source.choice((2, 3, 3)), weights, True)
+        file = archive.KerasFile("m.keras", _mutated(config, source), source.choice((2, 3, 3)), weights, True)
         monkeypatch.setattr(keras, "read_keras", lambda _name, _data, file=file: file)
         start = time.perf_counter()
         try:

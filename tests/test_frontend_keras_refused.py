@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError, ModelError
-from dovetail.frontend import keras_archive, keras_hdf5, load_model
+from dovetail.read import load_model
+from dovetail.read.keras import archive, hdf5
 from keras_writer import (
     dense_model,
     dense_weights,
@@ -37,7 +38,7 @@ HEAD = layer("InputLayer", "x", batch_input_shape=[None, 3])
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read without the worker, which tests of its own start."""
-    monkeypatch.setattr(keras_archive, "read_hdf5", read_here)
+    monkeypatch.setattr(archive, "read_hdf5", read_here)
 
 
 def refused(path: Path, message: str) -> str:
@@ -354,7 +355,7 @@ def test_no_pickle_is_loaded(tmp_path: Path) -> None:
 
 def test_a_file_the_library_dies_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte of an attribute's type: HDF5 2.0 reads where it must not."""
-    monkeypatch.setattr(keras_archive, "read_hdf5", keras_hdf5.read_hdf5)
+    monkeypatch.setattr(archive, "read_hdf5", hdf5.read_hdf5)
     path = write_h5(tmp_path / "m.h5", dense_model(), {"dense": dense_weights()}, names={"dense": ["a" * 9, "b" * 9]})
     with h5py.File(path, "r+") as file:
         group = file["model_weights/dense"]
@@ -369,8 +370,8 @@ def test_a_file_the_library_dies_of(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_file_the_library_reads_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free space of no size in the heap of texts: HDF5 2.0 walks over it for ever."""
-    monkeypatch.setattr(keras_archive, "read_hdf5", keras_hdf5.read_hdf5)
-    monkeypatch.setattr(keras_hdf5, "SECONDS", 2.0)
+    monkeypatch.setattr(archive, "read_hdf5", hdf5.read_hdf5)
+    monkeypatch.setattr(hdf5, "SECONDS", 2.0)
     path = write_h5(tmp_path / "m.h5", dense_model(), NET)
     data = bytearray(path.read_bytes())
     place = data.find(b"GCOL") + 16

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from dovetail.errors import ModelError
-from dovetail.frontend import load_model
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.graph import Graph, evaluate, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType
-from dovetail.operators.activation import Softmax
-from dovetail.operators.quantization import Dequantize
+from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.operators.activation import Softmax
+from dovetail.ir.operators.arithmetic import Dequantize
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType
+from dovetail.read import load_model
+from dovetail.read.tflite import load_tflite
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not here")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import DovetailError, ModelError
-from dovetail.frontend import load_model
+from dovetail.read import load_model
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 pytestmark = pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not here")

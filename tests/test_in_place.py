@@ -13,16 +13,16 @@ import pytest
 from core_kernel_cases import Case, Maker
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.errors import ProgramError
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import DType, TensorType
+from dovetail.ir.crop import reads_in_place
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, generate, may_overwrite
-from dovetail.operators.arithmetic import Add, Clip, Requantize
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.operators.pooling import MaxPool2d
-from dovetail.program.in_place import overwritten, reads_in_place
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call
+from dovetail.program.ir import Call, overwritten
 from dovetail.program.verify import verify
 from dovetail.targets import load_target
 from oracles import NETWORKS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.iss import IssSession, simulate
+from dovetail.sim.worker import IssSession, simulate
 from firmware import DMA, TIMER, build, chip, counted_by_instruction
 
 WORK = """
@@ -26,6 +26,7 @@ int main(void)
     return 0;
 }
 """
+
 
 @pytest.mark.parametrize("native", [True, False])
 def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, native: bool) -> None:
@@ -46,7 +47,9 @@ def test_count_is_exact_when_the_exit_ends_the_block(tmp_path: Path) -> None:
 
 
 def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     uint8_t out[64]; static uint8_t near_[64] __attribute__((section(".l1")));
     int main(void) {
         for (;;) {
@@ -56,7 +59,8 @@ def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
             for (uint32_t i = 0; i < 64u; i++) { out[i] = (uint8_t)(near_[i] * 3u / (i + 1u)); }
             DOVETAIL_MARK_END(); DONE();
         }
-    }""")
+    }""",
+    )
     runs = [simulate(chip(elf, DMA, native_hook=native), [{}] * 3, {"out": 64}) for native in (True, False)]
     assert runs[0] == runs[1]
     first, last = runs[0].inferences[0], runs[0].inferences[2]
@@ -91,18 +95,21 @@ main:
 AROUND = 2 + 1 + 2
 
 
-@pytest.mark.parametrize(("body", "cycles"), [
-    ("nop\n nop\n nop", 3),
-    ("li a1, 10\n 4: addi a1, a1, -1\n bnez a1, 4b", 1 + 10 * 1 + 9 * 3 + 1),
-    ("mul a1, a2, a3\n mulhu a1, a2, a3\n divu a1, a2, a3\n rem a1, a2, a3", 1 + 5 + 35 + 35),
-    ("lw a1, 0(sp)\n nop\n add a1, a1, a1", 3),
-    ("lw a1, 0(sp)\n add a1, a1, a1", 3),
-    ("lw a1, 0(sp)\n add a2, a2, a2", 2),
-    ("lw s0, 0(sp)\n sw s0, -4(sp)\n li s0, 0x1a000000", 1 + 2 + 1),
-    ("csrr a1, mie\n csrr a1, mie", 8),
-    ("beqz sp, 4f\n 4: bnez sp, 5f\n nop\n 5:", 1 + 3),
-    ("jal t1, 4f\n nop\n 4: nop", 2 + 1),
-])
+@pytest.mark.parametrize(
+    ("body", "cycles"),
+    [
+        ("nop\n nop\n nop", 3),
+        ("li a1, 10\n 4: addi a1, a1, -1\n bnez a1, 4b", 1 + 10 * 1 + 9 * 3 + 1),
+        ("mul a1, a2, a3\n mulhu a1, a2, a3\n divu a1, a2, a3\n rem a1, a2, a3", 1 + 5 + 35 + 35),
+        ("lw a1, 0(sp)\n nop\n add a1, a1, a1", 3),
+        ("lw a1, 0(sp)\n add a1, a1, a1", 3),
+        ("lw a1, 0(sp)\n add a2, a2, a2", 2),
+        ("lw s0, 0(sp)\n sw s0, -4(sp)\n li s0, 0x1a000000", 1 + 2 + 1),
+        ("csrr a1, mie\n csrr a1, mie", 8),
+        ("beqz sp, 4f\n 4: bnez sp, 5f\n nop\n 5:", 1 + 3),
+        ("jal t1, 4f\n nop\n 4: nop", 2 + 1),
+    ],
+)
 def test_cycles_follow_the_table(tmp_path: Path, body: str, cycles: int) -> None:
     if "(sp)" in body:
         body, cycles = f"addi sp, sp, -16\n {body}\n addi sp, sp, 16", cycles + 2
@@ -130,7 +137,10 @@ static void enable(void)
 
 
 def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
-    elf = build(tmp_path, HANDLER + """
+    elf = build(
+        tmp_path,
+        HANDLER
+        + """
     int main(void) {
         enable();
         dovetail_mmio_write(0x1A200000u, 300u);
@@ -138,13 +148,17 @@ def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
         while (calls < 3u) { turns++; }
         exit_with(seen_cause == 0x8000000Bu && rings == 3u && turns > 100u ? 1u : 2u);
         for (;;) { }
-    }""")
+    }""",
+    )
     for native in (True, False):
         assert simulate(chip(elf, TIMER, native_hook=native), [], {}, instruction_limit=100_000).exit_code == 1
 
 
 def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path) -> None:
-    elf = build(tmp_path, HANDLER + """
+    elf = build(
+        tmp_path,
+        HANDLER
+        + """
     int main(void) {
         dovetail_mmio_write(0x1A200000u, 10u);
         for (volatile uint32_t i = 0; i < 50u; i++) { }
@@ -153,12 +167,16 @@ def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path) -> None:
         const uint32_t after = calls;
         exit_with(before * 10u + after);
         for (;;) { }
-    }""")
+    }""",
+    )
     assert simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).exit_code == 1
 
 
 def test_an_interrupt_that_comes_during_a_register_access_is_not_lost(tmp_path: Path) -> None:
-    elf = build(tmp_path, HANDLER + """
+    elf = build(
+        tmp_path,
+        HANDLER
+        + """
     int main(void) {
         enable();
         dovetail_mmio_write(0x1A200000u, 5u);
@@ -167,14 +185,17 @@ def test_an_interrupt_that_comes_during_a_register_access_is_not_lost(tmp_path: 
         for (uint32_t turns = 0; turns < 20u && calls == 0u; turns++) { __asm__ volatile(""); }
         exit_with(calls);
         for (;;) { }
-    }""")
+    }""",
+    )
     assert simulate(chip(elf, TIMER, DMA), [], {}, instruction_limit=100_000).exit_code == 1
 
 
 def test_what_follows_wfi_in_a_straight_line_is_counted_once(tmp_path: Path) -> None:
     counts = []
     for sleep in ("wfi", "nop; .option push; .option norvc; nop; .option pop"):
-        elf = build(tmp_path, f"""
+        elf = build(
+            tmp_path,
+            f"""
         .globl main
         main: li s0, 0x1a200000
         li s1, 100
@@ -186,13 +207,17 @@ def test_what_follows_wfi_in_a_straight_line_is_counted_once(tmp_path: Path) -> 
         li s0, 0x1a000000
         li s1, 3
         sw s1, 0(s0)
-        ret""", assembler=True)
+        ret""",
+            assembler=True,
+        )
         counts.append(simulate(chip(elf, TIMER), [], {}, instruction_limit=100_000).executed_instructions)
     assert counts[1] == (counts[0] or 0) + 1  # two instructions in the place of wfi
 
 
 def test_a_session_keeps_the_firmware_running(tmp_path: Path) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     uint8_t in[4]; uint8_t out[8]; static uint32_t runs;
     int main(void) {
         for (;;) {
@@ -201,7 +226,8 @@ def test_a_session_keeps_the_firmware_running(tmp_path: Path) -> None:
             for (uint32_t i = 0; i < 4u; i++) { out[i] = (uint8_t)(in[i] + 1u); out[i + 4u] = (uint8_t)runs; }
             DONE();
         }
-    }""")
+    }""",
+    )
     with IssSession(chip(elf)) as session:
         first = session.run([{"in": bytes([1, 2, 3, 4])}, {"in": b"\0\0\0\xff"}], {"out": 8})
         assert first.inferences[0].outputs["out"] == bytes([2, 3, 4, 5, 1, 1, 1, 1])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.protocol import SimulationSetup
+from dovetail.sim.protocol import SimulationSetup
+from dovetail.sim.worker import simulate
 from firmware import TIMER, build, chip, counted_by_instruction
 from test_iss import WORK
 
@@ -108,16 +108,23 @@ dovetail_interrupt:
 """
 
 
-@pytest.mark.parametrize(("isa", "before", "period"), [
-    ("cortex-m4", 0, 200), ("cortex-m4", 22, 41), ("cortex-m7", 28, 97), ("cortex-m33", 28, 41),
-])
+@pytest.mark.parametrize(
+    ("isa", "before", "period"),
+    [
+        ("cortex-m4", 0, 200),
+        ("cortex-m4", 22, 41),
+        ("cortex-m7", 28, 97),
+        ("cortex-m33", 28, 41),
+    ],
+)
 def test_interrupts_change_nothing_the_firmware_sees(tmp_path: Path, isa: str, before: int, period: int) -> None:
     """Flags, IT state and registers survive handlers that come at any block, also one that begins within IT."""
     source = PREDICATED.format(before=before, turns=500)
     expected = simulate(chip(build(tmp_path, source, assembler=True, isa=isa), isa=isa), [], {})
     begin = "    movs    r6, #0\n"
-    elf = build(tmp_path, source.replace(begin, begin + START_TIMER) + TICK.format(period=period), assembler=True,
-                isa=isa)
+    elf = build(
+        tmp_path, source.replace(begin, begin + START_TIMER) + TICK.format(period=period), assembler=True, isa=isa
+    )
     result = simulate(chip(elf, TIMER, isa=isa), [], {}, instruction_limit=1_000_000)
     assert result.exit_code == expected.exit_code
     assert (result.executed_instructions or 0) > (expected.executed_instructions or 0) + 9 * 20
@@ -151,27 +158,30 @@ main:
 AROUND = 3 + 2 + 3
 
 
-@pytest.mark.parametrize(("body", "cycles"), [
-    ("nop\n nop\n nop.w", 3),
-    ("movs r1, #10\n 4: subs r1, #1\n bne 4b", 1 + 10 * 1 + 9 * 3 + 1),
-    ("mov r1, #10\n 4: subs r1, #1\n bne.w 4b", 1 + 10 * 1 + 9 * 3 + 1),
-    ("mul r1, r2, r3\n mla r1, r2, r3, r1\n smlad r1, r2, r3, r1\n smull r1, r2, r3, r3\n sxtb16 r1, r2", 5),
-    ("udiv r1, r2, r6\n sdiv r1, r2, r6", 24),
-    ("ldr r1, [sp]\n ldr r2, [sp, #4]\n ldrb.w r3, [sp, #8]", 2 + 1 + 1),
-    ("ldr r1, [sp]\n nop\n ldrsh r2, [sp, r0]", 2 + 1 + 2),
-    ("mov r1, sp\n ldr r2, =main\n ldr r2, [r2]\n b 4f\n .ltorg\n 4: nop", 1 + 2 + 2 + 3 + 1),
-    ("str r0, [sp]\n strb.w r0, [sp, #1]\n strh r0, [sp, r0]", 1 + 1 + 2),
-    ("ldr r1, [sp]\n str r1, [sp]\n ldr r1, [sp]\n str.w r1, [sp, r0]", 2 + 1 + 2 + 1),
-    ("push {r0-r3}\n ldm sp, {r0, r1}\n ldrd r2, r3, [sp]\n strd r2, r3, [sp]\n pop {r0-r3}", 5 + 3 + 3 + 3 + 5),
-    ("push {r0, lr}\n bl 5f\n pop {r0, lr}\n b 6f\n 5: bx lr\n 6: nop", 3 + 3 + 3 + 3 + 3 + 1),
-    ("bl 5f\n b 6f\n 5: push {lr}\n pop {pc}\n 6: nop", 3 + 3 + 2 + 4 + 1),
-    ("cbz r6, 4f\n 4: cbnz r6, 5f\n nop\n 5: cmp r6, #0", 1 + 3 + 1),
-    ("tbb [pc, r0]\n 4: .byte (5f-4b)/2, 0\n 5: nop", 4 + 1),
-    ("mrs r1, primask\n cpsid i\n b 4f\n 4: dmb", 2 + 2 + 3 + 3),
-    ("cmp r6, #0\n ite eq\n addeq r1, #1\n addne r1, #1", 4),
-    ("cmp r6, #0\n itt ne\n udivne r1, r1, r6\n bne 4f\n nop\n 4: nop", 2 + 12 + 3 + 1),
-    ("cmp r6, #0\n itt eq\n udiveq r1, r1, r6\n beq 4f\n nop\n 4: nop", 2 + 1 + 1 + 1 + 1),
-])
+@pytest.mark.parametrize(
+    ("body", "cycles"),
+    [
+        ("nop\n nop\n nop.w", 3),
+        ("movs r1, #10\n 4: subs r1, #1\n bne 4b", 1 + 10 * 1 + 9 * 3 + 1),
+        ("mov r1, #10\n 4: subs r1, #1\n bne.w 4b", 1 + 10 * 1 + 9 * 3 + 1),
+        ("mul r1, r2, r3\n mla r1, r2, r3, r1\n smlad r1, r2, r3, r1\n smull r1, r2, r3, r3\n sxtb16 r1, r2", 5),
+        ("udiv r1, r2, r6\n sdiv r1, r2, r6", 24),
+        ("ldr r1, [sp]\n ldr r2, [sp, #4]\n ldrb.w r3, [sp, #8]", 2 + 1 + 1),
+        ("ldr r1, [sp]\n nop\n ldrsh r2, [sp, r0]", 2 + 1 + 2),
+        ("mov r1, sp\n ldr r2, =main\n ldr r2, [r2]\n b 4f\n .ltorg\n 4: nop", 1 + 2 + 2 + 3 + 1),
+        ("str r0, [sp]\n strb.w r0, [sp, #1]\n strh r0, [sp, r0]", 1 + 1 + 2),
+        ("ldr r1, [sp]\n str r1, [sp]\n ldr r1, [sp]\n str.w r1, [sp, r0]", 2 + 1 + 2 + 1),
+        ("push {r0-r3}\n ldm sp, {r0, r1}\n ldrd r2, r3, [sp]\n strd r2, r3, [sp]\n pop {r0-r3}", 5 + 3 + 3 + 3 + 5),
+        ("push {r0, lr}\n bl 5f\n pop {r0, lr}\n b 6f\n 5: bx lr\n 6: nop", 3 + 3 + 3 + 3 + 3 + 1),
+        ("bl 5f\n b 6f\n 5: push {lr}\n pop {pc}\n 6: nop", 3 + 3 + 2 + 4 + 1),
+        ("cbz r6, 4f\n 4: cbnz r6, 5f\n nop\n 5: cmp r6, #0", 1 + 3 + 1),
+        ("tbb [pc, r0]\n 4: .byte (5f-4b)/2, 0\n 5: nop", 4 + 1),
+        ("mrs r1, primask\n cpsid i\n b 4f\n 4: dmb", 2 + 2 + 3 + 3),
+        ("cmp r6, #0\n ite eq\n addeq r1, #1\n addne r1, #1", 4),
+        ("cmp r6, #0\n itt ne\n udivne r1, r1, r6\n bne 4f\n nop\n 4: nop", 2 + 12 + 3 + 1),
+        ("cmp r6, #0\n itt eq\n udiveq r1, r1, r6\n beq 4f\n nop\n 4: nop", 2 + 1 + 1 + 1 + 1),
+    ],
+)
 def test_cycles_follow_the_table(tmp_path: Path, body: str, cycles: int) -> None:
     body, cycles = f"movs r0, #0\n sub sp, #16\n {body}\n add sp, #16", cycles + 3
     elf = build(tmp_path, ASSEMBLER.format(body=body), assembler=True, isa="cortex-m4")

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail import zoo
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit import write_project
 from dovetail.errors import BuildError, SimulationError, TargetError
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.protocol import DeviceSpec
+from dovetail.sim.device import DeviceSpec
+from dovetail.sim.worker import simulate
 from dovetail.target import Core
 from dovetail.targets import load_target
+from dovetail.tools import zoo
 from firmware import DMA, TIMER, build, chip
 
 CORES = ("cortex-m4", "cortex-m7", "cortex-m33")
@@ -39,7 +39,10 @@ void dovetail_interrupt(void)
 
 
 def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
-    elf = build(tmp_path, HANDLER + """
+    elf = build(
+        tmp_path,
+        HANDLER
+        + """
     int main(void) {
         __asm__ volatile("cpsie i" ::: "memory");
         dovetail_mmio_write(0x1A200000u, 300u);
@@ -47,20 +50,31 @@ def test_interrupts_reach_the_handler_and_return(tmp_path: Path) -> None:
         while (calls < 3u) { turns++; }
         exit_with(seen == 16u && rings == 3u && turns > 100u ? 1u : 2u);
         for (;;) { }
-    }""", isa="cortex-m4")
+    }""",
+        isa="cortex-m4",
+    )
     for native in (True, False):
         setup = chip(elf, TIMER, native_hook=native, isa="cortex-m4")
         assert simulate(setup, [], {}, instruction_limit=100_000).exit_code == 1
 
 
-@pytest.mark.parametrize(("enable", "calls"), [
-    ("__asm__ volatile(\"cpsie i\" ::: \"memory\");", 1),
-    ("dovetail_mmio_write(0xE000E180u, 1u); __asm__ volatile(\"cpsie i\" ::: \"memory\");", 0),
-    ("dovetail_mmio_write(0xE000E180u, 1u); __asm__ volatile(\"cpsie i\" ::: \"memory\");"
-     "dovetail_mmio_write(0xE000E100u, 1u);__asm__ volatile(\"b 1f\\n1:\");", 1),
-])
+@pytest.mark.parametrize(
+    ("enable", "calls"),
+    [
+        ('__asm__ volatile("cpsie i" ::: "memory");', 1),
+        ('dovetail_mmio_write(0xE000E180u, 1u); __asm__ volatile("cpsie i" ::: "memory");', 0),
+        (
+            'dovetail_mmio_write(0xE000E180u, 1u); __asm__ volatile("cpsie i" ::: "memory");'
+            'dovetail_mmio_write(0xE000E100u, 1u);__asm__ volatile("b 1f\\n1:");',
+            1,
+        ),
+    ],
+)
 def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path, enable: str, calls: int) -> None:
-    elf = build(tmp_path, HANDLER + f"""
+    elf = build(
+        tmp_path,
+        HANDLER
+        + f"""
     int main(void) {{
         dovetail_mmio_write(0x1A200000u, 10u);
         for (volatile uint32_t i = 0; i < 50u; i++) {{ }}
@@ -69,7 +83,9 @@ def test_an_interrupt_waits_until_it_is_enabled(tmp_path: Path, enable: str, cal
         const uint32_t after = calls;
         exit_with(before * 10u + after);
         for (;;) {{ }}
-    }}""", isa="cortex-m4")
+    }}""",
+        isa="cortex-m4",
+    )
     assert simulate(chip(elf, TIMER, isa="cortex-m4"), [], {}, instruction_limit=100_000).exit_code == calls
 
 
@@ -84,23 +100,27 @@ int main(void) { volatile uint32_t none = 0; exit_with(deep(&none, 200u)); retur
 """
 
 
-@pytest.mark.parametrize(("isa", "words"), [
-    ("cortex-m4", "bad write"), ("cortex-m7", "bad write"), ("cortex-m33", "stack limit passed")])
+@pytest.mark.parametrize(
+    ("isa", "words"), [("cortex-m4", "bad write"), ("cortex-m7", "bad write"), ("cortex-m33", "stack limit passed")]
+)
 def test_a_stack_that_overflows_is_noticed(tmp_path: Path, isa: str, words: str) -> None:
     elf = build(tmp_path, DEEP, stack_bytes=1024, isa=isa)
     with pytest.raises(SimulationError, match=words):
         simulate(chip(elf, isa=isa), [], {}, instruction_limit=1_000_000)
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ("__asm__ volatile(\"svc 0\");", "exception SVC"),
-    ("__asm__ volatile(\"bkpt 0\");", "exception BKPT"),
-    ("__asm__ volatile(\"udf 0\");", "stopped"),
-    ("dovetail_mmio_write(0xE000E400u, 1u);", "no register at offset 0x400"),
-    ("dovetail_wait_for_interrupt();", "deadlock"),
-    ("*(volatile uint32_t *)0x30000000u = 1u;", "bad write of 4 bytes at 0x30000000"),
-    ("((void (*)(void))0x30000001u)();", "bad instruction fetch of 2 bytes at 0x30000000"),
-])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('__asm__ volatile("svc 0");', "exception SVC"),
+        ('__asm__ volatile("bkpt 0");', "exception BKPT"),
+        ('__asm__ volatile("udf 0");', "stopped"),
+        ("dovetail_mmio_write(0xE000E400u, 1u);", "no register at offset 0x400"),
+        ("dovetail_wait_for_interrupt();", "deadlock"),
+        ("*(volatile uint32_t *)0x30000000u = 1u;", "bad write of 4 bytes at 0x30000000"),
+        ("((void (*)(void))0x30000001u)();", "bad instruction fetch of 2 bytes at 0x30000000"),
+    ],
+)
 def test_faults_are_said(tmp_path: Path, body: str, words: str) -> None:
     elf = build(tmp_path, f"int main(void) {{ {body} return 0; }}", isa="cortex-m4")
     with pytest.raises(SimulationError) as caught:
@@ -138,7 +158,7 @@ def test_engine_and_core_are_independent(tmp_path: Path, isa: str) -> None:
 
 def test_devices_share_no_page_with_the_core_s_own_registers(tmp_path: Path) -> None:
     elf = build(tmp_path, "int main(void) { return 0; }", isa="cortex-m4")
-    device = DeviceSpec("dovetail.simulate.dma:DmaDevice", 0xE000E800, 64)
+    device = DeviceSpec("dovetail.sim.dma:DmaDevice", 0xE000E800, 64)
     with pytest.raises(SimulationError, match="'system control space' at 0xe000e800"):
         simulate(chip(elf, device, isa="cortex-m4"), [], {})
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.build.elf import symbols
-from dovetail.simulate.iss import simulate
+from dovetail.codegen.build.elf import symbols
+from dovetail.sim.worker import simulate
 from firmware import DMA, TIMER, build, chip
 
 ARM = ("cortex-m4", "cortex-m7", "cortex-m33")
@@ -20,7 +20,9 @@ APART, TOGETHER = "const volatile int64_t *const", "const int64_t *const"
 
 @pytest.mark.parametrize("isa", CORES)
 def test_core_and_dma_work_at_the_same_time(tmp_path: Path, isa: str) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     uint8_t out[2]; uint8_t far_[4096] = {1};
     static uint8_t near_[4096] __attribute__((section(".l1")));
     int main(void) {
@@ -35,9 +37,13 @@ def test_core_and_dma_work_at_the_same_time(tmp_path: Path, isa: str) -> None:
             out[1] = near_[0];
             DONE();
         }
-    }""", isa=isa)
-    runs = [simulate(chip(elf, DMA, native_hook=native, isa=isa), [{}], {"out": 2}, instruction_limit=100_000)
-            for native in (True, False)]
+    }""",
+        isa=isa,
+    )
+    runs = [
+        simulate(chip(elf, DMA, native_hook=native, isa=isa), [{}], {"out": 2}, instruction_limit=100_000)
+        for native in (True, False)
+    ]
     assert runs[0] == runs[1]
     run = runs[0].inferences[0]
     assert run.outputs["out"] == bytes([9, 1])  # stale before the transfer's end
@@ -50,14 +56,18 @@ def test_core_and_dma_work_at_the_same_time(tmp_path: Path, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", CORES)
 def test_waking_up_takes_as_long_as_the_timer(tmp_path: Path, isa: str) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     int main(void) {
         const uint32_t start = dovetail_mmio_read(DOVETAIL_SIM_CYCLES_LOW);
         dovetail_mmio_write(0x1A200000u, 5000u);
         dovetail_wait_for_interrupt();
         exit_with(dovetail_mmio_read(DOVETAIL_SIM_CYCLES_LOW) - start);
         for (;;) { dovetail_wait_for_interrupt(); }
-    }""", isa=isa)
+    }""",
+        isa=isa,
+    )
     exit_code = simulate(chip(elf, TIMER, isa=isa), [], {}, instruction_limit=100_000).exit_code
     assert exit_code is not None and 5000 <= exit_code < 5050
 
@@ -71,7 +81,9 @@ def arithmetic(a: int, b: int, s: int) -> list[int]:
 
 @pytest.mark.parametrize(("isa", "pointer"), [("rv32imc", APART), *((core, TOGETHER) for core in ARM)])
 def test_runtime_functions_against_python(tmp_path: Path, isa: str, pointer: str) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     int64_t in[3]; int64_t out[8]; uint8_t memory[104];
     void *memmove(void *, const void *, unsigned);
     int main(void) {
@@ -89,11 +101,18 @@ def test_runtime_functions_against_python(tmp_path: Path, isa: str, pointer: str
             __builtin_memset(memory + 100, 0, n & 3u);
             DONE();
         }
-    }""".replace("POINTER", pointer), isa=isa)
+    }""".replace("POINTER", pointer),
+        isa=isa,
+    )
     generator = random.Random(5)
-    triples = [(generator.choice([-1, 1]) * generator.getrandbits(generator.randrange(1, 64)),
-                generator.choice([-1, 1]) * (generator.getrandbits(generator.randrange(1, 64)) | 1),
-                generator.getrandbits(24)) for _ in range(120)]
+    triples = [
+        (
+            generator.choice([-1, 1]) * generator.getrandbits(generator.randrange(1, 64)),
+            generator.choice([-1, 1]) * (generator.getrandbits(generator.randrange(1, 64)) | 1),
+            generator.getrandbits(24),
+        )
+        for _ in range(120)
+    ]
     inputs = [{"in": struct.pack("<qqq", *triple)} for triple in triples]
     runs = simulate(chip(elf, isa=isa), inputs, {"out": 64, "memory": 104}).inferences
     memory = bytearray(104)
@@ -110,9 +129,13 @@ def test_runtime_functions_against_python(tmp_path: Path, isa: str, pointer: str
 
 @pytest.mark.parametrize("isa", CORES)
 def test_initialised_data_is_copied_to_another_memory(tmp_path: Path, isa: str) -> None:
-    elf = build(tmp_path, """
+    elf = build(
+        tmp_path,
+        """
     volatile uint32_t values[3] = {7, 8, 9}; volatile uint32_t zero;
-    int main(void) { exit_with(values[0] + values[1] * 100u + values[2] * 10000u + zero); return 0; }""", data="l1",
-                isa=isa)
+    int main(void) { exit_with(values[0] + values[1] * 100u + values[2] * 10000u + zero); return 0; }""",
+        data="l1",
+        isa=isa,
+    )
     assert symbols(elf)["values"].address >> 16 == 0x1000
     assert simulate(chip(elf, isa=isa), [], {}).exit_code == 90807

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.build.instruction_sets import instruction_set
-from dovetail.build.toolchain import compile_firmware
-from dovetail.emit.runtime import CORES, RUNTIME, runtime_path
-from dovetail.emit.runtime.linker import linker_script
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.toolchain import compile_firmware
+from dovetail.codegen.emit.firmware import CORES, RUNTIME, linker_script, runtime_path
 from dovetail.errors import SimulationError
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.mailbox import LATENCY, PLACES
-from dovetail.simulate.protocol import InferenceResult, SimulationResult, SimulationSetup
+from dovetail.sim.mailbox import LATENCY, PLACES
+from dovetail.sim.protocol import InferenceResult, SimulationResult, SimulationSetup
+from dovetail.sim.worker import simulate
 from firmware import MEMORIES, PROLOGUE, require_cross_compiler
 
 STACK = 1024
@@ -33,16 +32,27 @@ def firmware(folder: Path, source: str, workers: int, isa: str = "rv32imc") -> P
     for name in (start, *RUNTIME, *CORES, "dma.h"):
         (folder / name).write_bytes(runtime_path(name).read_bytes())
     (folder / "main.c").write_text(PROLOGUE + HEAD + source)
-    script = linker_script(MEMORIES, text="l2", data="l2", stack="l1", stack_bytes=STACK, isa=isa,
-                           worker_stacks=[STACK] * workers)
+    script = linker_script(
+        MEMORIES, text="l2", data="l2", stack="l1", stack_bytes=STACK, isa=isa, worker_stacks=[STACK] * workers
+    )
     (folder / "link.ld").write_text(script)
-    return compile_firmware(folder, [Path(name) for name in (start, "dovetail_rt.c", "cores.c", "main.c")],
-                            linker_script=Path("link.ld"), isa=isa,
-                            defines={"DOVETAIL_SIM": 1, "DOVETAIL_MAILBOX": "0x1A010000"})
+    return compile_firmware(
+        folder,
+        [Path(name) for name in (start, "dovetail_rt.c", "cores.c", "main.c")],
+        linker_script=Path("link.ld"),
+        isa=isa,
+        defines={"DOVETAIL_SIM": 1, "DOVETAIL_MAILBOX": "0x1A010000"},
+    )
 
 
-def run(folder: Path, source: str, *workers: dict[str, int], native: bool = True, isa: str = "rv32imc",
-        limit: int = 10_000_000) -> SimulationResult:
+def run(
+    folder: Path,
+    source: str,
+    *workers: dict[str, int],
+    native: bool = True,
+    isa: str = "rv32imc",
+    limit: int = 10_000_000,
+) -> SimulationResult:
     """One inference of it."""
     elf = firmware(folder, source, len(workers), isa)
     setup = SimulationSetup(elf, MEMORIES, (), isa, native_hook=native, workers=workers)
@@ -51,7 +61,7 @@ def run(folder: Path, source: str, *workers: dict[str, int], native: bool = True
 
 def words(result: InferenceResult) -> list[int]:
     content = result.outputs["seen"]
-    return [int.from_bytes(content[place:place + 4], "little") for place in range(0, 16, 4)]
+    return [int.from_bytes(content[place : place + 4], "little") for place in range(0, 16, 4)]
 
 
 BARRIER = """
@@ -138,12 +148,21 @@ def test_the_stack_of_every_core_is_measured_and_an_overflow_named(tmp_path: Pat
         run(tmp_path, source % 1100, {}, {}, isa=isa)
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    ("static void f(void) { for (;;) { } }", "core1: a job executed too many instructions"),
-    ("static void f(void) { *(volatile uint32_t *)0x50000000u = 1u; }", "core1: bad write of 4 bytes at 0x50000000"),
-    ("static void f(void) { dovetail_mmio_write(0x1A010014u, 1u); }", "mailbox: core1: write of offset 0x14 by core1"),
-    ("static void f(void) { core_start(3u, f); }", "by core1: there is no such register"),
-])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("static void f(void) { for (;;) { } }", "core1: a job executed too many instructions"),
+        (
+            "static void f(void) { *(volatile uint32_t *)0x50000000u = 1u; }",
+            "core1: bad write of 4 bytes at 0x50000000",
+        ),
+        (
+            "static void f(void) { dovetail_mmio_write(0x1A010014u, 1u); }",
+            "mailbox: core1: write of offset 0x14 by core1",
+        ),
+        ("static void f(void) { core_start(3u, f); }", "by core1: there is no such register"),
+    ],
+)
 def test_mistakes_of_jobs_are_named_with_their_core(tmp_path: Path, source: str, message: str) -> None:
     main = "int main(void) { READY(); core_wait(1u, core_start(1u, f)); DONE(); for (;;) { } }"
     with pytest.raises(SimulationError) as caught:
@@ -151,11 +170,14 @@ def test_mistakes_of_jobs_are_named_with_their_core(tmp_path: Path, source: str,
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("statement", "message"), [
-    ("core_wait(4u, core_start(4u, f));", "mailbox: there is no core for offset 0x58: the chip has 2"),
-    ("core_wait(1u, 1u);", "deadlock"),
-    ("dovetail_mmio_write(0x1A010024u, 1u);", "mailbox: write of 0x1 to offset 0x24 by core 0"),
-])
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("core_wait(4u, core_start(4u, f));", "mailbox: there is no core for offset 0x58: the chip has 2"),
+        ("core_wait(1u, 1u);", "deadlock"),
+        ("dovetail_mmio_write(0x1A010024u, 1u);", "mailbox: write of 0x1 to offset 0x24 by core 0"),
+    ],
+)
 def test_mistakes_of_core_0_are_named(tmp_path: Path, statement: str, message: str) -> None:
     source = f"void f(void); void f(void) {{ }} int main(void) {{ READY(); {statement} DONE(); for (;;) {{ }} }}"
     with pytest.raises(SimulationError) as caught:

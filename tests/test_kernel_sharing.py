@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import FAMILIES, Case, Maker
-from dovetail.graph.graph import GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import BLOCK, CoreKernel, CoreTraits, Parameter, generate, generate_all, helper_source
-from dovetail.operators.linear import Conv2d
-from dovetail.operators.quantization import Dequantize, Quantize
 from test_core_kernels import WARNINGS, build, c_array, convolution_region, describe, needs_compiler
 
 COMPACT = ("conv2d", "depthwise", "fully_connected", "pooling")
@@ -84,7 +84,7 @@ def program(cases: list[Case], kernels: list[CoreKernel]) -> str:
         parts += [*definitions, c_array(f"wanted_{number}", kind, wanted)]
         parts.append(f"static {kind} result_{number}[{wanted.size}] __attribute__((aligned(8)));")
         wrong = f"memcmp(wanted_{number}, result_{number}, sizeof wanted_{number}) != 0"
-        statements += [f"    {statement}", f"    if ({wrong}) {{ printf(\"{number}\\n\"); return 1; }}"]
+        statements += [f"    {statement}", f'    if ({wrong}) {{ printf("{number}\\n"); return 1; }}']
     return "\n".join([*parts, "int main(void)", "{", *statements, "    return 0;", "}", ""])
 
 
@@ -126,9 +126,23 @@ def test_shared_functions_compile_for_riscv(tmp_path: Path) -> None:
     texts = [kernel_text(kernels_of(cases, little)) for little in (True, False)]
     for text in texts:
         source.write_text(text)
-        command = [sys.executable, "-m", "ziglang", "cc", "-target", "riscv32-freestanding-none", "-O2",
-                   "-mcpu=generic_rv32+m+c", "-ffreestanding", *WARNINGS, "-Wno-unused-function", "-c",
-                   "-o", str(tmp_path / "kernels.o"), str(source)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            "riscv32-freestanding-none",
+            "-O2",
+            "-mcpu=generic_rv32+m+c",
+            "-ffreestanding",
+            *WARNINGS,
+            "-Wno-unused-function",
+            "-c",
+            "-o",
+            str(tmp_path / "kernels.o"),
+            str(source),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:3000]
 

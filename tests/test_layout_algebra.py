@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.graph.layout import (
+from dovetail.ir.layout import (
     Layout,
     blocked,
     from_notation,
@@ -21,7 +21,7 @@ from dovetail.graph.layout import (
     same_bytes,
     to_physical,
 )
-from dovetail.graph.types import Array, DType, Shape, TensorType, box_slices
+from dovetail.ir.types import Array, DType, Shape, TensorType, box_slices
 from dovetail.program.ir import Copy, View, dense_view, load, store
 from dovetail.program.transfers import Transfer, strips, transfers
 
@@ -100,9 +100,17 @@ def test_notation_of_people() -> None:
             from_notation(text)
 
 
-@pytest.mark.parametrize("dims", [
-    ((0, 1), (2, 1)), ((0, 2),), ((0, 4), (0, 3), (0, 1)), ((0, 1), (0, 1)), ((0, 0), (0, 1)), ((1, 1),),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dims",
+    [
+        ((0, 1), (2, 1)),
+        ((0, 2),),
+        ((0, 4), (0, 3), (0, 1)),
+        ((0, 1), (0, 1)),
+        ((0, 0), (0, 1)),
+        ((1, 1),),
+    ],
+)
 def test_no_layout(dims: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match=r"axes|steps"):
         Layout(dims)
@@ -119,8 +127,13 @@ def test_bytes_swapped_in_words() -> None:
     layout = from_notation("N C H W/4 -4w")
     array = np.arange(1, 11, dtype=np.int8).reshape(1, 2, 5, 1)
     assert to_physical(array, layout).reshape(-1).tolist() == [4, 3, 2, 1, 0, 0, 0, 5, 9, 8, 7, 6, 0, 0, 0, 10]
-    copies = transfers(Copy(0, dense_view("a", TensorType((1, 32, 32, 3), DType.INT8)),
-                            dense_view("b", TensorType((1, 32, 32, 3), DType.INT8), 0, layout)))  # fmt: skip
+    copies = transfers(
+        Copy(
+            0,
+            dense_view("a", TensorType((1, 32, 32, 3), DType.INT8)),
+            dense_view("b", TensorType((1, 32, 32, 3), DType.INT8), 0, layout),
+        )
+    )
     assert [(t.planes, t.rows, t.row_bytes) for t in copies] == [(3, 256, 1)] * 4, "one for each place in a word"
 
 
@@ -131,8 +144,11 @@ def test_a_layout_of_another_rank() -> None:
         blocked((0, 1, 1), 1, 4)
 
 
-@given(st.integers(1, 3).flatmap(lambda rank: st.tuples(
-    layouts(rank), layouts(rank), st.lists(st.integers(1, 9), min_size=rank, max_size=rank))))  # fmt: skip
+@given(
+    st.integers(1, 3).flatmap(
+        lambda rank: st.tuples(layouts(rank), layouts(rank), st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    )
+)
 def test_same_bytes_is_every_element(case: tuple[Layout, Layout, list[int]]) -> None:
     a, b, sizes = case
     shape = tuple(sizes)
@@ -202,9 +218,16 @@ def carry_out(made: tuple[Transfer, ...], source: Array, destination: Array) -> 
 
 
 @settings(max_examples=150)
-@given(st.integers(1, 4).flatmap(lambda rank: st.tuples(
-    layouts(rank), layouts(rank), st.lists(st.integers(1, 9), min_size=rank, max_size=rank),
-    st.sampled_from([DType.INT8, DType.INT32]))))  # fmt: skip
+@given(
+    st.integers(1, 4).flatmap(
+        lambda rank: st.tuples(
+            layouts(rank),
+            layouts(rank),
+            st.lists(st.integers(1, 9), min_size=rank, max_size=rank),
+            st.sampled_from([DType.INT8, DType.INT32]),
+        )
+    )
+)
 def test_copies_between_layouts(case: tuple[Layout, Layout, list[int], DType]) -> None:
     first, second, sizes, dtype = case
     kind = TensorType(tuple(sizes), dtype)

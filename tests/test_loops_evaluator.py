@@ -27,7 +27,7 @@ from exo.API_cursors import (
     WindowExprCursor,
 )
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 from dovetail.loops import Procedure, memory, procedure
 
 Run = Callable[..., None]
@@ -101,8 +101,10 @@ def place(access: Any) -> str:
 def operand(argument: Any) -> str:
     """An argument of a call: a window, a whole array or scalar by name, or a number."""
     if isinstance(argument, WindowExprCursor):
-        parts = [f"({', '.join(map(expression, p))})" if isinstance(p, tuple | list) else expression(p)
-                 for p in argument.idx()]  # fmt: skip
+        parts = [
+            f"({', '.join(map(expression, p))})" if isinstance(p, tuple | list) else expression(p)
+            for p in argument.idx()
+        ]
         return f"view({', '.join([argument.name(), *parts])})"
     if isinstance(argument, ReadCursor) and not len(argument.idx()):
         return str(argument.name())

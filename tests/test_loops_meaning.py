@@ -12,17 +12,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Clip, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.loops import Algorithm, Lanes, Procedure, algorithm, digit_rows, digits, memory, ones, procedure
-from dovetail.loops.printing import procedure_text
-from dovetail.loops.store import parsed
-from dovetail.operators.arithmetic import Clip, ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.operators.pooling import MaxPool2d
-from dovetail.targets.vta.instructions import instruction
-from dovetail.targets.vta.mapping import _ORDER, schedule
+from dovetail.loops.procedures import parsed, procedure_text
+from dovetail.targets.vta.mapping import _ORDER, instruction, schedule
 from test_loops_evaluator import compiled
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
@@ -57,11 +55,16 @@ def cases(draw: st.DrawFn, /, kind: str, **fixed: Any) -> Case:
     kernel = draw(st.tuples(small, small))
     pads = draw(st.one_of(st.none(), st.tuples(*[st.integers(0, 2)] * 4))) if kind != "pool" else None
     values: dict[str, Any] = {
-        "kernel": kernel, "pads": pads, "stride": draw(st.tuples(small, small)),
-        "image": tuple(size + draw(st.integers(0, 3)) for size in kernel), "channels": draw(st.integers(1, 9)),
-        "outputs": draw(st.integers(1, 9)), "per_channel": draw(st.booleans()), "bias": draw(st.booleans()),
+        "kernel": kernel,
+        "pads": pads,
+        "stride": draw(st.tuples(small, small)),
+        "image": tuple(size + draw(st.integers(0, 3)) for size in kernel),
+        "channels": draw(st.integers(1, 9)),
+        "outputs": draw(st.integers(1, 9)),
+        "per_channel": draw(st.booleans()),
+        "bias": draw(st.booleans()),
         "seed": draw(st.integers(0, 99)),
-    }  # fmt: skip
+    }
     if fixed.get("pads") is True:
         fixed = {**fixed, "pads": draw(st.tuples(*[st.integers(0, 2)] * 4))}
     return Case(kind, **{**values, **fixed})
@@ -137,16 +140,18 @@ def arguments(case: Case, graph: Graph, loops: Algorithm, lanes: Lanes, x: Array
     values: dict[str, Any] = {**loops.sizes, "x": in_blocks(x, lanes.block), "low": -100, "high": 127}
     values["least_value"] = -128
     if case.kind == "pool":
-        return values
+        return {**values, "identity": np.eye(lanes.block, dtype=np.int8)}
     constants = {name.split("_")[0]: array for name, array in graph.constants.items()}
     channels = graph.types[graph.outputs[0]].shape[-1]
     values["w"] = weight_blocks(constants["w"], case.kind, lanes.block)
     for name in ("scale", "shift"):
         uniform = (constants[name] == constants[name].flat[0]).all()
         values[name] = int(constants[name].flat[0]) if uniform else rows_of(constants[name], channels, lanes)
-    if constants["offset"].any():
-        bias = constants["offset"] // constants["scale"]
-        assert loops.sizes["D"] == digit_rows(bias, lanes.block)
+    bias = constants["offset"] // constants["scale"]
+    if digit_rows(bias, lanes.block) > 1:
+        values["bias"] = rows_of(bias, channels, lanes)
+    elif bias.any():
+        assert loops.sizes["D"] == 1
         made = filled(digits(bias, loops.sizes["D"], lanes.block), 0, lanes.block)
         values["digits"] = made.reshape(-1, lanes.block, loops.sizes["D"], lanes.block).transpose(0, 2, 1, 3)
         values["one"] = np.repeat(ones(loops.sizes["D"], lanes.block)[:, None], lanes.batch, axis=1)
@@ -193,9 +198,16 @@ def result_of(run: Run, values: Mapping[str, Any], expected: Array, lanes: Lanes
     return image.reshape(expected.shape)
 
 
-@pytest.mark.parametrize(("kind", "lanes"), [
-    ("conv", Lanes(4)), ("depthwise", Lanes(4)), ("dense", Lanes(4, 2)), ("pool", Lanes(3, 2)),
-], ids=["conv", "depthwise", "dense", "pool"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "lanes"),
+    [
+        ("conv", Lanes(4)),
+        ("depthwise", Lanes(4)),
+        ("dense", Lanes(4, 2)),
+        ("pool", Lanes(3, 2)),
+    ],
+    ids=["conv", "depthwise", "dense", "pool"],
+)
 def test_the_loops_of_a_region_compute_what_the_graph_says(kind: str, lanes: Lanes) -> None:
     seen = set()
 
@@ -227,11 +239,13 @@ def test_a_dense_layer_may_take_several_blocks_at_a_time(depth: int) -> None:
 SCHEDULED: Mapping[str, tuple[dict[str, Any], Lanes]] = {
     "convolution": ({"kind": "conv", "pads": True, "stride": (2, 1), "per_channel": True, "bias": True}, Lanes(4)),
     "depthwise": ({"kind": "depthwise", "pads": None, "stride": (1, 2), "per_channel": False, "bias": False}, Lanes(4)),
-    "padded depthwise": ({"kind": "depthwise", "pads": True, "stride": (1, 1), "per_channel": False, "bias": False},
-                         Lanes(3)),
+    "padded depthwise": (
+        {"kind": "depthwise", "pads": True, "stride": (1, 1), "per_channel": False, "bias": False},
+        Lanes(3),
+    ),
     "dense": ({"kind": "dense", "pads": None, "stride": (1, 1), "per_channel": False, "bias": True}, Lanes(4, 2)),
     "pool": ({"kind": "pool", "stride": (2, 3)}, Lanes(3)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULED)

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from dovetail.errors import TargetError
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.movement import Pad, Relayout
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.loops import (
     Issue,
     Lanes,
@@ -23,9 +26,6 @@ from dovetail.loops import (
     replace_first,
     trace,
 )
-from dovetail.operators.arithmetic import Clip
-from dovetail.operators.linear import Conv2d
-from dovetail.operators.movement import Pad, Relayout
 from test_loops_evaluator import evaluate_procedure
 
 BLOCK = 4
@@ -153,11 +153,28 @@ def test_four_nested_operations_are_one_instruction() -> None:
     def whole(name: str, *shape: int) -> Window:
         return Window(name, None, tuple((0, size) for size in shape))
 
-    assert issue == Issue("whole_layer", {
-        "CB": 2, "H": 5, "W": 6, "UP": 1, "DOWN": 0, "LEFT": 2, "RIGHT": 1, "ROWS": 4, "COLUMNS": 7, "KR": 3, "KC": 3,
-        "OB": 3, "pixels": whole("x", 1, 5, 6, 8), "weights": whole("w", 3, 2, 3, 3, 4, 4),
-        "floor": "low", "ceiling": "high", "result": whole("y", 3, 4, 7, 1, 4),
-    })  # fmt: skip
+    assert issue == Issue(
+        "whole_layer",
+        {
+            "CB": 2,
+            "H": 5,
+            "W": 6,
+            "UP": 1,
+            "DOWN": 0,
+            "LEFT": 2,
+            "RIGHT": 1,
+            "ROWS": 4,
+            "COLUMNS": 7,
+            "KR": 3,
+            "KC": 3,
+            "OB": 3,
+            "pixels": whole("x", 1, 5, 6, 8),
+            "weights": whole("w", 3, 2, 3, 3, 4, 4),
+            "floor": "low",
+            "ceiling": "high",
+            "result": whole("y", 3, 4, 7, 1, 4),
+        },
+    )
 
 
 def test_the_instruction_computes_what_the_graph_says() -> None:
@@ -175,22 +192,25 @@ def test_the_instruction_computes_what_the_graph_says() -> None:
 
 NEAR: dict[str, tuple[dict[str, Any], str, str]] = {
     "padding with 1": (
-        {"value": 1}, "SCRATCH",
+        {"value": 1},
+        "SCRATCH",
         "whole_layer: expects the assignment 'framed[c, r, q, n, l] = 0.0', "
         "found the assignment 'padded[pb, ph, pw, pn, po] = 1.0': 0.0 is not 1.0",
     ),
     "stride 2": (
-        {"stride": 2}, "SCRATCH",
+        {"stride": 2},
+        "SCRATCH",
         "whole_layer: expects the indices of framed[d, r + u, q + v, n, i], "
         "found padded[ib, 2 * sh + kh, 2 * sw + kw, sn, si]",
     ),
     "another memory": ({}, "ELSEWHERE", "whole_layer: expects image in SCRATCH, found blocked in ELSEWHERE"),
     "no relayout": (
-        {"relayout": False}, "SCRATCH",
+        {"relayout": False},
+        "SCRATCH",
         "whole_layer: expects the assignment 'image[c, r, q, n, l] = pixels[n, r, q, 4 * c + l]', "
         "found the condition 'if ph >= T and ph < T + IH and pw >= L and pw < L + IW'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NEAR)
@@ -244,10 +264,13 @@ def test_a_meaning_that_keeps_what_is_needed_later_is_not_selected() -> None:
     assert sentence(found) == "frame: keeps padded to itself, which the statements after it need"
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"channels": 6}, "relayout of 'x': the loops need a multiple of 4 channels, found 6"),
-    ({"images": 2}, "relayout of 'x': the loops need 1 images, found 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"channels": 6}, "relayout of 'x': the loops need a multiple of 4 channels, found 6"),
+        ({"images": 2}, "relayout of 'x': the loops need 1 images, found 2"),
+    ],
+)
 def test_a_relayout_the_loops_cannot_do_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TargetError) as raised:
         algorithm(layer(**options), LANES)

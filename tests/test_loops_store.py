@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.loops import Procedure, memory, procedure, stored, trace
-from dovetail.loops.printing import procedure_text
-from dovetail.loops.store import parsed
+from dovetail.loops.procedures import parsed, procedure_text
 
 COPY = """
 def copy(N: size, T: size, source: [i8][N] @ DRAM, target: [i8][T + N] @ SCRATCH):
@@ -68,10 +67,18 @@ def test_what_is_read_back_does_the_same(tmp_path: Path) -> None:
         assert trace(stored("key", tmp_path, make, FULL), sizes) == expected
 
 
-@pytest.mark.parametrize("damage", [
-    lambda raw: b"", lambda raw: raw[:-20], lambda raw: raw.replace(b"seq(0, H)", b"seq(1, H)"), lambda raw: raw[10:],
-    lambda raw: b"\xff\xfe" + raw, lambda raw: raw + b" ",
-], ids=["empty", "truncated", "changed", "headless", "binary", "longer"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:-20],
+        lambda raw: raw.replace(b"seq(0, H)", b"seq(1, H)"),
+        lambda raw: raw[10:],
+        lambda raw: b"\xff\xfe" + raw,
+        lambda raw: raw + b" ",
+    ],
+    ids=["empty", "truncated", "changed", "headless", "binary", "longer"],
+)
 def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     make = Maker(REGION)
     stored("key", tmp_path, make, FULL)

@@ -108,10 +108,16 @@ def links(program: list[Access], marks: list[Tokens]) -> list[tuple[int, int]]:
     found = []
     for source, target in ((0, 1), (1, 0), (1, 2), (2, 1)):
         forward = target > source
-        given = [n for n, (a, m) in enumerate(zip(program, marks, strict=True))
-                 if a.queue == source and (m.push_next if forward else m.push_prev)]  # fmt: skip
-        taken = [n for n, (a, m) in enumerate(zip(program, marks, strict=True))
-                 if a.queue == target and (m.pop_prev if forward else m.pop_next)]  # fmt: skip
+        given = [
+            n
+            for n, (a, m) in enumerate(zip(program, marks, strict=True))
+            if a.queue == source and (m.push_next if forward else m.push_prev)
+        ]
+        taken = [
+            n
+            for n, (a, m) in enumerate(zip(program, marks, strict=True))
+            if a.queue == target and (m.pop_prev if forward else m.pop_next)
+        ]
         found += list(zip(given, taken, strict=True))
     return found
 
@@ -153,10 +159,13 @@ def test_readers_do_not_wait_for_readers() -> None:
     assert links(program, tokens(program, SIZES)) == [(2, 3)]
 
 
-@pytest.mark.parametrize(("program", "pair"), [
-    ([Access(0, writes=(Span("A", 0, 4),)), Access(2, (Span("A", 3, 5),)), Access(1)], "0 and 1"),
-    ([Access(0), Access(1), Access(2)], "0 and 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "pair"),
+    [
+        ([Access(0, writes=(Span("A", 0, 4),)), Access(2, (Span("A", 3, 5),)), Access(1)], "0 and 1"),
+        ([Access(0), Access(1), Access(2)], "0 and 2"),
+    ],
+)
 def test_queues_that_are_no_neighbours_cannot_conflict(program: list[Access], pair: str) -> None:
     with pytest.raises(ValueError, match=f"instructions {pair} conflict, but their queues are no neighbours"):
         tokens(program, SIZES)

@@ -22,8 +22,7 @@ from dovetail.loops import (
     replace_first,
     trace,
 )
-from dovetail.targets.vta.instructions import MEANINGS, instruction
-from dovetail.targets.vta.mapping import _ORDER, schedule
+from dovetail.targets.vta.mapping import _ORDER, MEANINGS, instruction, schedule
 
 SCRATCH = {"SCRATCH": memory("SCRATCH")}
 COPY = """
@@ -67,14 +66,23 @@ def test_a_trace_is_what_the_control_flow_issues() -> None:
     first, second = (Window("row", buffer, ((0, 1), (0, 3))) for buffer in (1, 4))
     add = Issue("add", {"N": 3, "total": total, "term": second, "bias": "factor"})
     assert trace(scheduled, {"H": 2, "W": 3, "P": 1}) == (
-        Allocation(0, "total", "SCRATCH", (3,)), load(0, total),
-        Allocation(1, "row", "SCRATCH", (1, 3)), load(1, first),
-        Allocation(2, "spare", "SCRATCH", (2,)), Release(2), Allocation(3, "spare", "SCRATCH", (2,)), Release(3),
+        Allocation(0, "total", "SCRATCH", (3,)),
+        load(0, total),
+        Allocation(1, "row", "SCRATCH", (1, 3)),
+        load(1, first),
+        Allocation(2, "spare", "SCRATCH", (2,)),
+        Release(2),
+        Allocation(3, "spare", "SCRATCH", (2,)),
+        Release(3),
         Release(1),
-        Allocation(4, "row", "SCRATCH", (1, 3)), load(2, second), add,
-        Allocation(5, "spare", "SCRATCH", (2,)), Release(5), Release(4),
+        Allocation(4, "row", "SCRATCH", (1, 3)),
+        load(2, second),
+        add,
+        Allocation(5, "spare", "SCRATCH", (2,)),
+        Release(5),
+        Release(4),
         Release(0),
-    )  # fmt: skip
+    )
 
 
 def test_sizes_only_change_how_often() -> None:
@@ -133,13 +141,16 @@ def test_an_instruction_beyond_its_own_limits_is_refused() -> None:
     assert found.sentence == "copy: needs N <= 4 and N >= 2, found N = 5"
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("y[h, w] = y[h, w] + y[h, w] * factor", "add: one array would be two of its operands"),
-    ("y[h, w] = y[h, w] + z[h, w] * q[h]", "add: an element of an array cannot be its scalar operand"),
-    ("y[h, w] = y[h, w] + x[h, w] * factor", "add: expects term in SCRATCH, found x in DRAM"),
-    ("y[h, w] = y[h, w] + v[h, w] * factor", "add: expects term of I8, found v of I32"),
-    ("y[h, w] = y[h, w] + z[h, 2 * w] * factor", "add: expects the indices of term[k], found z[h, 2 * w]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("y[h, w] = y[h, w] + y[h, w] * factor", "add: one array would be two of its operands"),
+        ("y[h, w] = y[h, w] + z[h, w] * q[h]", "add: an element of an array cannot be its scalar operand"),
+        ("y[h, w] = y[h, w] + x[h, w] * factor", "add: expects term in SCRATCH, found x in DRAM"),
+        ("y[h, w] = y[h, w] + v[h, w] * factor", "add: expects term of I8, found v of I32"),
+        ("y[h, w] = y[h, w] + z[h, 2 * w] * factor", "add: expects the indices of term[k], found z[h, 2 * w]"),
+    ],
+)
 def test_why_an_operand_does_not_fit(text: str, words: str) -> None:
     region = f"""
 def region(H: size, W: size, x: [i8][H, W] @ DRAM, y: [i8][H, W] @ SCRATCH, z: [i8][H, 2 * W] @ SCRATCH,
@@ -236,14 +247,15 @@ WRONG: dict[str, tuple[Callable[[], Procedure], str]] = {
         lambda: wrong("product", ("weights[b, kh, kw, o, i]", "weights[b, kh, kw, i, o]")),
         "the nearest is product: expects the indices of weights[b, kh, kw, i, o], found weights[sb, kh, kw, so, si]",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_an_instruction_of_vta_with_a_wrong_meaning_is_never_selected(name: str) -> None:
     make, words = WRONG[name]
     replaced = make()
-    meanings = {key: instruction(key, 1, 4, (1, 1)) for key in _ORDER if key != "product_of_block"}
+    products = ("product_of_block", "widen")  # right ones, which would be taken in place of the wrong one
+    meanings = {key: instruction(key, 1, 4, (1, 1)) for key in _ORDER if key not in products}
     with pytest.raises(TargetError) as raised:
         schedule(CONVOLUTION, 1, 4, list({**meanings, replaced.name(): replaced}.values()))
     assert words in raised.value.what

@@ -10,22 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail import zoo
 from dovetail.cli.main import main
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, compile_model, prepare, sample_inputs
-from dovetail.emit import write_project
 from dovetail.errors import SimulationError
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
-from dovetail.simulate.device import MemoryBus, MemoryRegion
+from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.targets import load_target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, Register
+from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.phases import phases
-from dovetail.targets.maeri.programming import tree_words
-from dovetail.targets.maeri.task import Place, Task, decode, encode
-from dovetail.targets.maeri.work import network
+from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.task import Strided, Task, decode, encode
+from dovetail.tools import zoo
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
 from test_maeri_schedule import random_network
@@ -82,8 +81,10 @@ def test_random_networks_on_the_chip(seed: int, tmp_path: Path) -> None:
 def test_a_users_own_configuration(tmp_path: Path) -> None:
     require_chip()
     file = tmp_path / "small.py"
-    file.write_text("from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
-                    "TARGET = target(MaeriConfig(32, 8, 8), 'small_maeri')\n")  # fmt: skip
+    file.write_text(
+        "from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
+        "TARGET = target(MaeriConfig(32, 8, 8), 'small_maeri')\n"
+    )
     model = tmp_path / "digits.onnx"
     model.write_bytes(zoo.build("digits"))
     target = load_target(str(file))
@@ -156,11 +157,16 @@ def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
     assert said == [*expected, f"wait {schedule.makespan}"]
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (["--multipliers", "48"], "power of two"), (["--set", "colour=3"], "no size 'colour'"),
-    (["--set", "distribution=x"], "NAME=NUMBER"), (["--set", "distribution=0"], "power of two"),
-    (["--rules", "nowhere.yaml"], "no such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--multipliers", "48"], "power of two"),
+        (["--set", "colour=3"], "no size 'colour'"),
+        (["--set", "distribution=x"], "NAME=NUMBER"),
+        (["--set", "distribution=0"], "power of two"),
+        (["--rules", "nowhere.yaml"], "no such file"),
+    ],
+)
 def test_bad_requests(more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "digits.onnx"
     model.write_bytes(zoo.build("digits"))
@@ -174,7 +180,7 @@ def test_rules_of_a_target_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """They hold where no file is given."""
     (tmp_path / "mine.py").write_text(
         "from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
-        "from dovetail.targets.maeri.rules import Rules\n"
+        "from dovetail.targets.maeri.config import Rules\n"
         "TARGET = target(MaeriConfig(), 'mine', Rules(apart=(('nothing', 'nowhere'),)))\n"
     )
     (tmp_path / "free.yaml").write_text("before: []\n")
@@ -198,7 +204,7 @@ def test_tasks_survive_their_words() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, False, -7, False, Place(1, 2, 3, 4), Place(5, 6, 7, 8), 64, 128, first)
+    task = Task(net.works[0].layer, False, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first)
     assert decode(encode(task)) == task
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
         with pytest.raises(SimulationError, match=r"too early|after its last"):
@@ -218,9 +224,11 @@ def test_the_device_refuses() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, False, 0, False, Place(0x1000, 1, 1, 1), Place(0x1000, 4, 4, 4), 0, 0, items)
-    for spoilt in (replace(task, items=(replace(items[0], segments=()),)),
-                   replace(task, layer=replace(task.layer, rows=99))):  # fmt: skip
+    task = Task(net.works[0].layer, False, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items)
+    for spoilt in (
+        replace(task, items=(replace(items[0], segments=()),)),
+        replace(task, layer=replace(task.layer, rows=99)),
+    ):
         words = encode(spoilt)
         bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
         device.write(Register.TASK, 0x1000, 0)

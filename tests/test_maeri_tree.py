@@ -8,40 +8,42 @@ from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.delivery import Tile
-from dovetail.targets.maeri.layer import Layer
-from dovetail.targets.maeri.programming import layer_words, tree_words
-from dovetail.targets.maeri.tree import Range, Tree, collisions, configure
-from dovetail.targets.maeri.uniform import best_tile, uniform_cycles
+from dovetail.targets.maeri.image import layer_words, tree_words
+from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.timing import Range, Tile, Tree, best_tile, collisions, configure, uniform_cycles
 
-SWEPT = Layer(3, 3, 6, 6, 20, 20)
+SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
 ROWS = Tile(3, 3, out_rows=3)
 BANDWIDTHS = (4, 8, 16, 32, 64)
 MEASURED = [
-    *((SWEPT, ROWS, MaeriConfig(64, width, width), cycles)
-      for width, cycles in zip(BANDWIDTHS, (13548, 9402, 8400, 4230, 3972), strict=True)),
-    *((SWEPT, ROWS, MaeriConfig(64, width, width, accumulation_buffer=False), cycles)
-      for width, cycles in zip(BANDWIDTHS, (20664, 20478, 20304, 20220, 16932), strict=True)),
+    *(
+        (SWEPT, ROWS, MaeriConfig(64, width, width), cycles)
+        for width, cycles in zip(BANDWIDTHS, (13548, 9402, 8400, 4230, 3972), strict=True)
+    ),
+    *(
+        (SWEPT, ROWS, MaeriConfig(64, width, width, accumulation_buffer=False), cycles)
+        for width, cycles in zip(BANDWIDTHS, (20664, 20478, 20304, 20220, 16932), strict=True)
+    ),
     (SWEPT, Tile(3, 3, filters=6), MaeriConfig(), 1959),
     (SWEPT, Tile(3, 3, out_rows=6), MaeriConfig(), 2034),
     (SWEPT, Tile(3, 3, 6), MaeriConfig(), 2016),
     (SWEPT, Tile(3, 3, 2, 3), MaeriConfig(), 1968),
-    (Layer(1, 1, 16, 16, 16, 16), Tile(1, 1, 16, 4), MaeriConfig(), 2084),
-    (Layer(3, 3, 16, 16, 18, 18), Tile(3, 3, 1, 7), MaeriConfig(), 12363),
-    (Layer(3, 3, 1, 1, 18, 18, groups=16), Tile(3, 3, groups=7), MaeriConfig(), 801),
-]  # fmt: skip
+    (OrderLayer(1, 1, 16, 16, 16, 16), Tile(1, 1, 16, 4), MaeriConfig(), 2084),
+    (OrderLayer(3, 3, 16, 16, 18, 18), Tile(3, 3, 1, 7), MaeriConfig(), 12363),
+    (OrderLayer(3, 3, 1, 1, 18, 18, groups=16), Tile(3, 3, groups=7), MaeriConfig(), 801),
+]
 """Measured with the public cycle-level simulator (stonne-simulator/stonne@22634b8; shared sheet maeri.md)."""
 
 
 @pytest.mark.parametrize(("layer", "tile", "config", "measured"), MEASURED)
-def test_measured_cycles(layer: Layer, tile: Tile, config: MaeriConfig, measured: int) -> None:
+def test_measured_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig, measured: int) -> None:
     allowed = 0.02 if config.distribution == config.multipliers else 0.05
     assert uniform_cycles(layer, tile, config) == pytest.approx(measured, rel=allowed)
 
 
 def test_the_mappers_published_sample() -> None:
     """VGG CONV2 on 512 multipliers, 128 values sent and 256 sums taken per cycle: 4,014,400 cycles (mRNA@852b5d5)."""
-    layer, config = Layer(3, 3, 64, 64, 226, 226), MaeriConfig(512, 128, 256, ports=False)
+    layer, config = OrderLayer(3, 3, 64, 64, 226, 226), MaeriConfig(512, 128, 256, ports=False)
     assert uniform_cycles(layer, Tile(3, 3, 14, 4), config) == pytest.approx(4_014_400, rel=1e-4)
     _, cycles = best_tile(layer, config)
     assert cycles <= 4_014_400
@@ -123,8 +125,8 @@ PUBLISHED = {
     32: "A0D0A0A8 A0A0D0A0 0040A0A0 40486600 00000000",
     64: "7440A898 A8A0D0A0 A070A0A8 A0A0A0D0 A0A070A0 A0A0D0A0 0000A0A0 46600800 00000844",
     128: "10009840 AC7440A8 A050C8AC A8A8A0D0 A0A070A0 A8A0D0A0 D0A0A0A8 A0A0A0A0 A0A0A070 A0A0A0D0 A0A070A0 "
-         "A0A0D0A0 A070A0A0 A0D0A0A0 000000A0 66080CC8 00004844",
-}  # fmt: skip
+    "A0A0D0A0 A070A0A0 A0D0A0A0 000000A0 66080CC8 00004844",
+}
 """RN_Config.vmh and configs/rn of maeri-project/MAERI_bsv: as many virtual neurons of 9 as fit."""
 
 
@@ -150,7 +152,7 @@ def test_published_configurations(multipliers: int) -> None:
 def test_published_layer_information() -> None:
     """Layer_Info.vmh: K 16, C 16, 3x3, 5x5 image, 32 multipliers, 3 virtual neurons of 9 (there with one filter and
     three channels at a time)."""
-    words = layer_words(MaeriConfig(32, 32, 32), Layer(3, 3, 16, 16, 5, 5), Tile(3, 3))
+    words = layer_words(MaeriConfig(32, 32, 32), OrderLayer(3, 3, 16, 16, 5, 5), Tile(3, 3))
     text = "00100001 00000010 00100001 00000010 00030003 00000001 00030003 00000001 00050001 00000003 00050001 00000003"
     assert [f"{word:08X}" for word in words] == [*text.split(), "00200001", "00000009"]
 
@@ -172,4 +174,4 @@ def test_what_no_configuration_may_be(fields: dict[str, int]) -> None:
 
 def test_a_sum_too_large_without_folding() -> None:
     with pytest.raises(TargetError, match="folding is off"):
-        uniform_cycles(Layer(3, 3, 16, 4, 8, 8), Tile(3, 3, 2), MaeriConfig(fold=False))
+        uniform_cycles(OrderLayer(3, 3, 16, 4, 8, 8), Tile(3, 3, 2), MaeriConfig(fold=False))

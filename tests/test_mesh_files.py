@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 from conftest import shared_dir
 from dovetail.cli.main import app, main
 from dovetail.errors import PlanError
+from dovetail.mesh.files import mapping_json, picture, read_mapping
 from dovetail.mesh.mapping import Mapped, measure
-from dovetail.mesh.mapping_file import mapping_json, read_mapping
-from dovetail.mesh.picture import picture
 from dovetail.mesh.topology import build_topology, random_faults
-from dovetail.partition import partition
+from dovetail.schedule.partition import partition
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from test_mesh_mapping import check_limits, mapped, tiny
 

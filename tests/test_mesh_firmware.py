@@ -12,16 +12,17 @@ import pytest
 
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, PlanError, SimulationError
-from dovetail.graph.graph import Graph, evaluate
+from dovetail.ir.graph import Graph, evaluate
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.emit import MeshProject, emit_mesh
+from dovetail.mesh.emit import MeshProject, emit_mesh, pack_weights
 from dovetail.mesh.exact import ExactRun, run_exact
 from dovetail.mesh.mapping import Mapped
-from dovetail.mesh.program import pack_weights
 from dovetail.target.mesh import Grid
 from dovetail.targets.spinnaker2 import MESH, TARGET
-from mesh_networks import Builder
+from networks import image_net
 from test_mesh_mapping import mapped, tiny
+
+pytestmark = pytest.mark.oracles
 
 if find_spec("unicorn") is None or find_spec("ziglang") is None:
     pytest.skip("elements' firmware needs unicorn and ziglang", allow_module_level=True)
@@ -47,10 +48,10 @@ FEW = replace(MESH.resized(chips=2), grid=Grid(2, 2, 4, gate=(1, 0), dram=(0, 1)
 @lru_cache
 def small() -> Graph:
     """A network whose first value is convolved and added to the result, with a stride, and sums that are cut."""
-    net = Builder("small", 4, 16)
-    value = net.convolution(net.value, 24)
-    value = net.residual(value, net.convolution(value, 24, 1, relu=False))
-    value = net.pool(net.convolution(value, 16, 3, 2), 2, 1)
+    net = image_net("small", 4, 16)
+    value = net.convolution(net.x, 24, relu=True)
+    value = net.addition(value, net.convolution(value, 24, 1), relu=True)
+    value = net.pool(net.convolution(value, 16, stride=2, relu=True), 2, 1)
     return net.finish(net.dense(net.dense(value, 200), 7))
 
 
@@ -75,8 +76,10 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
     assert len(project.programs) < len(project.elements) / 4
     assert max(done.memory) <= min(MESH.usable, 96 * 1024)
     assert 0 < done.stack <= TARGET.core.stack
-    print(f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
-          f"{max(done.memory)} bytes at most")  # fmt: skip
+    print(
+        f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
+        f"{max(done.memory)} bytes at most"
+    )
 
 
 def test_a_cluster_gives_the_same() -> None:
@@ -141,8 +144,8 @@ def test_a_message_that_never_comes_is_said() -> None:
 
 
 def test_networks_in_sections_are_not_emitted() -> None:
-    net = Builder("large", 32, 64)
-    graph = net.finish(net.convolution(net.convolution(net.value, 512), 512))
+    net = image_net("large", 32, 64)
+    graph = net.finish(net.convolution(net.convolution(net.x, 512, relu=True), 512, relu=True))
     found = mapped(graph, replace(MESH.resized(chips=1), usable=48 * 1024))
     assert not found.parts.resident
     with pytest.raises(ValueError, match="not resident"):

@@ -13,23 +13,56 @@ import pytest
 from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import PlanError, TargetError
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.execute import check_covered, execute
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.mesh.choice import Objective, stream_layer
 from dovetail.mesh.layers import layers_of
-from dovetail.mesh.mapping import Mapped, map_network, measure
-from dovetail.mesh.routes import dependencies
-from dovetail.mesh.simulate import simulate
-from dovetail.mesh.stream import simulate_stream, stream_layer
+from dovetail.mesh.mapping import Mapped, check_covered, execute, map_network, measure
+from dovetail.mesh.placement import Placed, Router
+from dovetail.mesh.simulate import simulate, simulate_stream
 from dovetail.mesh.topology import build_topology, random_faults
-from dovetail.mesh.trees import cyclic
-from dovetail.partition import partition
+from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Faults, Mesh
 from dovetail.targets import load_target
 from dovetail.targets.spinnaker2 import MESH, SIMULATOR_CHIP, TARGET
-from mesh_networks import Builder, resnet50, single, vgg16
+from networks import image_net, resnet50, single, vgg16
 
 OBJECTIVES = (Objective.LATENCY, Objective.THROUGHPUT)
+
+
+def dependencies(placed: Placed) -> list[tuple[int, int]]:
+    """(link, the link after it) of every message's tree. Links on a chip count twice, since what comes from other chips
+    has a channel of its own there."""
+    router = Router(placed)
+    found: set[tuple[int, int]] = set()
+    links = router.links
+    sources = set(zip(placed.chip.tolist(), placed.router.tolist(), placed.traffic.group.tolist(), strict=True))
+    for chip, at, group in sorted(sources):
+        tree = router.to_set(chip, at, group, False)
+        arrived = [False] * len(tree.link)
+        for place, (link, before) in enumerate(zip(tree.link, tree.before, strict=True)):
+            arrived[place] = link < links.noc or (before >= 0 and arrived[before])
+            if before >= 0:
+                here = link + links.count * (link >= links.noc and arrived[place])
+                there = tree.link[before] + links.count * (tree.link[before] >= links.noc and arrived[before])
+                found.add((there, here))
+    return sorted(found)
+
+
+def cyclic(pairs: list[tuple[int, int]]) -> bool:
+    """True where some links wait for one another in a ring: `pairs` are (link, the link after it)."""
+    after: dict[int, set[int]] = {}
+    waited: dict[int, int] = {}
+    for link, following in pairs:
+        if following not in after.setdefault(link, set()):
+            after[link].add(following)
+            waited[following] = waited.get(following, 0) + 1
+    ready = [link for link in after if not waited.get(link)]
+    while ready:
+        for following in after.get(ready.pop(), ()):
+            waited[following] -= 1
+            if not waited[following]:
+                ready.append(following)
+    return any(waited.values())
 
 
 def mapped(graph: Graph, mesh: Mesh, objective: Objective = Objective.THROUGHPUT) -> Mapped:
@@ -74,11 +107,15 @@ def check_limits(found: Mapped) -> None:
 @pytest.mark.parametrize(
     ("name", "chips", "objective"),
     [
-        *((name, 1, objective) for objective in OBJECTIVES
-          for name in ("ic_resnet8", "vww_mobilenetv1", "kws_dscnn", "ad_autoencoder")),
-        ("ic_resnet8", 8, Objective.LATENCY), ("ad_autoencoder", 8, Objective.THROUGHPUT),
+        *(
+            (name, 1, objective)
+            for objective in OBJECTIVES
+            for name in ("ic_resnet8", "vww_mobilenetv1", "kws_dscnn", "ad_autoencoder")
+        ),
+        ("ic_resnet8", 8, Objective.LATENCY),
+        ("ad_autoencoder", 8, Objective.THROUGHPUT),
     ],
-)  # fmt: skip
+)
 def test_tiny_networks_are_exact(name: str, chips: int, objective: Objective) -> None:
     found = mapped(tiny(name), MESH.resized(chips=chips), objective)
     assert found.parts.resident
@@ -105,9 +142,9 @@ def test_sums_are_cut() -> None:
 
 def test_a_value_convolved_and_added_again() -> None:
     """Pieces read one part of it through the window, another for the addition."""
-    net = Builder("again", 12, 16)
-    value = net.convolution(net.value, 16)
-    graph = net.finish(net.residual(value, net.convolution(value, 16, relu=False)))
+    net = image_net("again", 12, 16)
+    value = net.convolution(net.x, 16, relu=True)
+    graph = net.finish(net.addition(value, net.convolution(value, 16), relu=True))
     found = mapped(graph, MESH.resized(chips=3), Objective.LATENCY)
     assert max(stage.cut.rows for stage in found.parts.sections[0].stages) > 1
     check_limits(found)
@@ -297,10 +334,8 @@ def test_reserved_elements_are_left_alone() -> None:
 
 
 def test_two_runs_give_the_same() -> None:
-    graph = Builder("two", 16, 8)
-    network = graph.finish(graph.convolution(graph.convolution(graph.value, 16), 16))
+    net = image_net("two", 16, 8)
+    network = net.finish(net.convolution(net.convolution(net.x, 16, relu=True), 16, relu=True))
     first, second = (mapped(network, MESH.resized(chips=3)) for _ in range(2))
     assert np.array_equal(first.whole[0].element, second.whole[0].element)
     assert np.array_equal(first.whole[1].key, second.whole[1].key)
-
-

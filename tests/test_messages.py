@@ -22,15 +22,13 @@ LONGEST = 300
 
 PLACED_BY_CALLER = {
     "program/verify.py": "`verify` adds the statement, the buffer or the end of the program, and what to do",
-    "check/direct.py": "becomes a finding of `dovetail check`, which names the case and suspects a cause",
-    "check/model.py": "becomes a finding of `dovetail check`, which names the case and suspects a cause",
+    "tools/check/run.py": "becomes a finding of `dovetail check`, which names the case and suspects a cause",
+    "quantize/context.py": "the lowering adds the operator",
     "quantize/linear.py": "the lowering adds the operator",
     "quantize/rules.py": "the lowering adds the operator",
-    "quantize/rules_fixed.py": "the lowering adds the operator",
-    "quantize/steps.py": "the lowering adds the operator",
 }
 """Files whose errors get `where` from their one caller, and why."""
-ADVISED_BY_CALLER = ("check/direct.py", "check/model.py", "program/verify.py")
+ADVISED_BY_CALLER = ("program/verify.py", "tools/check/run.py")
 """Those that get a hint so, too."""
 COMPLETE = {"MissingExtraError": "says all three of a package", "StreamError": "is about the instruction stream"}
 """Errors that need no `where`, and why."""
@@ -58,7 +56,9 @@ class Site:
 
     def texts(self) -> Iterator[str]:
         """What stands literally in the message, with '_' for what is put in."""
-        for node in (*self.call.args, self.keyword("hint")):
+        given = (*self.call.args, self.keyword("hint"))
+        names = [node.id for node in given if isinstance(node, ast.Name)]
+        for node in (*given, *(text for name in names for text in assigned(self.file).get(name, ()))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
             elif isinstance(node, ast.JoinedStr):
@@ -69,6 +69,16 @@ class Site:
 def trees() -> dict[str, ast.Module]:
     """The package's files, parsed."""
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+
+@cache
+def assigned(file: str) -> dict[str, list[ast.expr]]:
+    """What the file's variables called `what` and `hint` are given: parts of messages put beside their error."""
+    found: dict[str, list[ast.expr]] = {"what": [], "hint": []}
+    for node in ast.walk(trees()[file]):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in found:
+            found[node.targets[0].id].append(node.value)
+    return found
 
 
 @cache
@@ -90,7 +100,7 @@ def sites() -> tuple[Site, ...]:
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-            if name in family() or (name in DOORS and file.startswith("frontend/")):
+            if name in family() or (name in DOORS and file.startswith("read/")):
                 found.append(Site(file, node, name))
     return tuple(found)
 

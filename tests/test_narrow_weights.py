@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_graph
-from dovetail.emit.project import write_project
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.graph import Graph, GraphBuilder
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import DType, TensorType
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import DType, TensorType
 from dovetail.kernels import generate
-from dovetail.kernels.narrow import packed
-from dovetail.operators.base import Operator
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.kernels.sums import packed
 from dovetail.quantize import quantize
+from dovetail.read.tflite import load_tflite
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from oracles import derived_file

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.check.cases import Limits
-from dovetail.check.suite import Order, check
 from dovetail.cli.main import main
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit.project import write_project
 from dovetail.errors import TargetError
-from dovetail.graph.graph import evaluate
-from dovetail.newtarget import write_new_target
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+from dovetail.tools.check.cases import Limits
+from dovetail.tools.check.suite import Order, check
+from dovetail.tools.newtarget import write_new_target
 
 
 def test_it_passes_check(tmp_path: Path) -> None:

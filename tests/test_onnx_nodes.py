@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,19 @@ GROUPS = 24
 
 EXCLUDED: tuple[tuple[str, str, str], ...] = (
     # name pattern, part of the refusal, reason
-    ("*", "has an element type that is not supported", "float16, bfloat16, float8, float4, float64, uint64, strings: "
-     "no core of Dovetail has such a type"),
+    (
+        "*",
+        "has an element type that is not supported",
+        "float16, bfloat16, float8, float4, float64, uint64, strings: no core of Dovetail has such a type",
+    ),
     ("test_qlinearmatmul_*_float16", "must be float32", "as above, for a scale"),
     ("test_quantizelinear_[ef]*", "does not fit the scale", "as above: quantises to float8 or float4"),
     ("test_cast_*", "is not supported", "as above, or to and from integers narrower than a byte: those are weights"),
-    ("test_dequantizelinear_*int[24]", "are not unpacked", "inputs narrower than a byte are not taken apart on the "
-     "core; weights are"),
+    (
+        "test_dequantizelinear_*int[24]",
+        "are not unpacked",
+        "inputs narrower than a byte are not taken apart on the core; weights are",
+    ),
     ("test_quantizelinear_*int[24]", "is not supported", "as above, for outputs"),
     ("test_quantizelinear_*int[24]", "narrower than a byte", "as above, for outputs"),
     ("test_*quantizelinear_blocked*", "block_size", "blocked quantisation is not supported"),
@@ -41,12 +48,15 @@ EXCLUDED: tuple[tuple[str, str, str], ...] = (
     ("test_batchnorm_*_training_mode", "training_mode", "training is not supported"),
     ("test_maxpool_with_argmax_*", "with indices", "MaxPool's indices, for unpooling, are not computed"),
     ("test_not_*", "version 1 is not supported", "the test is of an operator set from before 2017"),
-    ("test_*_expanded*", "of the domain ai.onnx is not supported", "written out with operators that are folded where "
-     "they are constant, and here are not"),
+    (
+        "test_*_expanded*",
+        "of the domain ai.onnx is not supported",
+        "written out with operators that are folded where they are constant, and here are not",
+    ),
     ("test_center_crop_pad_*expanded", "must be constant", "written out with a border computed by such operators"),
     ("test_convinteger_with_padding", "different elements", "a weight zero point per channel is not supported"),
     ("test_convtranspose_3d", "only one or two image axes", "three-dimensional convolutions are not supported"),
-)  # fmt: skip
+)
 """Tests of operators Dovetail reads that it refuses, and why."""
 
 DIFFERENT: dict[str, str] = {
@@ -78,7 +88,7 @@ def greedy_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_found(sizes: Mapping[str, int], _clashes: object, start: Mapping[str, int], *_: object) -> object:
         return dict(start), max(start[name] + sizes[name] for name in start)
 
-    monkeypatch.setattr("dovetail.plan.exact.improve", as_found)
+    monkeypatch.setattr(import_module("dovetail.schedule.plan.allocate"), "improve", as_found)
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dovetail.frontend.onnx import load_onnx
-from dovetail.graph.graph import evaluate, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType
+from dovetail.ir.graph import evaluate, verify
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType
 from dovetail.kernels import supports
-from dovetail.partition import partition
 from dovetail.quantize import quantize
+from dovetail.read.onnx import load_onnx
+from dovetail.schedule.partition import partition
 from dovetail.targets import load_target
 
 Shape = tuple[int, ...]
@@ -64,21 +64,24 @@ NEAREST = {"roi": EMPTY, "scales": np.array([1, 1, 2, 3], np.float32)}
 CASES: dict[str, tuple[onnx.ModelProto, int]] = {
     "ConvTranspose": (qdq("ConvTranspose", {"x": IMAGE}, 0.2, {"w": WEIGHTS}, strides=[2, 1], pads=[1, 0, 0, 1]), 1),
     "ConvTranspose in groups": (
-        qdq("ConvTranspose", {"x": IMAGE}, 0.1, {"v": WEIGHTS}, strides=[2, 3], group=2, output_padding=[1, 0]), 1,
+        qdq("ConvTranspose", {"x": IMAGE}, 0.1, {"v": WEIGHTS}, strides=[2, 3], group=2, output_padding=[1, 0]),
+        1,
     ),
     "PRelu": (qdq("PRelu", {"x": (1, 3, 4, 5)}, 0.03, {"a": SLOPES}), 1),
     "MatMul": (qdq("MatMul", {"x": (2, 5, 7), "b": (2, 7, 4)}, 0.09, {}), 1),
     "Resize linear": (
-        qdq("Resize", {"x": IMAGE}, 0.03, LINEAR, mode="linear"), 1,
+        qdq("Resize", {"x": IMAGE}, 0.03, LINEAR, mode="linear"),
+        1,
     ),
     "Resize nearest": (
-        qdq("Resize", {"x": IMAGE}, 0.03, NEAREST, mode="nearest"), 1,
+        qdq("Resize", {"x": IMAGE}, 0.03, NEAREST, mode="nearest"),
+        1,
     ),
     "Div": (qdq("Div", {"x": (3, 40), "b": (3, 40)}, 0.5, {}), 1),
     "Softmax": (qdq("Softmax", {"x": (4, 9)}, 1 / 256, {}, axis=-1), 1),
     "LogSoftmax": (qdq("LogSoftmax", {"x": (4, 9)}, 0.05, {}, axis=-1), 2),
     "ReduceMax": (qdq("ReduceMax", {"x": (3, 4, 5)}, 0.03, {"axes": np.array([1])}), 1),
-}  # fmt: skip
+}
 """A model and how many steps its result may differ from the float result rounded."""
 
 

@@ -14,14 +14,13 @@ import onnx
 import pytest
 
 from dovetail.errors import DovetailError, MissingExtraError, ModelError
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.check import check_graph, check_stages
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.onnx_file import from_model, load_graph, save_graph, to_model
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.arithmetic import Clip, Requantize, Rounding
-from dovetail.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.onnx_file import check_graph, check_stages, from_model, load_graph, save_graph, to_model
+from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.types import DType, TensorType
 from dovetail.quantize import quantize
+from dovetail.read.tflite import load_tflite
 from oracles import NETWORKS, network_bytes, references
 from test_operators import CASES, Case
 

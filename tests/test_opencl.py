@@ -17,23 +17,23 @@ from hypothesis import strategies as st
 
 from core_kernel_cases import FAMILIES, Case, Maker
 from dovetail.cli.main import main
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model
-from dovetail.emit import write_project
 from dovetail.errors import DovetailError, SimulationError, TargetError
-from dovetail.graph.graph import GraphBuilder, evaluate
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.activation import FixedSoftmax
-from dovetail.operators.arithmetic import Lookup
-from dovetail.operators.movement import Concat, Pad, Slice
-from dovetail.operators.pooling import MaxPool2d
-from dovetail.partition import partition, rivals
-from dovetail.plan.knobs import region_space
+from dovetail.ir.graph import GraphBuilder, evaluate
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import Lookup
+from dovetail.ir.operators.movement import Concat, Pad, Slice
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.run import open_build, run_build
+from dovetail.schedule.knobs import region_space
+from dovetail.schedule.partition import partition, rivals
 from dovetail.target import apply, constant, operand
 from dovetail.targets.opencl import TARGET, with_kernels
-from dovetail.targets.opencl.loader import VARIABLE, environment
+from dovetail.targets.opencl.project import VARIABLE, environment
 from dovetail.targets.opencl.vendor import BinaryKernel
-from dovetail.tune.measure import measured
+from dovetail.tools.tune.measure import measured
 from opencl_networks import launches, moves, random_inputs, reads_all, require_device, run_equals_graph, side_by_side
 from test_end_to_end import network_file
 from test_state import by_hand, frames, ring_network, same
@@ -203,9 +203,15 @@ FAULTS = [
 
 @pytest.mark.parametrize(("call", "number", "code", "message"), FAULTS)
 def test_a_device_that_fails(
-    call: str, number: int, code: int, message: str, resnet: tuple[Compiled, Path], shim: Path, tmp_path: Path,
+    call: str,
+    number: int,
+    code: int,
+    message: str,
+    resnet: tuple[Compiled, Path],
+    shim: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Or is gone from some moment on: the call, the layer and the code."""
     compiled, folder = resnet
     fault = {"OPENCL_FAIL": call, "OPENCL_FAIL_AT": str(number), "OPENCL_CODE": str(code)}
@@ -283,8 +289,9 @@ def vendor(file: Path, kernel: str = "table") -> BinaryKernel:
     """A vendor's table lookup, of which there is only a binary."""
     pattern = apply(Lookup, operand("x"), constant("table"))
     arguments = ("x", "table", "result", lambda match: match.type("x").dtype.low)
-    return BinaryKernel("vendor_table", pattern, file, kernel, arguments,
-                        items=lambda match: (match.result.elements, 1, 1))  # fmt: skip
+    return BinaryKernel(
+        "vendor_table", pattern, file, kernel, arguments, items=lambda match: (match.result.elements, 1, 1)
+    )
 
 
 def looked_up() -> Case:
@@ -336,4 +343,3 @@ def test_a_network_without_kernels(tmp_path: Path) -> None:
     compiled = compile_graph(graph, TARGET, Options())
     run_equals_graph(compiled, random_inputs(graph, 1), tmp_path / "build")
     assert moves(compiled) == [] and "opencl_open" not in compiled.project.files["driver/opencl_kernels.c"]
-

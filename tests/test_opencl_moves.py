@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.errors import ProgramError
-from dovetail.graph.graph import GraphBuilder
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.pooling import MaxPool2d
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import Buffer, Call, Launch, Move, Role, Statement, View, element_places, reads, writes
-from dovetail.program.mirror import mirror
+from dovetail.program.synchronise import mirror
 from dovetail.targets.opencl import TARGET
 
 BYTES, BUFFERS, ENGINES = 24, ("a", "b", "c"), ("first", "second")

@@ -12,24 +12,49 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dovetail.graph.check import check_graph
-from dovetail.graph.graph import GraphBuilder
-from dovetail.graph.types import Array, Box, DType, TensorType, box_shape, box_slices
-from dovetail.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift, fixed_point
-from dovetail.operators.base import Operator
-from dovetail.operators.catalogue import OPERATORS
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
-from dovetail.operators.logic import Compare, CompareKind, Convert, Select
-from dovetail.operators.movement import Concat, Pad, Patches, Relayout, Reshape, Slice, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.operators.quantization import Dequantize, Quantize
-from dovetail.operators.recurrent import FixedLstm, RowProducts
-from dovetail.operators.recurrent_float import Curve, Recurrent, RecurrentKind
-from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
-from dovetail.operators.selection import Gather, Pick, Resample
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.onnx_file import check_graph
+from dovetail.ir.operators import OPERATORS
+from dovetail.ir.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import (
+    Add,
+    Clip,
+    Dequantize,
+    Lookup,
+    Offset,
+    Quantize,
+    Requantize,
+    Rounding,
+    ScaleShift,
+    fixed_point,
+)
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
+from dovetail.ir.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.movement import (
+    Concat,
+    Gather,
+    Im2col,
+    Pad,
+    Pick,
+    Relayout,
+    Resample,
+    Reshape,
+    Slice,
+    Transpose,
+)
+from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts
+from dovetail.ir.operators.reduction import (
+    ArgExtreme,
+    AveragePool2d,
+    MaxPool2d,
+    Normalise,
+    Reduce,
+    ReduceKind,
+    SumPool2d,
+)
+from dovetail.ir.types import Array, Box, DType, TensorType, box_shape, box_slices
 
 I4, I8, U8, I16, I32 = DType.INT4, DType.INT8, DType.UINT8, DType.INT16, DType.INT32
 I64, F32 = DType.INT64, DType.FLOAT32
@@ -128,7 +153,9 @@ MOVEMENT = [
     *(Case(Reshape((4, 6)), (of(kind, 2, 3, 4),)) for kind in (I8, F32)),
     *(Case(Transpose((2, 0, 1)), (of(kind, 2, 3, 4),)) for kind in (I8, I16, F32)),
     *(Case(Slice((0, 1, 2), (2, 7, 6), (1, 2, 3)), (of(kind, 2, 8, 9),)) for kind in (I8, I16, F32)),
-    *(Case(Patches((3, 2), (2, 1), (1, 2)), (of(kind, 2, 7, 6, 3),)) for kind in (I8, F32)),
+    *(Case(Im2col((3, 2), (2, 1), (1, 2)), (of(kind, 2, 7, 6, 3),)) for kind in (I8, F32)),
+    Case(Im2col((3, 2), (2, 1), (2, 1)), (of(I8, 1, 7, 6, 3),)),
+    Case(Pad((0, 1, 0, 0), (0, 0, 3, 0), 5), (of(I8, 1, 3, 4, 2),)),
     *(Case(Relayout(), (of(kind, 2, 7, 6),)) for kind in (I8, F32)),
 ]
 ARITHMETIC = [
@@ -152,6 +179,7 @@ ARITHMETIC = [
 POOLS = [
     *(case for kind in (I8, U8, I16, I32, F32) for case in pools(kind)),
     *(Case(SumPool2d((3, 3), (2, 2), PADDED, -7), (of(kind, 2, 9, 8, 3),)) for kind in (I8, U8, I16)),
+    *(Case(AveragePool2d((3, 3), (2, 2), PADDED, False, 128), (of(kind, 2, 9, 8, 3),)) for kind in (I8, U8, I16)),
 ]
 FLOAT = [
     *(
@@ -280,6 +308,44 @@ def test_numpy_and_onnx_runtime_agree(case: Case) -> None:
         assert check_graph(graph, dict(zip(names, arrays, strict=True))) == 1
 
 
+@pytest.mark.parametrize("case", MOVEMENT, ids=str)
+def test_pieces_are_the_operator(case: Case) -> None:
+    """Strided views of row-major operands, put where the pieces say, are the result."""
+    arrays = case.arrays()
+    expected, pieces = case.operator.evaluate(arrays), case.operator.pieces(case.operands)
+    if pieces is None:
+        assert isinstance(case.operator, Pad | Im2col)
+        return
+    found = np.full(expected.shape, 77, expected.dtype)
+    for piece in pieces:
+        source, target = arrays[piece.operand], found[box_slices(piece.box)]
+        if piece.walks:
+            strides = [source.strides[axis] * step for axis, step in piece.walks]
+            first = sum(a * b for a, b in zip(piece.start, source.strides, strict=True))
+            source = np.ndarray(target.shape, source.dtype, source.tobytes(), first, strides)
+        elif piece.before:
+            target[...] = piece.fill
+            target = target[tuple(slice(a, a + n) for a, n in zip(piece.before, source.shape, strict=True))]
+        target[...] = source.reshape(target.shape) if case.operator.is_view else source
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_traits_are_true(case: Case) -> None:
+    """What moves or chooses makes no new elements; what is pointwise gives each part from the same part."""
+    arrays = case.arrays()
+    result, chosen = case.operator.evaluate(arrays), case.operator.chosen_from(arrays)
+    if chosen and not isinstance(case.operator, Pad):
+        assert np.isin(result, np.concatenate([array.reshape(-1) for array in chosen])).all()
+    assert not case.operator.moves_only or len(chosen) == len(arrays)
+    if case.operator.pointwise:
+        part = tuple((size // 2, size) for size in result.shape)
+        operator, boxes = case.operator.crop(part, case.operands)
+        read = [array[box_slices(box)] for array, box in zip(arrays, boxes, strict=True)]
+        assert operator == case.operator
+        assert np.array_equal(operator.evaluate(read), result[box_slices(part)], equal_nan=result.dtype == np.float32)
+
+
 def plain_fixed_point(x: int, multiplier: int, shift: int, rounding: Rounding) -> int:
     """The definitions in unbounded integers, one value at a time."""
     if rounding is Rounding.DOUBLE:
@@ -339,7 +405,7 @@ def test_convolutions_are_their_definition() -> None:
     np.testing.assert_array_equal(Conv2d((2, 1), (1, 2), -5, 3).evaluate([x, w, bias]), expected + bias)
     halves = Conv2d((2, 1), (1, 2), -5, 3).evaluate([np.concatenate([x, x + 1], axis=3), w])
     np.testing.assert_array_equal(halves[..., :2], expected[..., :2])
-    patches = Patches((3, 2), (2, 1), (1, 2)).evaluate([x])
+    patches = Im2col((3, 2), (2, 1), (1, 2)).evaluate([x])
     product = FullyConnected(-5, 3).evaluate([patches, w.reshape(4, -1)])
     np.testing.assert_array_equal(product, expected)
     deep = rng.integers(-128, 128, (1, 3, 2, 6)).astype(np.int8)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.extension import Registers
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.protocol import SimulationResult
+from dovetail.sim.protocol import SimulationResult
+from dovetail.sim.riscv import Registers
+from dovetail.sim.worker import simulate
 from dovetail.targets import load_target
 from firmware import build, chip, require_chip
 
@@ -52,9 +52,11 @@ def executed(folder: Path, opcode: str, extension: str = C, native: bool = True)
     return simulate(replace(setup, extension=extension), [], {})
 
 
-@pytest.mark.parametrize(("opcode", "extension", "native"),
-                         [(OWN, C, True), (OWN, C, False), (XPULP, C, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
-                         ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("opcode", "extension", "native"),
+    [(OWN, C, True), (OWN, C, False), (XPULP, C, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
+    ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"],
+)
 def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str, native: bool) -> None:
     """As many as with a multiplication in its place, from both block hooks, and the sum the meaning has."""
     plain = executed(tmp_path / "plain", "0x33, 0, 1,").executed_instructions

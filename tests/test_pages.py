@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit.project import write_project
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from page_blocks import assembled, blocks, commands, differs, needs
 from page_runner import REPOSITORY, Runner, in_process, options_exist
 
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+pytestmark = pytest.mark.docs
 LEFT_OUT = 10
 """Blocks with a reason not to be executed: as many as there are today, and no more."""
 
@@ -40,8 +41,9 @@ def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_not_executed_has_a_reason_and_does_not_grow() -> None:
-    reasons = [(block.place, block.said["not run"]) for page in PAGES for block in blocks(page)
-               if "not run" in block.said]  # fmt: skip
+    reasons = [
+        (block.place, block.said["not run"]) for page in PAGES for block in blocks(page) if "not run" in block.said
+    ]
     assert [place for place, reason in reasons if len(reason.split()) < 3] == []
     assert len(reasons) <= LEFT_OUT
 
@@ -86,8 +88,9 @@ def test_the_readme_shows_what_make_demo_prints(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_commands_of_the_readme_have_these_options() -> None:
-    lines = [line.strip() for line in (REPOSITORY / "README.md").read_text().splitlines()
-             if line.startswith("    dovetail ")]  # fmt: skip
+    lines = [
+        line.strip() for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("    dovetail ")
+    ]
     assert len(lines) > 10
     for line in commands("\n".join(lines)):
         options_exist(line)

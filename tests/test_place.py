@@ -12,23 +12,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dovetail import zoo
 from dovetail.cli.main import app
 from dovetail.compile import Options, compile_graph, prepare
 from dovetail.errors import DovetailError, PlaceError
-from dovetail.graph.graph import Graph
-from dovetail.graph.layout import blocked
-from dovetail.partition.regions import Region, Slot
-from dovetail.place import first, place, told
-from dovetail.place.costs import border
-from dovetail.place.exact import improve
-from dovetail.place.model import Candidate, Layer, Schedule, Step, Use
-from dovetail.place.pins import MOST_BYTES, parse_pins, read_pins
-from dovetail.place.schedule import heuristic, in_order, lower_bound
-from dovetail.plan.order import Parts, in_turn
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import blocked
 from dovetail.program.ir import Begin, Wait
+from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read_pins, told
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Step, Use, border
+from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound
+from dovetail.schedule.partition import Region, Slot
+from dovetail.schedule.plan.lower import Parts, in_turn
 from dovetail.target import Constraint, Memory, Target
 from dovetail.targets import load_target, ne16
+from dovetail.tools import zoo
 from two_engines.twins import machine
 
 TWINS = machine()
@@ -51,7 +48,7 @@ def graph(model: Path) -> Graph:
 
 def placed(graph: Graph, target: Target, pins: Mapping[str, str]) -> dict[str, str]:
     """Region name -> where it is."""
-    return {region.name: region.place for region in place(graph, first(graph, target), target, pins).regions}
+    return {region.name: region.place for region in assign(graph, first(graph, target), target, pins).regions}
 
 
 # -- pins
@@ -62,7 +59,7 @@ def test_pins_by_layer_and_by_operator(graph: Graph) -> None:
     regions = [region for region in first(graph, TWINS) if region.engine is not None]
     operator = next(name for name in regions[1].origins if "Conv" in name)
     pins = {regions[0].name: "second", operator: "ne16+second", regions[-1].name: "core"}
-    found = place(graph, first(graph, TWINS), TWINS, pins)
+    found = assign(graph, first(graph, TWINS), TWINS, pins)
     where = {region.name: region.place for region in found.regions}
     assert where[regions[0].name] == "second" and where[regions[1].name] == "ne16+second"
     assert where[regions[-1].name] == "core"
@@ -76,7 +73,7 @@ def test_one_engine_needs_no_placement_but_takes_pins(model: Path) -> None:
     target = load_target("ne16")
     graph = prepare(model, target, Options())
     regions = first(graph, target)
-    found = place(graph, regions, target, {})
+    found = assign(graph, regions, target, {})
     assert found.regions is regions and found.describe() == ""
     layer = next(region.name for region in regions if region.engine is not None)
     moved = placed(graph, target, {layer: "core"})
@@ -180,9 +177,9 @@ def test_what_costs_accuracy_is_used_only_where_pinned(graph: Graph) -> None:
         target = replace(TWINS, engines=engines)
         assert not any("second" in where for where in placed(graph, target, {}).values())
         layer = next(region.name for region in first(graph, target) if region.engine is not None)
-        found = place(graph, first(graph, target), target, {layer: "second"})
+        found = assign(graph, first(graph, target), target, {layer: "second"})
         assert [region.name for region in found.regions if "second" in region.place] == [layer]
-        free = place(graph, first(graph, target), target, {})
+        free = assign(graph, first(graph, target), target, {})
         assert free.schedule is not None
         assert sentence in told(free.layers, free.schedule)[layer].refused["second"]
     sole = replace(TWINS, engines=(analog,))
@@ -210,10 +207,10 @@ def test_borders_cost_relayouts_and_transfers(graph: Graph) -> None:
 # -- schedules
 
 
-def sample(seed: int, region: Region) -> list[Layer]:
+def sample(seed: int, region: Region) -> list[LayerOptions]:
     """Five layers on two engines and the core, some with constants to fetch, some with delays between them."""
     source = random.Random(seed)
-    found: list[Layer] = []
+    found: list[LayerOptions] = []
     for index in range(5):
         candidates = []
         for number, queue in enumerate(("a", "b", "core")):
@@ -226,11 +223,11 @@ def sample(seed: int, region: Region) -> list[Layer]:
             candidates.append(Candidate("a+b", (Step(region, 4, both),)))
         after = tuple(one for one in range(index) if source.random() < 0.4)
         delays = {(one, 0, 0): source.randint(1, 4) for one in after if source.random() < 0.5}
-        found.append(Layer(region, tuple(candidates), {}, after, delays))
+        found.append(LayerOptions(region, tuple(candidates), {}, after, delays))
     return found
 
 
-def best_of_all(layers: list[Layer]) -> int:
+def best_of_all(layers: list[LayerOptions]) -> int:
     """The earliest end of all candidates in all orders, each as early as the ones before it in the order allow. Fetches
     are taken in every order too."""
     best = 1 << 30
@@ -257,7 +254,7 @@ def best_of_all(layers: list[Layer]) -> int:
     return best
 
 
-def check(layers: list[Layer], found: Schedule, dma: str) -> None:
+def check(layers: list[LayerOptions], found: Schedule, dma: str) -> None:
     """A schedule keeps every queue's work apart, and every layer behind what it reads."""
     busy: dict[str, list[tuple[int, int]]] = {}
     ends: list[int] = []
@@ -297,8 +294,10 @@ def test_tiles_of_layers_at_the_same_time_take_turns() -> None:
 
     def text(slots: list[Slot | None]) -> str:
         made = in_turn(slots, [tiles(layer, 2) for layer in range(len(slots))])
-        words = ("(" if isinstance(s, Begin) else "t" if s.queue == "tail" else str(s.statement)  # type: ignore[union-attr]
-                 for s in made)  # fmt: skip
+        words = (
+            "(" if isinstance(s, Begin) else "t" if s.queue == "tail" else str(s.statement)  # type: ignore[union-attr]
+            for s in made
+        )
         owners = [s.layer for s in made]
         return " ".join(f"{word}{owner}" for word, owner in zip(words, owners, strict=True) if word != "(")
 

@@ -10,23 +10,21 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from dovetail.adapt import adapt
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError
-from dovetail.graph.graph import Graph, GraphBuilder
-from dovetail.graph.types import DType, TensorType
-from dovetail.layout import choose_layouts
-from dovetail.operators.arithmetic import Add, Clip, Requantize
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad, Reshape
-from dovetail.partition import partition
-from dovetail.plan import Plan, plan
-from dovetail.plan.allocate import Order, lifetimes
-from dovetail.program.in_place import overwritten
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad, Reshape
+from dovetail.ir.types import DType, TensorType
+from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call, Copy, Launch, Role
-from dovetail.program.printer import print_program
+from dovetail.program.ir import Call, Copy, Launch, Role, overwritten, print_program
 from dovetail.program.verify import verify
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.plan.allocate import Order, lifetimes
 from dovetail.target import Target
 from dovetail.targets import load_target
 
@@ -225,3 +223,13 @@ def test_the_same_plan_twice() -> None:
     first, second = (planned(random_network(11), machine(24), "engine")[1] for _ in range(2))
     assert first.program.buffers == second.program.buffers
     assert print_program(first.program) == print_program(second.program)
+
+
+@pytest.mark.parametrize(("name", "policy"), [("cortex_m4", "exact"), ("ne16", "engine")])
+def test_constants_that_no_memory_holds_are_refused_at_once(name: str, policy: str) -> None:
+    """A network with more weights than there is flash ends with a message, on a core alone as with an engine."""
+    target = load_target(name)
+    memories = tuple(replace(m, size=40 * 1024) if m.name == target.code else m for m in target.memories)
+    with pytest.raises(PlanError, match=r"has 40960 bytes, and constants, code and stacks take \d+") as caught:
+        planned(random_network(3), replace(target, memories=memories), policy, free=50_000)
+    assert caught.value.hint and "weigh most" in caught.value.where

@@ -12,11 +12,26 @@ from firmware import require_cross_compiler
 from property_batches import run_batch
 from test_properties_tflite import make
 
+pytestmark = pytest.mark.oracles
+
 EVERY = (
-    "chain", "chain", "convolution", "depthwise", "fully_connected", "pool", "arithmetic", "mean", "softmax",
-    "function", "convolution_int4", "depthwise_int4", "convolution_int16", "depthwise_int16", "fully_connected_int16",
+    "chain",
+    "chain",
+    "convolution",
+    "depthwise",
+    "fully_connected",
+    "pool",
+    "arithmetic",
+    "mean",
+    "softmax",
+    "function",
+    "convolution_int4",
+    "depthwise_int4",
+    "convolution_int16",
+    "depthwise_int16",
+    "fully_connected_int16",
     "rescale_int16",
-)  # fmt: skip
+)
 """Families that run on plain cores; the others differ in movement alone."""
 
 

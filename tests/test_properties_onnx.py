@@ -28,6 +28,8 @@ from test_properties_tflite import BATCH as BATCH_TFLITE
 from test_properties_tflite import BATCHES as BATCHES_TFLITE
 from test_properties_tflite import FAMILIES as FAMILIES_TFLITE
 
+pytestmark = pytest.mark.oracles
+
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle")
 
 BATCH = 60
@@ -62,8 +64,10 @@ def test_equal(family: str, batch: int, tmp_path: Path) -> None:
 
 def test_there_are_five_thousand_cases() -> None:
     """Every batch asserts that it compares all its cases, but for what TFLite's families list as refused."""
-    counts = {"TFLite": sum(not FAMILIES_TFLITE[name].refusals for name, _ in BATCHES_TFLITE) * BATCH_TFLITE,
-              "ONNX": len(BATCHES) * BATCH}  # fmt: skip
+    counts = {
+        "TFLite": sum(not FAMILIES_TFLITE[name].refusals for name, _ in BATCHES_TFLITE) * BATCH_TFLITE,
+        "ONNX": len(BATCHES) * BATCH,
+    }
     print(counts)
     assert sum(counts.values()) >= 5000
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.compile import Options, prepare
-from dovetail.graph.graph import evaluate
-from dovetail.operators.arithmetic import Rounding
+from dovetail.ir.graph import evaluate
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.targets import load_target
 from oracles import network_file, run_litert_often, run_micro_often
 from property_batches import Case, needs_compiler, run_batch
@@ -40,6 +40,8 @@ from random_tflite import (
 )
 from tflite_maker import Maker, words
 
+pytestmark = pytest.mark.oracles
+
 
 @dataclass(frozen=True)
 class Family:
@@ -62,9 +64,17 @@ BATCH = 60
 """Cases that share a compilation."""
 
 ANY_AXES = (
-    "arithmetic", "concatenation", "extreme", "fully_connected", "function", "pad", "reshape", "softmax",
-    "strided_slice", "transpose",
-)  # fmt: skip
+    "arithmetic",
+    "concatenation",
+    "extreme",
+    "fully_connected",
+    "function",
+    "pad",
+    "reshape",
+    "softmax",
+    "strided_slice",
+    "transpose",
+)
 """Steps that take tensors of any number of axes."""
 
 SHORT = ("convolution", "depthwise", "fully_connected", "pool", "arithmetic", "rescale", "pad", "transpose", "mean")

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from command_line import dovetail
-from dovetail import zoo
 from ptq_networks import onnx_runtime
+from zoo_data import digits_accuracy
 
 needs_iss = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("unicorn", "elftools", "ziglang")),
@@ -36,7 +36,7 @@ def test_the_zoos_float_digits_read_digits(files: Path) -> None:
     with np.load(files / "test.npz") as file:
         images, labels = file["input"], file["labels"]
     scores = onnx_runtime((files / "digits.onnx").read_bytes(), {"input": images[:, None]})
-    assert (scores.argmax(axis=1) == labels).mean() == pytest.approx(zoo.digits_accuracy())
+    assert (scores.argmax(axis=1) == labels).mean() == pytest.approx(digits_accuracy())
 
 
 def test_the_result_is_plain_onnx_with_narrow_weights(files: Path) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.calibrate import Preprocessing, read_samples
-from dovetail.calibrate.mixed import check_labels
 from dovetail.errors import DovetailError
-from dovetail.graph.graph import Graph, GraphBuilder
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.activation import Clamp
-from dovetail.operators.arithmetic import Add
+from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.activation import Clamp
+from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.tools.ptq import Preprocessing, read_samples
+from dovetail.tools.ptq.data import check_labels
 
 SHAPE = (1, 4, 6, 3)
 
@@ -156,7 +156,7 @@ def test_bad_archives_are_refused(tmp_path: Path, case: str) -> None:
 
 
 def test_too_many_bytes_are_refused_before_any_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.npy.MOST_BYTES", 1000)
+    monkeypatch.setattr("dovetail.files.MOST_BYTES", 1000)
     np.savez(tmp_path / "a.npz", x=samples())
     with pytest.raises(DovetailError, match="1568 bytes, the limit is 1000"):
         read_samples(tmp_path / "a.npz", network(), Preprocessing())

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from conftest import shared_dir
-from dovetail.calibrate import Samples, Settings, prepare, quantise_network
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
-from dovetail.emit import write_project
-from dovetail.frontend import load_model
-from dovetail.graph.graph import evaluate
+from dovetail.ir.graph import evaluate
+from dovetail.read import load_model
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
 from firmware import require_chip
 
 IMAGES = 24

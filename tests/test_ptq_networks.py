@@ -9,23 +9,23 @@ import numpy as np
 import onnx
 import pytest
 
-from dovetail import zoo
-from dovetail.calibrate import Method, Quantised, Samples, Settings, prepare, quantise_network
-from dovetail.calibrate.calibration import calibrate, choose_layers
-from dovetail.calibrate.equalise import equalise, pairs
-from dovetail.calibrate.execute import run
-from dovetail.calibrate.onnx_writer import plain_onnx
-from dovetail.calibrate.qdq import Scheme, qdq_graph
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError, TargetError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType
-from dovetail.operators.linear import DepthwiseConv2d
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.operators.linear import DepthwiseConv2d
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from dovetail.target import Quantisation
 from dovetail.targets import load_target
+from dovetail.tools import zoo
+from dovetail.tools.ptq import Method, Quantised, Samples, Settings, prepare, quantise_network
+from dovetail.tools.ptq.calibration import calibrate, choose_layers
+from dovetail.tools.ptq.execute import run
+from dovetail.tools.ptq.onnx_writer import plain_onnx
+from dovetail.tools.ptq.prepare import equalise, pairs
+from dovetail.tools.ptq.qdq import Scheme, qdq_graph
 from ptq_networks import digits, images, onnx_runtime, varied
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is the oracle here (dovetail[check])")
@@ -194,7 +194,7 @@ def test_corrected_biases_take_the_mean_error_off(network: Graph) -> None:
     for correct in (True, False):
         settings = Settings(bits=2, adaptive=False, correct_bias=correct)
         widths = {node.output: 2 for node in network.nodes if len(node.inputs) == 3}
-        layers = choose_layers(calibrated, {"image": DATA}, widths, Quantisation(), settings)
+        layers = choose_layers(replace(calibrated, settings=settings), {"image": DATA}, widths)
         graph = qdq_graph(calibrated.graph, Scheme(calibrated.activations, layers.weights, layers.biases))
         got, wanted = (run(g, {"image": DATA}, keep=["conv2"])["conv2"] for g in (graph, network))
         errors.append(float(np.abs((got - wanted).mean(axis=(0, 1, 2, 3))).max()))

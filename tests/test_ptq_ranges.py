@@ -7,12 +7,20 @@ import itertools
 import numpy as np
 import pytest
 
-from dovetail.calibrate.layers import LayerSettings, choose_weights
-from dovetail.calibrate.ranges import BINS, Histogram, Method, Steps, choose, percentile, spanning
-from dovetail.calibrate.rounding import Evidence, adapt_rounding, gather, loss
-from dovetail.calibrate.weights import WIDTHS, Form, nearest
-from dovetail.graph.types import Array, DType
-from dovetail.operators.linear import FullyConnected
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.types import Array, DType
+from dovetail.tools.ptq.layers import (
+    WIDTHS,
+    Evidence,
+    Form,
+    LayerSettings,
+    adapt_rounding,
+    choose_weights,
+    gather,
+    loss,
+    nearest,
+)
+from dovetail.tools.ptq.steps import BINS, Histogram, Method, Steps, choose, percentile, spanning
 
 
 def seen(values: Array) -> Histogram:

@@ -10,14 +10,20 @@ import numpy as np
 import onnx
 import pytest
 
-from dovetail import zoo
-from dovetail.adapt import adapt
-from dovetail.calibrate import Samples, Settings, prepare, quantise_network
-from dovetail.calibrate.accuracy import coded_inputs, compare, firmware_outputs
-from dovetail.calibrate.budget import (
+from dovetail.errors import DovetailError
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.rewrite import simplify
+from dovetail.legalize import adapt
+from dovetail.quantize import quantize
+from dovetail.read import load_model
+from dovetail.targets import load_target
+from dovetail.tools import zoo
+from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
+from dovetail.tools.ptq.accuracy import coded_inputs, compare, firmware_outputs
+from dovetail.tools.ptq.budget import (
     Budget,
+    FrontierPoint,
     LayerCost,
-    Point,
     cheapest,
     frontier,
     outputs_on,
@@ -26,15 +32,10 @@ from dovetail.calibrate.budget import (
     weight_bytes,
     within,
 )
-from dovetail.calibrate.layers import LayerSettings
-from dovetail.calibrate.plot import frontier_svg
-from dovetail.errors import DovetailError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.simplify import simplify
-from dovetail.quantize import quantize
-from dovetail.targets import load_target
+from dovetail.tools.ptq.layers import LayerSettings
+from dovetail.tools.ptq.search import frontier_svg
 from ptq_networks import digits, images, varied
+from zoo_data import digits_accuracy
 
 needs_iss = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("unicorn", "elftools", "ziglang")),
@@ -42,7 +43,7 @@ needs_iss = pytest.mark.skipif(
 )
 
 
-CYCLES = 12_300
+CYCLES = 13_300
 """Of `varied` on ne16: between what it takes with 2-bit and with 8-bit weights."""
 
 
@@ -80,7 +81,7 @@ def test_long_networks_keep_a_bounded_frontier() -> None:
 
 
 def test_the_cheapest_point_is_found_by_bisection() -> None:
-    points = [Point(float(cost), 1.0 / (cost + 1), (cost,)) for cost in range(12)]
+    points = [FrontierPoint(float(cost), 1.0 / (cost + 1), (cost,)) for cost in range(12)]
     assert cheapest(points, lambda point: 7 - point.cost, "dB").cost == 7
     with pytest.raises(DovetailError, match=r"even the widest weights miss the budget, by 2\.00 dB"):
         cheapest(points, lambda point: 13 - point.cost, "dB")
@@ -135,7 +136,7 @@ def test_a_budget_of_accuracy_is_kept_on_validation_data(network: Graph, budget:
 
 @needs_iss
 def test_a_budget_of_cycles_is_kept_on_the_simulated_chip(network: Graph) -> None:
-    from dovetail.calibrate.costs import run_report
+    from dovetail.tools.ptq.search import run_report
 
     target, data = load_target("ne16"), Samples({"image": images(16)}, None)
     limit = CYCLES
@@ -170,7 +171,7 @@ def test_digits_keep_their_accuracy(settings: Settings, points: float, target: s
     integer = adapt(quantize(qdq), load_target(target).policy(None))
     result = compare(qdq, integer, graph, {"input": pictures[:, None]}, labels, {}, lambda text: None)
     exact, coded = result.columns
-    assert exact.top1 == pytest.approx(100 * zoo.digits_accuracy())
+    assert exact.top1 == pytest.approx(100 * digits_accuracy())
     assert exact.top1 is not None and coded.top1 is not None
     assert exact.top1 - coded.top1 <= points
     assert len(result.layers) >= 8 and result.worst[0].sqnr < result.worst[-1].sqnr

@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options, compile_model
 from dovetail.errors import ModelError
-from dovetail.frontend import load_model
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from dovetail.targets import load_target
 
 DOMAIN = "qonnx.custom_op.general"
@@ -66,11 +66,19 @@ def test_computed_values(tmp_path: Path, bits: int, signed: int, narrow: int) ->
 def network(tmp_path: Path, bits: int, normalised: bool) -> tuple[Path, dict[str, Array]]:
     """A Brevitas-like layer: weights of so many bits per channel, batch normalisation, ReLU of 4 bits."""
     constants = {
-        "w": values(6, 3, 3, 3), "ws": 0.1 + np.abs(values(6, 1, 1, 1, seed=1)), "zero": np.array(0.0),
-        "wb": np.array(float(bits)), "xs": np.array(0.0625), "eight": np.array(8.0), "ys": np.array(0.5),
-        "four": np.array(4.0), "g": values(6, seed=2), "b": values(6, seed=3), "m": values(6, seed=4),
+        "w": values(6, 3, 3, 3),
+        "ws": 0.1 + np.abs(values(6, 1, 1, 1, seed=1)),
+        "zero": np.array(0.0),
+        "wb": np.array(float(bits)),
+        "xs": np.array(0.0625),
+        "eight": np.array(8.0),
+        "ys": np.array(0.5),
+        "four": np.array(4.0),
+        "g": values(6, seed=2),
+        "b": values(6, seed=3),
+        "m": values(6, seed=4),
         "v": np.abs(values(6, seed=5)) + 0.5,
-    }  # fmt: skip
+    }
     nodes = [
         quant(["x", "xs", "zero", "eight"], "xq"),
         quant(["w", "ws", "zero", "wb"], "wq", narrow=1),
@@ -110,8 +118,11 @@ def test_a_layer_as_brevitas_exports_it(tmp_path: Path, bits: int, normalised: b
     assert np.abs(got - wanted).max() <= 0.5 + 1e-6, "within one step"
     assert (np.abs(got - wanted) > 0.1).mean() < 0.05
     held = {DType.INT2: 2, DType.INT4: 4, DType.INT8: 8}
-    widths = [held[kind.dtype] for name, kind in integer.types.items() if len(kind.shape) == 4 and kind.dtype in held
-              and name in integer.constants]  # fmt: skip
+    widths = [
+        held[kind.dtype]
+        for name, kind in integer.types.items()
+        if len(kind.shape) == 4 and kind.dtype in held and name in integer.constants
+    ]
     assert widths == [next(width for width in (2, 4, 8) if width >= bits)]
     compile_model(path, load_target("ne16"), Options())
 

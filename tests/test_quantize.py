@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.check import check_stages
-from dovetail.graph.graph import Graph, evaluate, verify
-from dovetail.graph.types import Array, DType
-from dovetail.operators.activation import FixedSoftmax
-from dovetail.operators.arithmetic import Rounding
+from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.onnx_file import check_stages
+from dovetail.ir.operators.activation import FixedSoftmax
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.types import Array, DType
 from dovetail.quantize import quantize
-from dovetail.quantize.multiplier import softmax_parameters
+from dovetail.quantize.rules import softmax_parameters
+from dovetail.read.tflite import load_tflite
 from oracles import (
     NETWORKS,
     SingleOperator,

@@ -6,20 +6,17 @@ import numpy as np
 import pytest
 
 from dovetail.errors import ModelError
-from dovetail.frontend import load_model
-from dovetail.graph.check import check_stages
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.operators.arithmetic import Add
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import FullyConnected
-from dovetail.operators.movement import Concat, Reshape, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d
-from dovetail.operators.quantization import Dequantize, Quantize
-from dovetail.operators.reduction import ArgExtreme, Reduce, ReduceKind
-from dovetail.operators.selection import Gather, Pick
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.onnx_file import check_stages
+from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.operators.movement import Concat, Gather, Pick, Reshape, Transpose
+from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, MaxPool2d, Reduce, ReduceKind
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize import quantize
+from dovetail.read import load_model
 from oracles import derived_file
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import compile_host
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model, prepare
-from dovetail.emit.project import write_project
 from dovetail.errors import ModelError
-from dovetail.frontend.onnx import load_onnx
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.graph import Graph, evaluate, evaluate_all, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType
-from dovetail.operators.arithmetic import Clip, Requantize
-from dovetail.operators.recurrent import sigmoid16, tanh16
+from dovetail.ir.graph import Graph, evaluate, evaluate_all, verify
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.recurrent import sigmoid16, tanh16
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType
 from dovetail.quantize import quantize
+from dovetail.read.onnx import load_onnx
+from dovetail.read.tflite import load_tflite
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from recurrent_cases import Streamed, float_model, lstm_model, streaming_model, svdf_model, variable_model
@@ -142,8 +142,12 @@ def onnx_layer(random: Any, kind: str, **attributes: Any) -> tuple[Any, dict[str
     batch_first = attributes.get("layout") == 1
     shape = (batch, steps) if batch_first else (steps, batch)
     state = (batch, count, hidden) if batch_first else (count, batch, hidden)
-    constants = {"w": real(count, gates * hidden, depth), "r": real(count, gates * hidden, hidden),
-                 "b": real(count, 2 * gates * hidden), "lengths": np.full(batch, steps, np.int32)}  # fmt: skip
+    constants = {
+        "w": real(count, gates * hidden, depth),
+        "r": real(count, gates * hidden, hidden),
+        "b": real(count, 2 * gates * hidden),
+        "lengths": np.full(batch, steps, np.int32),
+    }
     feeds = {"x": real(*shape, depth), "h": real(*state)}
     names = ["x", "w", "r", "b", "lengths", "h"]
     results = ["y", "y_h"]
@@ -153,11 +157,12 @@ def onnx_layer(random: Any, kind: str, **attributes: Any) -> tuple[Any, dict[str
     node = onnx.helper.make_node(kind, names, results, hidden_size=hidden, **attributes)
     kind_of = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
-        [node], "layer",
+        [node],
+        "layer",
         [onnx.helper.make_tensor_value_info(name, kind_of, array.shape) for name, array in feeds.items()],
         [onnx.helper.make_tensor_value_info(name, kind_of, [None] * (3 + (name == "y"))) for name in results],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )  # fmt: skip
+    )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
     return model, feeds
 
@@ -236,22 +241,33 @@ TFLITE_REFUSED: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "never called": ("variable", lambda m: _operators(m).pop(0), "2 subgraphs"),
     "no such subgraph": ("variable", lambda m: m.subgraphs.pop(), "runs subgraph 1"),
     "assigns what is computed": (
-        "variable", lambda m: setattr(m.subgraphs[1].tensors[1], "buffer", 0), "which is no constant"),
+        "variable",
+        lambda m: setattr(m.subgraphs[1].tensors[1], "buffer", 0),
+        "which is no constant",
+    ),
     "too late": ("variable", lambda m: _operators(m).append(_operators(m).pop(0)), "after it was used"),
     "no handle": ("streaming", lambda m: _operators(m).pop(0), "not the result of a VAR_HANDLE"),
     "not a variable": (
-        "svdf, int16 state", lambda m: setattr(m.subgraphs[0].tensors[4], "isVariable", False), "variable of its own"),
+        "svdf, int16 state",
+        lambda m: setattr(m.subgraphs[0].tensors[4], "isVariable", False),
+        "variable of its own",
+    ),
     "other type": ("svdf, int16 state", lambda m: setattr(m.subgraphs[0].tensors[4], "type", 9), "must be int16"),
     "scalar": ("svdf, int8 state", lambda m: setattr(m.subgraphs[0].tensors[0], "shape", []), "two axes"),
     "activation": (
-        "svdf, int8 state", lambda m: setattr(_operators(m)[0].builtinOptions, "fusedActivationFunction", 3),
-        "activation 3"),
+        "svdf, int8 state",
+        lambda m: setattr(_operators(m)[0].builtinOptions, "fusedActivationFunction", 3),
+        "activation 3",
+    ),
     "cell step": (
-        "lstm", lambda m: setattr(m.subgraphs[0].tensors[14].quantization, "scale", [0.001]), r"step of 2\*\*-9"),
+        "lstm",
+        lambda m: setattr(m.subgraphs[0].tensors[14].quantization, "scale", [0.001]),
+        r"step of 2\*\*-9",
+    ),
     "peepholes": ("lstm", lambda m: _feed(m, 0, 9, 1), "peepholes"),
     "gates": ("lstm", lambda m: _feed(m, 0, 1, -1), "operand 1 is missing"),
     "read otherwise": ("svdf, int8 state", lambda m: _feed(m, 0, 0, 4), "cannot keep"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TFLITE_REFUSED)

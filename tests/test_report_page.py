@@ -15,19 +15,18 @@ import pytest
 
 from browser import Browser, chromium
 from command_line import refused
-from dovetail import zoo
-from dovetail.cli.arrays import seeded_inputs
+from dovetail.codegen.emit.manifest import PLAN
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
-from dovetail.emit.project import write_project
 from dovetail.errors import DovetailError
 from dovetail.kernels import Optimize
-from dovetail.report import make_report
-from dovetail.report.detail import detail
-from dovetail.report.page import page
-from dovetail.report.plan_file import PLAN
-from dovetail.report.trace import trace_text
 from dovetail.run import RunResult, default_simulator, open_build, run_build
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.tools import zoo
+from dovetail.tools.arrays import seeded_inputs
+from dovetail.tools.report import make_report
+from dovetail.tools.report.detail import detail, trace_text
+from dovetail.tools.report.page import page
 
 pytestmark = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 
@@ -208,8 +207,11 @@ def test_memory_is_a_tetris(target: str, results: dict[str, RunResult]) -> None:
     for name, memory in data["memories"].items():
         if not memory["buffers"]:
             continue
-        parts = [(b["address"] + start, b["address"] + stop, first, last)
-                 for b in memory["buffers"] for start, stop, first, last, _ in b["parts"]]  # fmt: skip
+        parts = [
+            (b["address"] + start, b["address"] + stop, first, last)
+            for b in memory["buffers"]
+            for start, stop, first, last, _ in b["parts"]
+        ]
         assert max(stop for _, stop, _, _ in parts) <= data["memory"][name]["peak"] <= data["memory"][name]["size"]
         for number, one in enumerate(parts):
             for other in parts[number + 1 :]:
@@ -269,10 +271,12 @@ def test_what_is_no_build(results: dict[str, RunResult], tmp_path: Path, capsys:
     assert "leave --trace out" in refused(capsys, "report", folder, "--sim", "host", "--trace", "t", *page_file)
     plan = json.loads((folder / PLAN).read_text())
     for text, message in (
-        ("{", "is damaged"), ("[]", "is damaged"), (json.dumps({**plan, "schema": 9}), "schema 9, expected 1"),
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        (json.dumps({**plan, "schema": 9}), "schema 9, expected 1"),
         (json.dumps({**plan, "layers": plan["layers"][1:]}), "does not fit the build"),
         (json.dumps({key: value for key, value in plan.items() if key != "graph"}), "does not say its graph"),
-    ):  # fmt: skip
+    ):
         (folder / PLAN).write_text(text)
         assert message in refused(capsys, "report", folder, *page_file)
     (folder / PLAN).unlink()

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.build.toolchain import cpp_compiler
+from dovetail.codegen.build.toolchain import cpp_compiler
 from dovetail.errors import BuildError, MissingExtraError, SimulationError, TargetError
-from dovetail.simulate.device import Bytes, MemoryBus, MemoryRegion
-from dovetail.simulate.job_device import JobDevice
-from dovetail.simulate.rtl import QUANTUM, VerilatedDevice
-from dovetail.simulate.rtl_build import build_rtl, find_verilator, verilator_error
+from dovetail.sim.device import Bytes, MemoryBus, MemoryRegion
+from dovetail.sim.launch_queue import JobDevice
+from dovetail.sim.rtl import QUANTUM, VerilatedDevice, build_rtl
+from dovetail.sim.verilator import find_verilator, verilator_error
 from dovetail.target import Rtl, RtlPort
-from dovetail.target.registers import JOB, JobRegisters
-from dovetail.target.rtl import read_rtl
+from dovetail.target.devices import JOB, JobRegisters, read_rtl
 from dovetail.targets.macarray import ENGINE
 from dovetail.targets.macarray.model import REGISTERS, cycles, macs
 
@@ -54,8 +53,10 @@ def random_job(rng: np.random.Generator, bus: MemoryBus, aligned: bool) -> dict[
     high, wide = (int(size) for size in rng.integers(1, 5, 2))
     stride = int(rng.integers(1, 3))
     top, left = (int(rng.integers(0, size)) for size in (high, wide))
-    out = [max(1, (size + before + int(rng.integers(0, k)) - k) // stride + 1)
-           for size, before, k in ((rows, top, high), (columns, left, wide))]  # fmt: skip
+    out = [
+        max(1, (size + before + int(rng.integers(0, k)) - k) // stride + 1)
+        for size, before, k in ((rows, top, high), (columns, left, wide))
+    ]
     pixel = inputs + (0 if aligned else int(rng.integers(0, 5)))
     row = columns * pixel + (8 if aligned else int(rng.integers(0, 9)))
     out_pixel = outputs + int(rng.integers(0, 4))
@@ -72,12 +73,21 @@ def random_job(rng: np.random.Generator, bus: MemoryBus, aligned: bool) -> dict[
     zero_in, zero_out, low = (int(value) for value in rng.integers(-128, 128, 3))
     bounds = np.array([zero_in, zero_out, low, rng.integers(low, 128)], np.int8).view("<u4")
     command = REGISTERS.command(
-        "start", source=place - top * row - left * pixel, source_row=row, source_pixel=pixel,
-        source_size=rows | columns << 16, result=MEMORY.base + 0x10000 + int(rng.integers(0, 8)), result_row=out_row,
-        result_pixel=out_pixel, result_size=out[0] | out[1] << 16, channels=inputs | outputs << 16,
-        weights=MEMORY.base + 0x8000, parameters=MEMORY.base + 0x2000, bounds=int(bounds[0]),
+        "start",
+        source=place - top * row - left * pixel,
+        source_row=row,
+        source_pixel=pixel,
+        source_size=rows | columns << 16,
+        result=MEMORY.base + 0x10000 + int(rng.integers(0, 8)),
+        result_row=out_row,
+        result_pixel=out_pixel,
+        result_size=out[0] | out[1] << 16,
+        channels=inputs | outputs << 16,
+        weights=MEMORY.base + 0x8000,
+        parameters=MEMORY.base + 0x2000,
+        bounds=int(bounds[0]),
         kernel=high | wide << 4 | top << 8 | left << 12 | stride << 16,
-    )  # fmt: skip
+    )
     return dict(zip(REGISTERS.names, command.words, strict=True))
 
 
@@ -123,23 +133,27 @@ def both(seed: int, aligned: bool, count: int, **changes: Any) -> tuple[int, int
     return tuple(sum(one.end - one.start for one in each.activities()) for each in (model, verilog))  # type: ignore[return-value]
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_the_verilog_computes_what_the_model_says_in_as_many_cycles() -> None:
     both(1, aligned=True, count=60)
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_channels_that_lie_across_words() -> None:
     model, verilog = both(2, aligned=False, count=60)
     assert abs(model - verilog) <= 0.1 * verilog, (model, verilog)
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_a_memory_that_makes_it_wait_changes_nothing_but_the_time() -> None:
     model, verilog = both(3, aligned=False, count=15, stall=128)
     assert verilog > 1.5 * model
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_the_verilog_is_clean() -> None:
     import subprocess
@@ -177,9 +191,21 @@ def faulty(**changes: Any) -> Rtl:
     """A device that does what must not be done; own names, an active-high reset, a parameter, no byte enables."""
     names = {"addr": "add", "wdata": "data", "rdata": "r_data", "we": "wen", "be": ""}
     memory = RtlPort("tcdm", "m_", names, low=("we",))
-    return replace(Rtl("faulty", (HERE / "faulty.v",), RtlPort("apb"), (memory,), clock="clock", reset="reset",
-                       reset_level=1, interrupt="done", watchdog=5000, parameters={"VERSION": 0x1234}),
-                   **changes)  # fmt: skip
+    return replace(
+        Rtl(
+            "faulty",
+            (HERE / "faulty.v",),
+            RtlPort("apb"),
+            (memory,),
+            clock="clock",
+            reset="reset",
+            reset_level=1,
+            interrupt="done",
+            watchdog=5000,
+            parameters={"VERSION": 0x1234},
+        ),
+        **changes,
+    )
 
 
 def made(rtl: Rtl, bus: MemoryBus | None = None) -> VerilatedDevice:
@@ -187,6 +213,7 @@ def made(rtl: Rtl, bus: MemoryBus | None = None) -> VerilatedDevice:
     return VerilatedDevice(bus or MemoryBus([MEMORY]), **rtl.device(0, 0x100).arguments)
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_axi_lite_registers_and_a_wide_memory_port() -> None:
     bus = random_memory(np.random.default_rng(4))
@@ -209,6 +236,7 @@ def test_axi_lite_registers_and_a_wide_memory_port() -> None:
         device.read(0x20, moment + 100)
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_parameters_names_and_levels_and_no_sign_of_work() -> None:
     bus = MemoryBus([MEMORY])
@@ -225,12 +253,16 @@ def test_parameters_names_and_levels_and_no_sign_of_work() -> None:
 # ---- what goes wrong
 
 
+@pytest.mark.rtl
 @needs_verilator
-@pytest.mark.parametrize(("mode", "message"), [
-    (1, "faulty: it hangs: busy for 5000 cycles without an interrupt"),
-    (2, "faulty: it reads 4 bytes at 0x40000000, outside the memories"),
-    (3, "faulty: it reads 4 bytes at 0x10000002, at no multiple of that"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (1, "faulty: it hangs: busy for 5000 cycles without an interrupt"),
+        (2, "faulty: it reads 4 bytes at 0x40000000, outside the memories"),
+        (3, "faulty: it reads 4 bytes at 0x10000002, at no multiple of that"),
+    ],
+)
 def test_an_engine_that_does_what_it_must_not(mode: int, message: str) -> None:
     device = made(faulty())
     device.read(4, 50)
@@ -243,6 +275,7 @@ def test_an_engine_that_does_what_it_must_not(mode: int, message: str) -> None:
     assert mode != 1 or "; cycle 100: write 0x0 = 0x1" in seen
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_a_register_port_that_hangs_or_refuses() -> None:
     device = made(faulty())
@@ -270,6 +303,7 @@ def broken(folder: Path, old: str, new: str) -> Rtl:
     return replace(rtl, sources=tuple(sources))
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_verilog_that_does_not_build(tmp_path: Path) -> None:
     with pytest.raises(BuildError) as caught:
@@ -282,6 +316,7 @@ def test_verilog_that_does_not_build(tmp_path: Path) -> None:
     assert "Cannot find file containing module: 'macarray_runner'" in caught.value.what
 
 
+@pytest.mark.rtl
 @needs_verilator
 def test_a_port_the_module_has_not(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="faulty: the module has no port 'apb_psel'") as caught:
@@ -298,20 +333,23 @@ def test_a_port_the_module_has_not(tmp_path: Path) -> None:
 
 def test_messages_of_verilator() -> None:
     printed = "%Warning-WIDTH: a.v:1:2: narrow\n%Error: a.v:104:24: syntax error\n  104 | wire\n%Error: a.v:130:6: more"
-    error = verilator_error(printed, faulty(), 1)
+    error = verilator_error(printed, "faulty", [HERE], 1)
     assert (error.where, error.what.splitlines()[0]) == ("a.v:104:24", "syntax error")
     assert error.what.endswith("%Error: a.v:130:6: more")
-    error = verilator_error("", faulty(), 139)
+    error = verilator_error("", "faulty", [HERE], 139)
     assert (error.where, error.what) == ("faulty", "Verilator printed nothing and exited with 139") and error.hint
 
 
-@pytest.mark.parametrize(("port", "message"), [
-    (RtlPort("wishbone"), "there is no port protocol 'wishbone'"),
-    (RtlPort("tcdm"), "faulty: a port is 'tcdm'; there it must be apb or axi-lite"),
-    (RtlPort("apb", names={"psl": "x"}), "apb has no signal 'psl'"),
-    (RtlPort("apb", names={"psel": ""}), "apb cannot do without 'psel'"),
-    (RtlPort("apb", low=("psel",)), "only 'we' can be active low, not psel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("port", "message"),
+    [
+        (RtlPort("wishbone"), "there is no port protocol 'wishbone'"),
+        (RtlPort("tcdm"), "faulty: a port is 'tcdm'; there it must be apb or axi-lite"),
+        (RtlPort("apb", names={"psl": "x"}), "apb has no signal 'psl'"),
+        (RtlPort("apb", names={"psel": ""}), "apb cannot do without 'psel'"),
+        (RtlPort("apb", low=("psel",)), "only 'we' can be active low, not psel"),
+    ],
+)
 def test_ports_that_cannot_be(port: RtlPort, message: str) -> None:
     with pytest.raises(TargetError, match=message):
         faulty(registers=port).device(0, 0x100)

@@ -13,16 +13,20 @@ from typer.testing import CliRunner
 
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import DovetailError, SimulationError
-from dovetail.graph.graph import Graph, evaluate
+from dovetail.ir.graph import Graph, evaluate
 from dovetail.run import Build, RunResult, Waves, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
-from dovetail.zoo import build as zoo_model
+from dovetail.tools.zoo import build as zoo_model
 from oracles import references
 from rtl_networks import built, layer, million_cycles_per_second
 from test_rtl import broken, needs_verilator
 
-pytestmark = [needs_verilator, pytest.mark.skipif("sys.platform != 'linux'", reason="looks into /proc")]
+pytestmark = [
+    pytest.mark.rtl,
+    needs_verilator,
+    pytest.mark.skipif("sys.platform != 'linux'", reason="looks into /proc"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +102,22 @@ def with_verilog(target: Target, folder: Path, old: str, new: str) -> Target:
     return replace(target, engines=(replace(engine, rtl=rtl.device(engine.rtl.base, 0x100)),))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("WAIT: state <= EMIT;", "WAIT: state <= WAIT;",
-     r"^macarray: it hangs: busy for 200000 cycles without an interrupt"),
-    ("assign pready = 1'b1;", "assign pready = word != 6'd1 || finished == 32'd0;",
-     r"^macarray: its register port hangs: no answer to a read of 0x4 in 1000 cycles .* \(read in the block at 0x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "WAIT: state <= EMIT;",
+            "WAIT: state <= WAIT;",
+            r"^macarray: it hangs: busy for 200000 cycles without an interrupt",
+        ),
+        (
+            "assign pready = 1'b1;",
+            "assign pready = word != 6'd1 || finished == 32'd0;",
+            r"^macarray: its register port hangs: no answer to a read of 0x4 in 1000 cycles .* \(read in the block at "
+            r"0x",
+        ),
+    ],
+)
 def test_an_engine_that_hangs_beside_firmware(
     digits: tuple[Graph, Build], tmp_path: Path, old: str, new: str, message: str
 ) -> None:

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType, Shape, TensorType
-from dovetail.operators.activation import Clamp, Softmax, Unary, UnaryKind
-from dovetail.operators.arithmetic import Add
-from dovetail.operators.base import Operator
-from dovetail.operators.linear import Conv2d, FullyConnected
-from dovetail.operators.movement import Concat, Pad, Reshape, Slice, Transpose
-from dovetail.operators.pooling import MaxPool2d
-from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.operators.activation import Clamp, Softmax, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType, Shape, TensorType
 
 NHWC = (0, 2, 3, 1)
 NCHW = (0, 3, 1, 2)
@@ -257,8 +256,8 @@ def test_columns_follow_any_order(order: list[int], shape: Shape, lead: int) -> 
 
 
 def test_rewrites_that_never_end_are_noticed() -> None:
-    from dovetail.graph.graph import Node
-    from dovetail.graph.rewrite import Draft, run
+    from dovetail.ir.graph import Node
+    from dovetail.ir.rewrite import Draft, run
 
     def grow(draft: Draft, node: Node) -> str | None:
         return draft.add(node.operator, node.inputs, node)

@@ -15,7 +15,10 @@ import pytest
 from browser import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+pytestmark = [
+    pytest.mark.docs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"),
+]
 LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 """Elements that make a browser fetch something -> the attribute that says what."""
 
@@ -61,9 +64,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder, warnings = tmp_path_factory.mktemp("site"), io.StringIO()
     with patch_docutils(DOCS), docutils_namespace(), contextlib.redirect_stdout(io.StringIO()):
         built = application.Sphinx(
-            DOCS, DOCS, folder / "html", folder / "trees", "html", {"nb_execution_mode": "off"}, status=None,
+            DOCS,
+            DOCS,
+            folder / "html",
+            folder / "trees",
+            "html",
+            {"nb_execution_mode": "off"},
+            status=None,
             warning=warnings,
-        )  # fmt: skip
+        )
         built.build()
     pages = {}
     for path in sorted((folder / "html").rglob("*.html")):
@@ -85,8 +94,9 @@ def test_every_page_is_reachable_from_the_index(site: Site) -> None:
         reached.add(path)
         links = (urlsplit(link) for link in site.pages[path].links)
         waiting += [(path.parent / unquote(link.path)).resolve() for link in links if not link.scheme and link.path]
-    sources = [path.relative_to(DOCS).with_suffix(".html") for suffix in ("md", "ipynb")
-               for path in DOCS.rglob(f"*.{suffix}")]  # fmt: skip
+    sources = [
+        path.relative_to(DOCS).with_suffix(".html") for suffix in ("md", "ipynb") for path in DOCS.rglob(f"*.{suffix}")
+    ]
     assert len(sources) > 12
     assert [str(page) for page in sources if site.folder / page not in reached] == []
 

@@ -11,10 +11,10 @@ import pytest
 
 from core_kernel_cases import Case, Maker
 from dovetail.errors import TargetError
-from dovetail.graph.graph import evaluate
-from dovetail.graph.types import DType
+from dovetail.ir.graph import evaluate
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, generate, unused_instructions
-from dovetail.operators.linear import Conv2d
 from dovetail.target import CoreInstruction
 from dovetail.targets.cortex_m import M4, SMLAD, UNPACK
 from firmware import require_chip
@@ -25,6 +25,7 @@ from test_scheduled_kernels import check, convolution, dense, host_text, padded_
 pytest.importorskip("exo", reason="schedules need exo-lang")
 
 DSP = (UNPACK, SMLAD)
+
 
 def wrong(instruction: CoreInstruction, old: str, new: str) -> CoreInstruction:
     """The instruction with another meaning, its C the same."""
@@ -127,7 +128,7 @@ def test_a_wrong_rewrite_is_refused_by_exo() -> None:
 
     from dovetail.kernels.scheduled.algorithms import Packing, Sizes, fully_connected
     from dovetail.kernels.scheduled.select import scope
-    from dovetail.loops.text import procedure
+    from dovetail.loops.procedures import procedure
 
     sizes = Sizes((1, 1, 6), (1, 1, 4), (1, 1), (1, 1), (1, 1), (0, 0), 0)
     p = procedure(fully_connected(sizes, Packing(2, 4), []), scope())

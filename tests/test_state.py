@@ -9,24 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
-from dovetail.emit.project import write_project
 from dovetail.errors import ProgramError
-from dovetail.graph.check import check_graph
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate_all, verify
-from dovetail.graph.onnx_file import load_graph, save_graph
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Clip
-from dovetail.operators.linear import Conv2d
-from dovetail.operators.movement import Concat, Slice
-from dovetail.program.interpret import check_program, interpret
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate_all, verify
+from dovetail.ir.onnx_file import check_graph, load_graph, save_graph
+from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.movement import Concat, Slice
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.program.interpret import check_program
 from dovetail.program.ir import Copy, Kept, Program, Role
 from dovetail.program.verify import verify as verify_program
 from dovetail.quantize import quantize
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from dovetail.tune.measure import measured
+from dovetail.tools.tune.measure import measured
+from interpreted import interpret
 
 RANDOM = np.random.default_rng(4)
 FRAME = TensorType((1, 1, 4, 3), DType.INT8)
@@ -45,8 +45,9 @@ def ring_network() -> Graph:
     builder.replace_state(before, x)
     weights = builder.constant("w", RANDOM.integers(-9, 9, (2, 4, 4, 3)).astype(np.int8))
     total = builder.add(Clip(-128, 127, DType.INT8), [builder.add(Conv2d(), [joined, weights])])
-    return builder.finish([total, joined, builder.add(Clip(-50, 50, DType.INT8), [before]),
-                           builder.add(Clip(0, 3, DType.INT8), [fixed])])  # fmt: skip
+    return builder.finish(
+        [total, joined, builder.add(Clip(-50, 50, DType.INT8), [before]), builder.add(Clip(0, 3, DType.INT8), [fixed])]
+    )
 
 
 def frames(count: int) -> list[Mapping[str, Array]]:
@@ -160,15 +161,26 @@ def test_wrong_programs_are_refused(ring: Graph) -> None:
         "never written": moved(program, kept, 1),
         "never replaced": replace(program, statements=(*program.statements[:place], *program.statements[place + 1 :])),
         "or twice": replace(program, statements=(*program.statements, copy)),
-        "lifetimes overlap": replace(program, buffers={
-            **program.buffers, "output_0": replace(program.buffers["output_0"],
-                                                   address=program.buffers["state_1"].address)}),
-    }  # fmt: skip
+        "lifetimes overlap": replace(
+            program,
+            buffers={
+                **program.buffers,
+                "output_0": replace(program.buffers["output_0"], address=program.buffers["state_1"].address),
+            },
+        ),
+    }
     for message, changed in wrong.items():
         with pytest.raises(ProgramError, match=message):
             verify_program(changed, target)
-    early = replace(program, statements=(program.statements[0], replace(copy, source=program.states[0].view),
-                                         *program.statements[1:place], *program.statements[place + 1 :]))  # fmt: skip
+    early = replace(
+        program,
+        statements=(
+            program.statements[0],
+            replace(copy, source=program.states[0].view),
+            *program.statements[1:place],
+            *program.statements[place + 1 :],
+        ),
+    )
     with pytest.raises(ProgramError, match="after it was replaced"):
         verify_program(early, target)
     other = replace(copy, source=program.values["ring"])

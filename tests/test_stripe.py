@@ -11,28 +11,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.cli.compiling import parse_bytes
+from dovetail.cli.compile import parse_bytes
 from dovetail.cli.main import main
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, reserved, sample_inputs
-from dovetail.emit import write_project
 from dovetail.errors import DovetailError, PlanError, ProgramError, TargetError
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.trim import trim
-from dovetail.graph.types import DType, TensorType
-from dovetail.layout import choose_layouts
-from dovetail.operators.arithmetic import Clip
-from dovetail.operators.linear import Conv2d
-from dovetail.partition import partition
-from dovetail.plan import plan
-from dovetail.plan.allocate import Placement
-from dovetail.program.interpret import interpret
+from dovetail.ir.crop import trim
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.program.ir import Call, Role
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import open_build, run_build
-from dovetail.stripe import Striped, Striping
-from dovetail.stripe.search import Search
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
+from dovetail.schedule.plan.allocate import Placement
+from dovetail.schedule.stripe import Search, Striped, Striping
 from dovetail.targets import load_target
 from firmware import require_chip
+from interpreted import interpret
 from oracles import references
 from test_end_to_end import network_file
 from test_plan import random_network
@@ -174,10 +173,15 @@ def test_the_search_is_exact() -> None:
     assert seen >= 9
 
 
-@pytest.mark.parametrize(("name", "budget", "most_extra"), [
-    ("ic_resnet8", "32K", 0.0), ("vww_mobilenetv1", "36K", 0.01), ("ic_resnet8", "24K", 0.07),
-    ("kws_dscnn", "10K", 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "budget", "most_extra"),
+    [
+        ("ic_resnet8", "32K", 0.0),
+        ("vww_mobilenetv1", "36K", 0.01),
+        ("ic_resnet8", "24K", 0.07),
+        ("kws_dscnn", "10K", 0.0),
+    ],
+)
 def test_firmware_within_a_budget_equals_micro(name: str, budget: str, most_extra: float, tmp_path: Path) -> None:
     require_chip()
     compiled = compile_model(network_file(name), RISCV, Options(memory_budget=parse_bytes(budget)))

@@ -12,20 +12,18 @@ import pytest
 
 from browser import chromium
 from command_line import dovetail, refused
-from dovetail import zoo
-from dovetail.build import toolchain
+from dovetail import files
 from dovetail.errors import DovetailError, TargetError
-from dovetail.report.page.sweeps import sweep_page
-from dovetail.sweep.fields import changed, fields_of, find, parse
-from dovetail.sweep.grid import axes_of, points
-from dovetail.sweep.point import Outcome, Task, kept, key_of
-from dovetail.sweep.run import sweep, to_json
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.tools import zoo
+from dovetail.tools.sweep.fields import axes_of, changed, fields_of, find, parse, points
+from dovetail.tools.sweep.page import sweep_page
+from dovetail.tools.sweep.run import Outcome, Task, kept, key_of, sweep, to_json
 from test_report_page import check_figures
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
 
-FRAGILE = '''
+FRAGILE = """
 import os
 from dataclasses import dataclass, replace
 
@@ -47,7 +45,7 @@ def make(config):
 
 
 TARGET = make(Config())
-'''
+"""
 """A target some of whose points end the process that makes them."""
 
 
@@ -115,12 +113,16 @@ def test_names_and_values() -> None:
 
 def test_the_grid() -> None:
     axes = axes_of(load_target("ne16"), ["l1.size=32K,64K", "dma.bytes_per_cycle=4,8,8"])
-    assert points(axes) == [{"L1.size": size, "dma.bytes_per_cycle": width} for size in (32768, 65536)
-                            for width in (4, 8)]  # fmt: skip
+    assert points(axes) == [
+        {"L1.size": size, "dma.bytes_per_cycle": width} for size in (32768, 65536) for width in (4, 8)
+    ]
     for texts, message in (
-        (["l1.size"], "is not NAME=VALUE"), (["l1.size="], "is not NAME=VALUE"), ([], "nothing is set"),
-        (["l1.size=1", "L1.size=2"], "set twice"), ([f"l1.size={','.join(map(str, range(5000)))}"], "5,000 points"),
-    ):  # fmt: skip
+        (["l1.size"], "is not NAME=VALUE"),
+        (["l1.size="], "is not NAME=VALUE"),
+        ([], "nothing is set"),
+        (["l1.size=1", "L1.size=2"], "set twice"),
+        ([f"l1.size={','.join(map(str, range(5000)))}"], "5,000 points"),
+    ):
         with pytest.raises(DovetailError, match=message):
             axes_of(load_target("ne16"), texts)
 
@@ -129,7 +131,7 @@ def test_the_grid() -> None:
 def test_sweep_is_what_compiling_gives(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(toolchain, "default_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "default_cache", lambda: tmp_path / "cache")
     order = ("sweep", digits, "-t", "ne16", "--jobs", 2, "-o", tmp_path / "s.html", "--json", tmp_path / "s.json")
     assert dovetail(*order, "--set", "l1.size=256,128K") == 0
     first = capsys.readouterr()
@@ -144,7 +146,7 @@ def test_sweep_is_what_compiling_gives(
     assert whole["cycles"] == run["cycles"]["total"] and whole["macs"] == run["macs"]["total"]
     assert whole["peaks"] == {name: use["peak"] for name, use in run["memory"].items()} and data["best"] == 1
     capsys.readouterr()
-    monkeypatch.setattr(toolchain, "default_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(files, "default_cache", lambda: tmp_path / "cache")
     assert dovetail(*order, "--set", "l1.size=256,128K") == 0
     again = capsys.readouterr()
     assert "2 of the points were made earlier" in again.err and "1 of" not in again.err.replace("1 of the", "")
@@ -187,9 +189,14 @@ def test_what_an_outcome_depends_on(digits: Path, tmp_path: Path) -> None:
     other.write_bytes(digits.read_bytes() + b"\0")
     (tmp_path / "fragile.py").write_text(FRAGILE)
     own = Task(str(digits), str(tmp_path / "fragile.py"), None, False, "speed")
-    keys = [key_of(task(digits, "ne16"), {"L1.size": 1}), key_of(task(digits, "ne16"), {"L1.size": 2}),
-            key_of(task(other, "ne16"), {"L1.size": 1}), key_of(task(digits, "vta"), {"L1.size": 1}),
-            key_of(Task(str(digits), "ne16", "exact", False, "speed"), {"L1.size": 1}), key_of(own, {"L1.size": 1})]
+    keys = [
+        key_of(task(digits, "ne16"), {"L1.size": 1}),
+        key_of(task(digits, "ne16"), {"L1.size": 2}),
+        key_of(task(other, "ne16"), {"L1.size": 1}),
+        key_of(task(digits, "vta"), {"L1.size": 1}),
+        key_of(Task(str(digits), "ne16", "exact", False, "speed"), {"L1.size": 1}),
+        key_of(own, {"L1.size": 1}),
+    ]
     (tmp_path / "beside.c").write_text("int driver;")
     assert len({*keys, key_of(own, {"L1.size": 1})}) == len(keys) + 1
     (tmp_path / f"{keys[0]}.json").write_text("{damaged")

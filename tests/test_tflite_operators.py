@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_graph
-from dovetail.emit.project import write_project
 from dovetail.errors import ModelError
-from dovetail.frontend.tflite import load_tflite
-from dovetail.graph.graph import Graph, evaluate, verify
-from dovetail.graph.simplify import simplify
-from dovetail.graph.types import Array, DType, TensorType
+from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize import quantize
+from dovetail.read.tflite import load_tflite
 from onnx_nodes import Prepared, joined, roomy
 from oracles import SingleOperator, run_litert_often, run_micro_often, tflite_bytes
 from tflite_cases import Draw
@@ -104,7 +105,7 @@ def test_emitted_c_equals_tflite_micro(kinds: str, tmp_path: Path, monkeypatch: 
         """No search for the fewest bytes: tests side by side have nothing to share."""
         return dict(start), max(start[name] + sizes[name] for name in start)
 
-    monkeypatch.setattr("dovetail.plan.exact.improve", as_found)
+    monkeypatch.setattr(import_module("dovetail.schedule.plan.allocate"), "improve", as_found)
     table = EXACT if kinds == "exact" else CLOSE
     drawn = [
         (f"{name} {number}", *made(name, draw, seed * 10 + number))

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.build import toolchain
-from dovetail.build.elf import Symbol, describe_address, section_sizes, symbols
-from dovetail.build.instruction_sets import instruction_set
-from dovetail.build.toolchain import Compiler, compile_firmware, compile_host, find_compiler
-from dovetail.emit.runtime import RUNTIME, SIMULATION_MAIN, START, runtime_path
-from dovetail.emit.runtime.linker import linker_script
+from dovetail.codegen.build import toolchain
+from dovetail.codegen.build.elf import Symbol, describe_address, section_sizes, symbols
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.toolchain import Compiler, compile_firmware, compile_host, find_compiler
+from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, START, linker_script, runtime_path
 from dovetail.errors import BuildError, MissingExtraError, SimulationError
-from dovetail.simulate.host import HostSession, simulate_host
-from dovetail.simulate.iss import simulate
-from dovetail.simulate.protocol import SimulationSetup
+from dovetail.sim.protocol import SimulationSetup
+from dovetail.sim.worker import HostSession, simulate, simulate_host
 from firmware import MEMORIES, require_cross_compiler
 
 MODEL = """
@@ -79,7 +77,7 @@ def test_the_cache_answers_for_equal_content_only(tmp_path: Path, monkeypatch: p
         return real(command, **options)  # type: ignore[call-overload]
 
     find_compiler("rv32imc")
-    monkeypatch.setattr("dovetail.build.toolchain.subprocess.run", counted)
+    monkeypatch.setattr("dovetail.codegen.build.toolchain.subprocess.run", counted)
     cache = tmp_path / "cache"
     first = compile_project(project(tmp_path / "a"), cache).read_bytes()
     assert len(runs) == 5
@@ -136,7 +134,7 @@ def test_compilers_are_found_or_their_absence_said(monkeypatch: pytest.MonkeyPat
         find_compiler("rv32imc")
     monkeypatch.delenv("DOVETAIL_CC")
     monkeypatch.setattr(toolchain, "_zig", lambda: None)
-    monkeypatch.setattr("dovetail.build.toolchain.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("dovetail.codegen.build.toolchain.shutil.which", lambda *_, **__: None)
     with pytest.raises(MissingExtraError, match="ziglang"):
         find_compiler("rv32imc")
     with pytest.raises(BuildError, match="this computer: no C compiler was found"):
@@ -147,8 +145,9 @@ def test_gcc_is_told_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """GCC need not be installed: a script that records its arguments stands in for it."""
     log = tmp_path / "log"
     fake = tmp_path / "fake-gcc"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {log}\nfor last; do :; done\n[ "$1" = --version ] || : > "$last"\n'
-                    "echo fake 1.0\n")
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\nfor last; do :; done\n[ "$1" = --version ] || : > "$last"\necho fake 1.0\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("DOVETAIL_CC", str(fake))
     compiler = find_compiler("rv32imc")
@@ -181,8 +180,15 @@ def test_gcc_and_zig_firmware_for_arm_agree(tmp_path: Path) -> None:
     sources = [Path(instruction_set("cortex-m4").start) if path == Path(START) else path for path in SOURCES]
     outputs = []
     for name in ("zig", "gcc"):
-        elf = compile_firmware(folder, sources, linker_script=Path("link.ld"), isa="cortex-m4", defines=DEFINES,
-                               compiler=find_compiler("cortex-m4", name), cache=tmp_path / "cache")
+        elf = compile_firmware(
+            folder,
+            sources,
+            linker_script=Path("link.ld"),
+            isa="cortex-m4",
+            defines=DEFINES,
+            compiler=find_compiler("cortex-m4", name),
+            cache=tmp_path / "cache",
+        )
         setup = SimulationSetup(elf, MEMORIES, isa="cortex-m4")
         outputs.append(simulate(setup, [{"net_in": bytes(range(16))}], {"net_out": 16}).inferences[0].outputs)
     assert outputs[0] == outputs[1]
@@ -210,11 +216,14 @@ def host_library(folder: Path, source: str) -> Path:
 
 
 def test_host_code_runs_and_keeps_its_state(tmp_path: Path) -> None:
-    library = host_library(tmp_path, """
+    library = host_library(
+        tmp_path,
+        """
     #include <stdint.h>
     #include <stdio.h>
     int32_t in[2], out[2]; static int32_t calls;
-    void run(void) { puts("noise"); fflush(stdout); out[0] = in[0] * in[1]; out[1] = ++calls; }""")
+    void run(void) { puts("noise"); fflush(stdout); out[0] = in[0] * in[1]; out[1] = ++calls; }""",
+    )
     with HostSession(library, "run") as session:
         for call, (a, b) in enumerate([(3, 4), (-5, 6), (7, 8)], start=1):
             run = session.run([{"in": struct.pack("<2i", a, b)}], {"out": 8}).inferences[0]
@@ -239,8 +248,12 @@ def test_the_linker_script_refuses_unknown_memories() -> None:
 
 
 def test_addresses_are_named_by_the_symbol_they_lie_in() -> None:
-    table = {"a": Symbol(16, 8, True), "label": Symbol(24, 0, False), "b": Symbol(24, 8, True),
-             "c": Symbol(40, 4, False)}
+    table = {
+        "a": Symbol(16, 8, True),
+        "label": Symbol(24, 0, False),
+        "b": Symbol(24, 8, True),
+        "c": Symbol(40, 4, False),
+    }
     named = {at: describe_address(at, table) for at in (8, 16, 23, 24, 33, 41)}
     assert named == {8: "0x8", 16: "a+0x0", 23: "a+0x7", 24: "b+0x0", 33: "label+0x9", 41: "c+0x1"}
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, sample_inputs
-from dovetail.emit import write_project
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.graph.trim import part, total_macs, trim, work
-from dovetail.graph.types import DType, TensorType
-from dovetail.operators.arithmetic import Add, Clip, Requantize
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.operators.movement import Concat, Pad, Slice, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d
+from dovetail.ir.crop import part, total_macs, trim, work
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.types import DType, TensorType
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from firmware import require_chip
@@ -87,8 +87,17 @@ class Drawn:
 
     def graph(self) -> Graph:
         """Some steps, each of a value there is already, most often the newest."""
-        steps = [self.convolution, self.convolution, self.pool, self.average, self.slice, self.slice, self.add,
-                 self.join, self.turn]  # fmt: skip
+        steps = [
+            self.convolution,
+            self.convolution,
+            self.pool,
+            self.average,
+            self.slice,
+            self.slice,
+            self.add,
+            self.join,
+            self.turn,
+        ]
         for _ in range(self.random.randint(3, 9)):
             x = self.values[-1] if self.random.random() < 0.7 else self.random.choice(self.values)
             if min(self.shape(x)[1:3]) >= 4:
@@ -194,8 +203,9 @@ def test_a_branch_that_reads_more_keeps_it() -> None:
     _, rows, columns, channels = drawn.shape(value)
     tops = [(0, 5), (3, 7)]
     ends = [Slice((0, a, 0, 0), (1, b, columns, channels), (1, 1, 1, 1)) for a, b in tops]
-    graph = drawn.builder.finish([drawn.builder.add(MaxPool2d((2, 2), (1, 1)), [drawn.builder.add(e, [value])])
-                                  for e in ends])  # fmt: skip
+    graph = drawn.builder.finish(
+        [drawn.builder.add(MaxPool2d((2, 2), (1, 1)), [drawn.builder.add(e, [value])]) for e in ends]
+    )
     trimmed = trim(graph)
     assert trimmed.types[value].shape == (1, 7, columns, channels) and rows > 7
     assert_same(graph, trimmed)

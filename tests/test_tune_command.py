@@ -15,13 +15,12 @@ import pytest
 
 from command_line import dovetail
 from dovetail.errors import DovetailError
+from dovetail.schedule.knobs import read_tuning
 from dovetail.targets import load_target
-from dovetail.tune.file import read_tuning, to_toml
-from dovetail.tune.layer import region_alone
-from dovetail.tune.log import NETWORK
-from dovetail.tune.measure import Outcome, make_task, measure
-from dovetail.tune.network import settle
-from dovetail.tune.tuner import Request, tune
+from dovetail.tools.tune.log import NETWORK, to_toml
+from dovetail.tools.tune.measure import Outcome, make_task, measure
+from dovetail.tools.tune.search import region_alone
+from dovetail.tools.tune.tuner import Request, settle, tune
 from firmware import require_chip
 from tuning_cases import digits_file, layer_graph, tunable
 
@@ -42,9 +41,12 @@ def begin(model: Path, folder: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY), os.environ.get("PYTHONPATH", "")))}
     return subprocess.Popen(
         [*command, "-o", str(folder / "t.toml"), "--log", str(folder / "t.jsonl")],
-        env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored where we run
-    )  # fmt: skip
+    )
 
 
 def wait_for_lines(log: Path, count: int) -> None:
@@ -121,7 +123,7 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
     """Two Dask workers on this machine, the cost model and one layer on the simulated chip: as one worker."""
     require_chip()
     distributed = pytest.importorskip("distributed", reason="--scheduler needs distributed (dovetail[tune])")
-    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_13",))
+    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_12",))
     quick = Request(model, "ne16", tmp_path / "two", trials=18, layers=("conv_5", "depthwise_8"), measure="model")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
@@ -134,7 +136,7 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
             assert trials(log) == trials(request.log)
     (result,) = tune(chip).layers
     assert result.default is not None and all(trial.outcome.cycles for trial in result.trials)
-    print("dense_13:", [trial.outcome.cycles for trial in result.trials])
+    print("dense_12:", [trial.outcome.cycles for trial in result.trials])
 
 
 def test_the_cost_model_agrees_with_the_chip() -> None:
@@ -154,10 +156,9 @@ def test_the_cost_model_agrees_with_the_chip() -> None:
 
 
 def test_what_does_not_help_the_network_is_dropped(tmp_path: Path) -> None:
-    from dovetail.tune.file import Entry
-    from dovetail.tune.log import open_log
-    from dovetail.tune.measure import Task
-    from dovetail.tune.workers import Choices
+    from dovetail.schedule.knobs import Entry
+    from dovetail.tools.tune.log import open_log
+    from dovetail.tools.tune.measure import Choices, Task
 
     effect = {"a": -10, "b": 25, "c": -5, "d": None}
 
@@ -198,7 +199,7 @@ def test_wrong_arguments_are_refused(model: Path, tmp_path: Path, capsys: pytest
 
 
 def test_a_missing_package_names_the_extra(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.tune.search.find_spec", lambda name: None)
+    monkeypatch.setattr("dovetail.tools.tune.search.find_spec", lambda name: None)
     with pytest.raises(DovetailError) as caught:
         tune(Request(model, "ne16", tmp_path / "log"))
     assert "lightgbm" in caught.value.where and "dovetail[tune]" in caught.value.hint

@@ -11,22 +11,20 @@ from typing import Any
 import pytest
 
 from dovetail.compile import Options, compile_model, prepare
-from dovetail.partition import partition
-from dovetail.targets import load_target
-from dovetail.tune.file import (
+from dovetail.schedule.knobs import (
     Entry,
     Identity,
     Tuning,
     TuningError,
     choices_for,
     identity,
-    may_be_written,
     read_tuning,
-    to_toml,
+    signature,
 )
-from dovetail.tune.layer import signature
-from dovetail.tune.log import NETWORK, LogError, open_log
-from dovetail.tune.measure import Outcome
+from dovetail.schedule.partition import partition
+from dovetail.targets import load_target
+from dovetail.tools.tune.log import NETWORK, LogError, may_be_written, open_log, to_toml
+from dovetail.tools.tune.measure import Outcome
 from tuning_cases import digits_file
 
 HEADER = {"dovetail_tuning_log": 1, "model_sha256": "ab", "target": "ne16", "seed": 0}
@@ -138,7 +136,7 @@ def good(model: Path) -> Tuning:
     graph = prepare(model, target, Options())
     regions = {region.name: region for region in partition(graph, target)}
     of = identity(graph.name, model.read_bytes(), "ne16", "engine", "double")
-    choices = {"conv_5": {"tile_rows": 2, "order": "channels"}, "dense_13": {"placement": "core"}}
+    choices = {"conv_5": {"tile_rows": 2, "order": "channels"}, "dense_12": {"placement": "core"}}
     entries = (Entry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
     return Tuning(of, "iss", 100, 99, tuple(entries))
 
@@ -161,9 +159,9 @@ def test_compile_uses_a_tuning_file(good: Tuning, model: Path, tmp_path: Path) -
     plain = compile_model(model, target, Options())
     tuned = compile_model(model, target, Options(tuning=path))
     assert plain.plan.tilings["conv_5"].shape[1] != 2 == tuned.plan.tilings["conv_5"].shape[1]
-    assert "dense_13" in plain.plan.tilings and "dense_13" not in tuned.plan.tilings
+    assert "dense_12" in plain.plan.tilings and "dense_12" not in tuned.plan.tilings
     places = {region.name: region for region in tuned.regions}
-    assert places["dense_13"].place == "core" and "tuning" in places["dense_13"].reason
+    assert places["dense_12"].place == "core" and "tuning" in places["dense_12"].reason
 
 
 def _bad_files(good: Tuning) -> dict[str, tuple[str, str]]:
@@ -204,7 +202,7 @@ def test_bad_tuning_files_are_refused(good: Tuning, model: Path, tmp_path: Path)
     path = tmp_path / "t.toml"
     of: Identity = good.identity
     path.write_text(to_toml(good))
-    assert set(choices_for(path, of, regions, target)) == {"conv_5", "dense_13"}
+    assert set(choices_for(path, of, regions, target)) == {"conv_5", "dense_12"}
     for kind, (text, words) in _bad_files(good).items():
         path.write_text(text)
         with pytest.raises(TuningError) as caught:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from dovetail.targets import load_target
-from dovetail.tune.layer import region_alone
-from dovetail.tune.measure import Outcome, make_task, measure
-from dovetail.tune.search import Candidates, Trial, best_trial, candidates, search
+from dovetail.tools.tune.measure import Outcome, make_task, measure
+from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, region_alone, search
 from tuning_cases import layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")

@@ -9,16 +9,16 @@ import pytest
 
 from dovetail.compile import Options, compile_graph, sample_inputs
 from dovetail.errors import PlanError, TargetError
-from dovetail.graph.graph import Graph
-from dovetail.partition import Region
-from dovetail.plan.knobs import canonical, choose, region_space, tile_classes
+from dovetail.ir.graph import Graph
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import Call, Launch
 from dovetail.program.verify import verify
+from dovetail.schedule.knobs import canonical, choose, region_space, tile_classes
+from dovetail.schedule.partition import Region
 from dovetail.target import Knob, Space, Target
-from dovetail.target.knobs import Choice
+from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tune.default import resolved_default
+from dovetail.tools.tune.search import resolved_default
 from tuning_cases import adapted, layer_graph
 
 NE16 = load_target("ne16")

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail import zoo
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs
-from dovetail.emit import write_project
 from dovetail.errors import PlanError
-from dovetail.graph.graph import evaluate
-from dovetail.layout import Placed
-from dovetail.plan import Plan, plan
-from dovetail.report import Activity, Report, make_report
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
+from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.plan import Plan, plan
 from dovetail.target import Memory, Target
 from dovetail.targets import ne16
+from dovetail.tools import zoo
+from dovetail.tools.report import Activity, Report, make_report
 from firmware import require_chip
 from two_engines.inception import inception
 from two_engines.twins import machine
@@ -70,7 +70,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Cycles on the better of: the chip with one engine; and, of two engines, one beside the core, freely scheduled."""
     folder = tmp_path_factory.mktemp("alone")
     sole = ran(model, ALONE, folder / "sole")
-    assert sole.compiled.placing.schedule is None
+    assert sole.compiled.assignment.schedule is None
     mine = {region.name: "ne16" for region in sole.compiled.regions if region.engine is not None}
     beside = ran(model, TWINS, folder / "beside", mine)
     assert not beside.report.timeline.get("second")
@@ -85,15 +85,15 @@ def together(one: tuple[Activity, ...], other: tuple[Activity, ...]) -> int:
 def test_two_engines_take_four_fifths_of_the_time_of_one(model: Path, alone: int, tmp_path: Path) -> None:
     """Alike engines; the estimate is near the truth and proven to be the least, and both engines work at once."""
     found = ran(model, TWINS, tmp_path / "build")
-    placing, timeline = found.compiled.placing, found.report.timeline
-    assert placing.schedule is not None
+    assignment, timeline = found.compiled.assignment, found.report.timeline
+    assert assignment.schedule is not None
     both = together(timeline["ne16"], timeline["second"])
     print(f"{model.stem}: {found.cycles} of {alone} cycles, {found.cycles / alone:.3f}; both busy for {both}")
-    print(placing.describe())
+    print(assignment.describe())
     assert found.cycles <= 0.8 * alone
     assert both >= 0.25 * found.cycles
-    assert placing.is_proven and "proven" in placing.describe()
-    assert abs(placing.schedule.finish - found.cycles) <= 0.15 * found.cycles
+    assert assignment.is_proven and "proven" in assignment.describe()
+    assert abs(assignment.schedule.finish - found.cycles) <= 0.15 * found.cycles
     layers = found.report.layers
     assert any(layer.engine == "ne16+second" and layer.ideal_macs_per_cycle == 324.0 for layer in layers)
     assert all(layer.engine_cycles for layer in layers if layer.engine in ("ne16", "second", "ne16+second"))
@@ -109,7 +109,7 @@ def test_unlike_engines_share_in_proportion(tmp_path: Path) -> None:
     sole = ran(path, ALONE, tmp_path / "sole")
     found = ran(path, machine(slowdown=2), tmp_path / "build")
     print(f"unlike: {found.cycles} of {sole.cycles} cycles, {found.cycles / sole.cycles:.3f}")
-    print(found.compiled.placing.describe())
+    print(found.compiled.assignment.describe())
     assert found.cycles <= 0.85 * sole.cycles
     assert 0 < found.report.macs["second"] < found.report.macs["ne16"]
     sizes = [[np.prod([b - a for a, b in share.box]) for share in r.shares] for r in found.compiled.regions if r.shares]
@@ -131,7 +131,7 @@ def test_engines_with_memories_of_their_own(tmp_path: Path) -> None:
 def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the plan has no room for layers at the same time they come one after the other, and the reader is told."""
 
-    def crowded(placed: Placed, *rest: Any) -> Plan:
+    def crowded(placed: LaidOut, *rest: Any) -> Plan:
         """The planner, with room for one layer at a time."""
         if any(region.slot for region in placed.regions):
             raise PlanError("there is no room")
@@ -141,5 +141,5 @@ def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "net.onnx"
     path.write_bytes(zoo.build("digits"))
     compiled = compile_model(path, TWINS, Options())
-    assert "one after the other" in compiled.placing.describe()
+    assert "one after the other" in compiled.assignment.describe()
     assert not any(region.shares or region.slot for region in compiled.regions)

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from dovetail.errors import DovetailError
-from dovetail.simulate.device import MemoryBus, MemoryRegion
-from dovetail.simulate.factory import make_device
-from dovetail.simulate.protocol import DeviceSpec
+from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.targets import load_target
-from dovetail.vectors import FORMATS, read_vectors, write_vectors
+from dovetail.tools.vectors import FORMATS, read_vectors, write_vectors
 
 
 def replay(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[bytes, bytes]:
@@ -65,8 +63,8 @@ def test_hex_is_what_readmemh_takes(tmp_path: Path) -> None:
 
 
 def test_register_writes_seen_on_the_chip(tmp_path: Path) -> None:
-    from dovetail.check.cases import Case, base
-    from dovetail.vectors import vectors_of, writes_seen
+    from dovetail.tools.check.cases import Case, base
+    from dovetail.tools.vectors import vectors_of, writes_seen
 
     target = load_target("macarray")
     engine = target.engines[0]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model, prepare
-from dovetail.emit import write_project
 from dovetail.errors import SimulationError, TargetError
-from dovetail.graph.graph import evaluate
-from dovetail.partition import partition, rivals
+from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
+from dovetail.schedule.partition import partition, rivals
 from dovetail.target import Target, operand
 from dovetail.targets import riscv
 from dovetail.targets.vendorlib import function, with_library
@@ -27,8 +27,10 @@ def run_equals_graph(compiled: Compiled, target: Target, folder: Path, simulator
     write_project(compiled.project, folder)
     generator = np.random.default_rng(1)
     kinds = {name: compiled.graph.types[name] for name in compiled.graph.inputs}
-    inputs = [{name: generator.integers(-128, 128, kind.shape).astype(kind.dtype.numpy) for name, kind in kinds.items()}
-              for _ in range(count)]  # fmt: skip
+    inputs = [
+        {name: generator.integers(-128, 128, kind.shape).astype(kind.dtype.numpy) for name, kind in kinds.items()}
+        for _ in range(count)
+    ]
     result = run_build(open_build(folder, target), simulator, inputs)
     for given, outputs in zip(inputs, result.outputs, strict=True):
         expected = evaluate(compiled.graph, given)

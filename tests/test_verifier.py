@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail import zoo
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import ProgramError
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.layout import choose_layouts
-from dovetail.partition import partition
-from dovetail.plan import plan
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import (
     Begin,
@@ -32,8 +28,12 @@ from dovetail.program.ir import (
     queue_of,
 )
 from dovetail.program.verify import verify
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.tools import zoo
 
 
 @dataclass(frozen=True)

@@ -9,31 +9,37 @@ import numpy as np
 import pytest
 
 from dovetail.errors import PlanError, TargetError
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array
-from dovetail.partition import partition
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.schedule.partition import partition
 from dovetail.targets.vta import cost, target
 from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.cost import Tiling
 from dovetail.targets.vta.executor import estimate
-from dovetail.targets.vta.lower import Tiling
 from vta_layers import Layer, case_of, default_tiling, graph_of
 
 CONFIG = VtaConfig()
 SAME = (1, 1, 1, 1)
 LAYERS = {
     "3x3": Layer("conv", (12, 12), 64, 64, (3, 3), (1, 1), SAME),
-    "3x3, bias": Layer("conv", (14, 14), 32, 96, (3, 3), (1, 1), SAME, "channel", "channel", 5000),
+    "3x3, bias": Layer("conv", (14, 14), 32, 96, (3, 3), (1, 1), SAME, "none", "channel", 5000),
     "3x3 stride 2": Layer("conv", (16, 16), 48, 64, (3, 3), (2, 2), (1, 0, 1, 0)),
     "1x1": Layer("conv", (14, 14), 128, 64),
-    "depthwise": Layer("depthwise", (16, 16), 64, 0, (3, 3), (1, 1), SAME, "channel", "channel", 5000),
+    "depthwise": Layer("depthwise", (16, 16), 64, 0, (3, 3), (1, 1), SAME, "none", "channel", 5000),
     "dense": Layer("dense", (1, 1), 512, 480, bias=5000, rounds=True),
     "pool": Layer("pool", (16, 16), 64, 0, (2, 2), (2, 2)),
 }
-LEAST_CORRELATION = {"3x3": 0.97, "3x3, bias": 0.87, "3x3 stride 2": 0.96, "1x1": 0.96, "depthwise": 0.88, "pool": 0.9}
+LEAST_CORRELATION = {"3x3": 0.97, "3x3, bias": 0.87, "3x3 stride 2": 0.96, "1x1": 0.96, "depthwise": 0.88, "pool": 0.8}
 """Of ranks, as measured, rounded down. A dense layer is bound by its weights: tilings differ by little."""
 MOST_ERROR = {
-    "3x3": 0.01, "3x3, bias": 0.02, "3x3 stride 2": 0.02, "1x1": 0.02, "depthwise": 0.15, "dense": 0.01, "pool": 0.05,
-}  # fmt: skip
+    "3x3": 0.01,
+    "3x3, bias": 0.02,
+    "3x3 stride 2": 0.02,
+    "1x1": 0.02,
+    "depthwise": 0.17,
+    "dense": 0.01,
+    "pool": 0.02,
+}
 """Mean of |closed form - device| / device, as measured, rounded up."""
 
 
@@ -78,8 +84,10 @@ def test_closed_form_follows_the_device(name: str) -> None:
     device = np.array([measured(name, tiling) for tiling in tilings], float)
     correlation = float(np.corrcoef(ranks(formula), ranks(device))[0, 1])
     error = np.abs(formula - device) / device
-    print(f"{name}: {len(tilings)} tilings, {device.min():.0f} to {device.max():.0f} cycles, "
-          f"rank correlation {correlation:.3f}, error mean {error.mean():.3f} largest {error.max():.3f}")  # fmt: skip
+    print(
+        f"{name}: {len(tilings)} tilings, {device.min():.0f} to {device.max():.0f} cycles, "
+        f"rank correlation {correlation:.3f}, error mean {error.mean():.3f} largest {error.max():.3f}"
+    )
     assert len(set(device)) > 2
     assert correlation >= LEAST_CORRELATION.get(name, 0.0)
     assert error.mean() <= MOST_ERROR[name]
@@ -96,12 +104,26 @@ def test_default_is_near_the_best_of_all_tilings(name: str) -> None:
     assert default <= 1.1 * best
 
 
-@pytest.mark.parametrize(("config", "tiling", "message"), [
-    (VtaConfig(inp_bytes=2048), Tiling(12, 12, 1, True),
-     "a tile of 12x12x1 blocks needs 196 entries of INP, which has 128"),
-    (VtaConfig(wgt_bytes=8192), Tiling(2, 2, 4, True), "a tile of 2x2x4 blocks needs 36 entries of WGT, which has 32"),
-    (VtaConfig(acc_bytes=4096), Tiling(6, 6, 2, True), "a tile of 6x6x2 blocks needs 72 entries of ACC, which has 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "tiling", "message"),
+    [
+        (
+            VtaConfig(inp_bytes=2048),
+            Tiling(12, 12, 1, True),
+            "a tile of 12x12x1 blocks needs 196 entries of INP, which has 128",
+        ),
+        (
+            VtaConfig(wgt_bytes=8192),
+            Tiling(2, 2, 4, True),
+            "a tile of 2x2x4 blocks needs 36 entries of WGT, which has 32",
+        ),
+        (
+            VtaConfig(acc_bytes=4096),
+            Tiling(6, 6, 2, True),
+            "a tile of 6x6x2 blocks needs 72 entries of ACC, which has 64",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_said_and_not_lowered(config: VtaConfig, tiling: Tiling, message: str) -> None:
     shape = cost.shape(graph("3x3"), config)
     assert cost.problem(shape, tiling, config) == message
@@ -111,15 +133,18 @@ def test_what_does_not_fit_is_said_and_not_lowered(config: VtaConfig, tiling: Ti
     assert cost.problem(shape, Tiling(1, 1, 1, True), config) == ""
 
 
-def test_ones_of_every_row_of_digits_are_counted() -> None:
-    """Five rows of digits need five entries of INP beside the image."""
-    config = VtaConfig(inp_bytes=256)
-    layer = graph_of(Layer("conv", (4, 4), 16, 16, bias=1_000_000))
+def test_what_a_bias_needs_is_counted() -> None:
+    """A small one: an entry of INP beside the image. A large one: an ALU operation and a row of ACC."""
+    config = VtaConfig(inp_bytes=128)
+    layer = graph_of(Layer("conv", (4, 4), 16, 16, bias=200_000))
     shape = cost.shape(layer, config)
-    assert shape.digits == 5
-    assert cost.problem(shape, Tiling(4, 3, 1, True), config) == (
-        "a tile of 4x3x1 blocks needs 17 entries of INP, which has 16")  # fmt: skip
-    assert case_of(layer, Tiling(2, 4, 1, True), config).instructions
+    assert (shape.digits, shape.alu, shape.parameters) == (1, 3, 0)
+    assert cost.problem(shape, Tiling(4, 2, 1, True), config) == (
+        "a tile of 4x2x1 blocks needs 9 entries of INP, which has 8"
+    )
+    assert case_of(layer, Tiling(2, 3, 1, True), config).instructions
+    large = cost.shape(graph_of(Layer("conv", (4, 4), 16, 16, bias=1_000_000)), config)
+    assert (large.digits, large.alu, large.parameters) == (0, 4, 1)
 
 
 def test_a_config_that_cannot_hold_a_tile() -> None:

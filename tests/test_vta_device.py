@@ -13,13 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import SimulationError, TargetError
-from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.checks import ALL_CHECKS, BufferRange, Pointers
+from dovetail.targets.vta.config import PRESETS, VtaConfig
 from dovetail.targets.vta.device import Register, VtaDevice
-from dovetail.targets.vta.executor import ALL_CHECKS, BufferRange, Pointers, check_output, estimate, execute
+from dovetail.targets.vta.executor import estimate, execute
 from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Memory, Store, Uop
 from dovetail.targets.vta.stream import Fault, StreamError, assemble, assemble_uops
+from vta_output import check_output
 
 CONFIG = VtaConfig()
+FSIM, CHISEL = PRESETS["fsim"], PRESETS["de10nano"]
+ANY_SHIFT = ALL_CHECKS - {Fault.SHIFT}
 SMALL = VtaConfig(batch=2, block=4, uop_bytes=64, inp_bytes=256, wgt_bytes=256, acc_bytes=1024)
 BASE, SIZE = 0x80000000, 1 << 20
 UOPS, INPUT, WEIGHTS, SUMS, RESULT = (BASE + place for place in (0x1000, 0x10000, 0x40000, 0x60000, 0x80000))
@@ -46,8 +50,9 @@ class Ram:
         self.view(address, raw.size)[:] = raw
 
     def read(self, address: int, shape: tuple[int, ...], dtype: str) -> Ints:
-        return np.frombuffer(self.view(address, int(np.prod(shape)) * np.dtype(dtype).itemsize).tobytes(),
-                             dtype).reshape(shape)  # fmt: skip
+        return np.frombuffer(
+            self.view(address, int(np.prod(shape)) * np.dtype(dtype).itemsize).tobytes(), dtype
+        ).reshape(shape)
 
 
 def but(instruction: Instruction, **fields: Any) -> Instruction:
@@ -75,11 +80,18 @@ def row(memory: Memory, sram: int, count: int, dram: int = 0, flags: Flags = NON
 
 def test_one_gemm() -> None:
     ram = Ram()
-    x, w, start = (ram.read(p, s, t) for p, s, t in
-                   ((INPUT, (1, 16), "i1"), (WEIGHTS, (16, 16), "i1"), (SUMS, (1, 16), "<i4")))  # fmt: skip
-    stream = [row(Memory.UOP, 0, 1), row(Memory.ACC, 0, 1), row(Memory.INP, 0, 1), row(Memory.WGT, 0, 1, flags=PUSH),
-              Gemm(False, 0, 1, 1, 1, flags=Flags(pop_prev=True, push_next=True)),
-              Store(Memory.OUT, 0, 0, 1, 1, 1, STORED), END]  # fmt: skip
+    x, w, start = (
+        ram.read(p, s, t) for p, s, t in ((INPUT, (1, 16), "i1"), (WEIGHTS, (16, 16), "i1"), (SUMS, (1, 16), "<i4"))
+    )
+    stream = [
+        row(Memory.UOP, 0, 1),
+        row(Memory.ACC, 0, 1),
+        row(Memory.INP, 0, 1),
+        row(Memory.WGT, 0, 1, flags=PUSH),
+        Gemm(False, 0, 1, 1, 1, flags=Flags(pop_prev=True, push_next=True)),
+        Store(Memory.OUT, 0, 0, 1, 1, 1, STORED),
+        END,
+    ]
     before = ram.bytes.copy()
     ram.place(UOPS, assemble_uops([Uop(0)], CONFIG))
     before[UOPS - BASE : UOPS - BASE + 4] = 0
@@ -90,7 +102,7 @@ def test_one_gemm() -> None:
     assert np.array_equal(ram.bytes, before)
     assert (execution.gemm_tiles, execution.reset_tiles, execution.alu_operations) == (1, 0, 0)
     assert execution.stored == 16
-    assert execution.loaded == {Memory.UOP: 4, Memory.WGT: 256, Memory.INP: 16, Memory.ACC: 64, Memory.ACC_8BIT: 0}
+    assert execution.loaded == {Memory.UOP: 4, Memory.WGT: 256, Memory.INP: 16, Memory.ACC: 64}
 
 
 def tiny_convolution() -> tuple[list[Instruction], list[Uop]]:
@@ -129,10 +141,13 @@ def test_tiny_convolution() -> None:
             sums[o, r, c] += w[o, i, ky, kx].astype(np.int64) @ padded[i, r + ky, c + kx]
     expected = np.clip(sums >> 9, -128, 127).astype(np.int8)
     stream, uops = tiny_convolution()
-    buffers = [BufferRange("input", INPUT, 60 * 16, True, False), BufferRange("uops", UOPS, 4 * len(uops), True, False),
-               BufferRange("constants", WEIGHTS, 0x30000, True, False),
-               BufferRange("first", RESULT, 480, False, True, complete=True),
-               BufferRange("second", RESULT + 640, 480, False, True, complete=True)]  # fmt: skip
+    buffers = [
+        BufferRange("input", INPUT, 60 * 16, True, False),
+        BufferRange("uops", UOPS, 4 * len(uops), True, False),
+        BufferRange("constants", WEIGHTS, 0x30000, True, False),
+        BufferRange("first", RESULT, 480, False, True, complete=True),
+        BufferRange("second", RESULT + 640, 480, False, True, complete=True),
+    ]
     execution = run(ram, stream, uops, buffers=buffers)
     assert np.array_equal(ram.read(RESULT, (30, 16), "i1"), expected[0].reshape(30, 16))
     assert np.array_equal(ram.read(RESULT + 640, (30, 16), "i1"), expected[1].reshape(30, 16))
@@ -152,16 +167,24 @@ def wrapped(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-def scalar_alu(opcode: AluOpcode, a: int, b: int) -> int:
+def scalar_alu(opcode: AluOpcode, a: int, b: int, config: VtaConfig = CONFIG) -> int:
     """One ALU operation in Python integers."""
     if opcode is AluOpcode.SHR:
-        return wrapped(a << ((-b) & 31)) if b < 0 else a >> (b & 31)
+        if config == FSIM:
+            b = min(31, max(-31, b))
+        elif config == CHISEL:
+            b &= 31
+        else:
+            b = b & 15 if not b & 16 else (b & 15) - 16
+        return wrapped(a << -b) if b < 0 else a >> b
+    if opcode is AluOpcode.SHL:
+        return wrapped(a << (-b & 31))
     return wrapped((min(a, b), max(a, b), a + b, 0, a * b)[opcode])
 
 
 def all_bytes(count: int, zero: int) -> list[Instruction]:
     """Store the low bytes of `count` accumulators, the next ones, and so on; `zero` is a micro-operation of zeros."""
-    stream: list[Instruction] = [Alu(AluOpcode.SHR, True, 0, zero, zero + 1, 0, 1, flags=PUSH)]
+    stream: list[Instruction] = [Alu(AluOpcode.SHR, True, 0, zero, zero + 1, count, 1, (1, 0), flags=PUSH)]
     for byte in range(4):
         if byte:
             flags = Flags(pop_next=True, push_next=True)
@@ -176,37 +199,73 @@ def read_words(ram: Ram, count: int, lanes: int) -> Ints:
     return np.ascontiguousarray(parts.T).view("<i4").reshape(count, lanes)
 
 
-@pytest.mark.parametrize("opcode", AluOpcode)
-@pytest.mark.parametrize("imm", [None, 0, 5, -3, 31, 32, -32, 32767, -32768])
-def test_alu_operations(opcode: AluOpcode, imm: int | None) -> None:
-    ram = Ram(2)
+def operations(config: VtaConfig) -> list[AluOpcode]:
+    """What the ALU of a configuration computes."""
+    fourth = [AluOpcode.MUL] if config.multiplies else [AluOpcode.SHL] if config.shifts_left else []
+    return [*list(AluOpcode)[:4], *fourth]
+
+
+@pytest.mark.parametrize(
+    ("preset", "opcode"),
+    [(name, opcode) for name in ("pynq", "de10nano", "fsim") for opcode in operations(PRESETS[name])],
+)
+@pytest.mark.parametrize("imm", [None, 0, 5, -3, 15, -16, 31, 32, -32, 32767, -32768])
+def test_alu_operations(preset: str, opcode: AluOpcode, imm: int | None) -> None:
+    ram, config = Ram(2), PRESETS[preset]
+    if opcode is AluOpcode.SHR and imm is not None and not config.least_shift <= imm <= config.most_shift:
+        with pytest.raises(TargetError, match="SHR must be by"):
+            assemble([Alu(opcode, True, imm, 0, 1, 16, 1)], config)
+        return
     edges = np.array([0, 1, -1, 31, 32, 33, -31, -32, -33, 2**31 - 1, -(2**31), 65536, -65535, 46341, 7, -8], "<i4")
     ram.place(SUMS, np.stack([np.roll(edges, shift) for shift in range(16)] + [edges] * 16))
     values = ram.read(SUMS, (32, 16), "<i4")
     operation = Alu(opcode, imm is not None, imm or 0, 0, 1, 16, 1, (1, 0), (1, 0))
-    stream = [row(Memory.UOP, 0, 2), row(Memory.ACC, 0, 32), Alu(AluOpcode.ADD, True, 0, 1, 2, 32, 1, (1, 0)),
-              operation, *all_bytes(32, 1)]  # fmt: skip
-    run(ram, stream, [Uop(0, 16), Uop(0)])
+    stream = [
+        row(Memory.UOP, 0, 2),
+        row(Memory.ACC, 0, 32),
+        Alu(AluOpcode.ADD, True, 0, 1, 2, 32, 1, (1, 0)),
+        operation,
+        *all_bytes(32, 1),
+    ]
+    run(ram, stream, [Uop(0, 16), Uop(0)], config, checks=ANY_SHIFT)
     right = values[16:] if imm is None else np.full((16, 16), imm)
-    expected = [[scalar_alu(opcode, int(a), int(b)) for a, b in zip(*pair, strict=True)]
-                for pair in zip(values[:16], right, strict=True)]  # fmt: skip
+    expected = [
+        [scalar_alu(opcode, int(a), int(b), config) for a, b in zip(*pair, strict=True)]
+        for pair in zip(values[:16], right, strict=True)
+    ]
     found = read_words(ram, 32, 16)
     assert found[:16].tolist() == expected and np.array_equal(found[16:], values[16:])
 
 
-@pytest.mark.parametrize("memory", [Memory.ACC, Memory.ACC_8BIT])
-def test_padding_of_loads(memory: Memory) -> None:
+def test_padding_of_loads() -> None:
     ram = Ram(3)
-    wide = memory is Memory.ACC
-    source = ram.read(SUMS if wide else INPUT, (40, 16), "<i4" if wide else "i1")
+    source = ram.read(SUMS, (40, 16), "<i4")
     rows = np.stack([source[3 + 7 * y : 3 + 7 * y + 4] for y in range(3)]).astype(np.int32)
-    stream = [row(Memory.UOP, 0, 1), Load(memory, 0, 3, 3, 4, 7, (1, 2), (2, 1)),
-              Load(memory, 42, 0, 0, 0, 0, (1, 1), (3, 0)), Alu(AluOpcode.ADD, True, 0, 0, 1, 48, 1, (1, 0)),
-              *all_bytes(48, 0)]  # fmt: skip
+    stream = [
+        row(Memory.UOP, 0, 1),
+        Load(Memory.ACC, 0, 3, 3, 4, 7, (1, 2), (2, 1)),
+        Alu(AluOpcode.ADD, True, 0, 0, 1, 42, 1, (1, 0)),
+        *all_bytes(42, 0),
+    ]
     run(ram, stream, [Uop(0)])
     expected = np.pad(rows, ((1, 2), (2, 1), (0, 0))).reshape(42, 16)
-    found = read_words(ram, 48, 16)
-    assert np.array_equal(found[:42], expected) and not found[42:].any()
+    assert np.array_equal(read_words(ram, 42, 16), expected)
+
+
+def test_shifts_beyond_the_field_are_found() -> None:
+    """Whether the amount is in the instruction or in the accumulators."""
+    ram = Ram(6)
+    ram.place(SUMS, np.full((2, 16), 16, "<i4"))
+    shifts = (Alu(AluOpcode.SHR, False, 0, 0, 1, 1, 1), Alu(AluOpcode.SHR, True, 17, 0, 1, 1, 1))
+    for shift in shifts:
+        stream = [row(Memory.UOP, 0, 2), row(Memory.ACC, 0, 2), shift, Finish()]
+        image = assemble([stream[0], stream[1], but(shift, imm=1), stream[3]], CONFIG)
+        if shift.use_imm:
+            image = image[:46] + bytes([17, 0]) + image[48:]  # what no assembler gives
+        ram.place(UOPS, assemble_uops([Uop(0, 1), Uop(0)], CONFIG))
+        with pytest.raises(StreamError, match=r"instruction 2 .*shifts by 1[67]; the amounts are -16 to 15") as caught:
+            execute(image, ram, POINTERS, CONFIG)
+        assert caught.value.kind is Fault.SHIFT
 
 
 def naive(i: Gemm | Alu, uops: list[Uop], inp: Ints, wgt: Ints, acc: list[list[list[int]]]) -> None:
@@ -242,11 +301,15 @@ def loops(draw: st.DrawFn) -> tuple[Gemm | Alu, list[Uop]]:
         return pair, limit - 1 - max(0, outer - 1) * pair[0] - max(0, inner - 1) * pair[1]
 
     (dst, last_dst), (src, last_src), (wgt, last_wgt) = factors(32), factors(32), factors(16)
-    uops = [Uop(draw(st.integers(0, last_dst)), draw(st.integers(0, last_src)), draw(st.integers(0, last_wgt)))
-            for _ in range(begin + count)]  # fmt: skip
+    uops = [
+        Uop(draw(st.integers(0, last_dst)), draw(st.integers(0, last_src)), draw(st.integers(0, last_wgt)))
+        for _ in range(begin + count)
+    ]
     if kind != "alu":
         return Gemm(kind == "reset", begin, begin + count, outer, inner, dst, src, wgt), uops
-    opcode, use_imm, imm = draw(st.sampled_from(AluOpcode)), draw(st.booleans()), draw(st.integers(-(2**15), 2**15 - 1))
+    opcode, use_imm = draw(st.sampled_from(operations(SMALL))), draw(st.booleans())
+    limits = (SMALL.least_shift, SMALL.most_shift) if opcode is AluOpcode.SHR else (-(2**15), 2**15 - 1)
+    imm = draw(st.integers(*limits))
     return Alu(opcode, use_imm, imm, begin, begin + count, outer, inner, dst, src), uops
 
 
@@ -259,13 +322,19 @@ def test_random_loops_match_the_definition(case: tuple[Gemm | Alu, list[Uop]], s
     acc = ram.read(SUMS, (32, 2, 4), "<i4").tolist()
     naive(operation, uops, inp, wgt, acc)
     given_uops = [*uops, *[Uop(0)] * (16 - len(uops))]
-    stream = [row(Memory.UOP, 0, 16), row(Memory.ACC, 0, 32), row(Memory.INP, 0, 32),
-              row(Memory.WGT, 0, 16, flags=PUSH), Alu(AluOpcode.ADD, True, 0, 15, 16, 32, 1, (1, 0)),
-              but(operation, flags=POP), *all_bytes(32, 15)]  # fmt: skip
-    execution = run(ram, stream, given_uops, SMALL, checks=ALL_CHECKS - {Fault.HAZARD})
+    stream = [
+        row(Memory.UOP, 0, 16),
+        row(Memory.ACC, 0, 32),
+        row(Memory.INP, 0, 32),
+        row(Memory.WGT, 0, 16, flags=PUSH),
+        Alu(AluOpcode.ADD, True, 0, 15, 16, 32, 1, (1, 0)),
+        but(operation, flags=POP),
+        *all_bytes(32, 15),
+    ]
+    execution = run(ram, stream, given_uops, SMALL, checks=ANY_SHIFT - {Fault.HAZARD})
     assert np.array_equal(read_words(ram, 32, 8), np.array(acc).reshape(32, 8))
     steps = operation.iter_out * operation.iter_in * (operation.uop_end - operation.uop_begin)
-    tiles = (execution.gemm_tiles, execution.reset_tiles, execution.alu_operations - 32 - 3 * 32)
+    tiles = (execution.gemm_tiles, execution.reset_tiles, execution.alu_operations - 32 - 4 * 32)
     kind = 2 if isinstance(operation, Alu) else int(operation.reset)
     assert tiles == tuple(steps if place == kind else 0 for place in range(3))
 
@@ -276,8 +345,15 @@ def test_long_loops_are_cut_without_a_seam() -> None:
     x, w = ram.read(INPUT, (2048, 16), "i1").astype(np.int64), ram.read(WEIGHTS, (16, 16), "i1").astype(np.int64)
     uops = [Uop(0), Uop(1)]
     big = Gemm(False, 0, 2, 3, 16000, (0, 0), (0, 0), (0, 0), POP)
-    stream = [row(Memory.UOP, 0, 2), row(Memory.INP, 0, 2, flags=PUSH), row(Memory.WGT, 0, 1, flags=PUSH),
-              Gemm(True, 0, 2, 1, 1, flags=POP), big, Alu(AluOpcode.ADD, True, 3, 0, 2, 5, 16001), *all_bytes(2, 0)]
+    stream = [
+        row(Memory.UOP, 0, 2),
+        row(Memory.INP, 0, 2, flags=PUSH),
+        row(Memory.WGT, 0, 1, flags=PUSH),
+        Gemm(True, 0, 2, 1, 1, flags=POP),
+        big,
+        Alu(AluOpcode.ADD, True, 3, 0, 2, 5, 16001),
+        *all_bytes(2, 0),
+    ]
     run(ram, stream, uops)
     expected = np.tile((x[0] @ w.T) * 48000 + 3 * 5 * 16001, (2, 1))
     assert np.array_equal(read_words(ram, 2, 16), expected.astype(np.int32))
@@ -329,10 +405,18 @@ def test_pipeline_takes_the_cycles_counted_by_hand() -> None:
     ram = Ram(5)
     execution = run(ram, pipeline(), PIPELINE_UOPS)
     assert {s.index: (s.queue, s.start, s.end) for s in execution.timeline} == {
-        0: ("compute", 2, 19), 1: ("load", 4, 52), 2: ("load", 52, 100), 3: ("load", 100, 148),
-        4: ("compute", 19, 41), 5: ("compute", 100, 122), 6: ("store", 122, 180), 7: ("compute", 122, 144),
-        8: ("compute", 148, 170), 9: ("store", 180, 228), 10: ("compute", 228, 229),
-    }  # fmt: skip
+        0: ("compute", 2, 19),
+        1: ("load", 4, 52),
+        2: ("load", 52, 100),
+        3: ("load", 100, 148),
+        4: ("compute", 19, 41),
+        5: ("compute", 100, 122),
+        6: ("store", 122, 180),
+        7: ("compute", 122, 144),
+        8: ("compute", 148, 170),
+        9: ("store", 180, 228),
+        10: ("compute", 228, 229),
+    }
     assert (execution.cycles, execution.bus_busy) == (229, 1 + 32 * 5)
     assert execution.busy == {"load": 144, "compute": 106, "store": 106}
     x, w = ram.read(INPUT, (32, 16), "i1").astype(np.int64), ram.read(WEIGHTS, (16, 16), "i1").astype(np.int64)
@@ -340,14 +424,19 @@ def test_pipeline_takes_the_cycles_counted_by_hand() -> None:
 
 
 def test_padding_alu_and_ties_take_the_cycles_counted_by_hand() -> None:
-    """0 moves nothing: 16 cycles of latency and 16 padded entries. 1 and 2 both start at 34 and ask at 50: load first.
+    """0: bus 18-20, then 33 padded entries. 1 and 2 both start at 53 and ask at 69: load first.
 
-    1: bus 50-52.   2: bus 52-53.   3: latency alone, to 69.
+    1: bus 69-71.   2: bus 71-72.   3: bus 88-96.
     """
-    stream = [Load(Memory.INP, 0, 0, 0, 0, 0, (1, 0), (15, 1), PUSH), row(Memory.INP, 16, 1, flags=PUSH),
-              row(Memory.UOP, 0, 1, flags=POP), row(Memory.ACC, 0, 0, flags=POP), Finish()]  # fmt: skip
+    stream = [
+        Load(Memory.INP, 0, 0, 1, 1, 1, (1, 0), (15, 1), PUSH),
+        row(Memory.INP, 34, 1, flags=PUSH),
+        row(Memory.UOP, 0, 1, flags=POP),
+        row(Memory.ACC, 0, 1, flags=POP),
+        Finish(),
+    ]
     spans = {s.index: (s.start, s.end) for s in run(Ram(), stream, [Uop(0)]).timeline}
-    assert spans == {0: (2, 34), 1: (34, 52), 2: (34, 53), 3: (53, 69), 4: (69, 70)}
+    assert spans == {0: (2, 53), 1: (53, 71), 2: (53, 72), 3: (72, 96), 4: (96, 97)}
     alu = [row(Memory.UOP, 0, 1), row(Memory.ACC, 0, 1), Alu(AluOpcode.ADD, True, 1, 0, 1, 1, 3), Finish()]
     spans = {s.index: (s.start, s.end) for s in run(Ram(), alu, [Uop(0)]).timeline}
     assert spans == {0: (2, 19), 1: (19, 43), 2: (43, 55), 3: (55, 56)}

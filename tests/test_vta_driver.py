@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.emit.runtime import runtime_path
+from dovetail.codegen.emit.firmware import runtime_path
+from dovetail.targets.vta import TARGET
 from dovetail.targets.vta.device import VtaDevice
 from dovetail.targets.vta.stream import assemble, assemble_uops
 from test_vta_device import BASE, CONFIG, INPUT, PIPELINE_UOPS, RESULT, WEIGHTS, Ram, but, pipeline, pipeline_result
@@ -34,12 +35,27 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler on this machine")
-    folder, source = tmp_path_factory.mktemp("vta"), Path(__file__).resolve().parents[1] / "dovetail/targets/vta/driver"
+    folder, header = tmp_path_factory.mktemp("vta"), Path(__file__).resolve().parents[1] / "dovetail/targets/vta/driver"
+    (text,) = TARGET.engines[0].files.values()
+    assert not isinstance(text, Path)
+    (folder / "vta.c").write_text(text())
     (folder / "shim.c").write_text('#include "dovetail_rt.h"\n#include "vta.h"\n' + SHIM)
-    flags = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O2", "-fPIC", "-DDOVETAIL_HOST",
-             f"-DVTA_MEMORY={BASE}u", f"-I{source}",
-             f"-I{runtime_path('dovetail_rt.h').parent}", "-shared"]  # fmt: skip
-    sources = [str(source / "vta.c"), str(folder / "shim.c")]
+    flags = [
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Wconversion",
+        "-Wshadow",
+        "-Werror",
+        "-O2",
+        "-fPIC",
+        "-DDOVETAIL_HOST",
+        f"-DVTA_MEMORY={BASE}u",
+        f"-I{header}",
+        f"-I{runtime_path('dovetail_rt.h').parent}",
+        "-shared",
+    ]
+    sources = [str(folder / "vta.c"), str(folder / "shim.c")]
     subprocess.run([compiler, *flags, *sources, "-o", str(folder / "libvta.so")], check=True)
     return ctypes.CDLL(str(folder / "libvta.so"))
 
@@ -74,9 +90,11 @@ def test_driver_tickets_wait_for_their_own_task(driver: ctypes.CDLL) -> None:
         return action() or 0
 
     read = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32)(
-        lambda address: access(lambda: device.read(address - 0x43C00000, now)))  # fmt: skip
+        lambda address: access(lambda: device.read(address - 0x43C00000, now))
+    )
     write = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32)(
-        lambda address, value: access(lambda: device.write(address - 0x43C00000, value, now)) and None)  # fmt: skip
+        lambda address, value: access(lambda: device.write(address - 0x43C00000, value, now)) and None
+    )
     driver.dovetail_connect(read, write)
     driver.vta_start.argtypes, driver.vta_start.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_uint32
     constants = ram.share(ram.view(WEIGHTS, 256).tobytes())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.config import PRESETS, VtaConfig
 from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Gemm, Instruction, Load, Memory, Store, queue_of
 from dovetail.targets.vta.lower import Tiling
 from dovetail.targets.vta.stream import Fault, StreamError, explain
@@ -27,15 +27,21 @@ TINY = VtaConfig(uop_bytes=32, inp_bytes=1024, wgt_bytes=16 * 1024, acc_bytes=40
 LAYERS = {
     "convolution": (
         Layer("conv", (9, 10), 32, 48, (3, 3), (1, 1), (1, 1, 1, 1), "channel", "channel", 5000),
-        Tiling(3, 5, 2, False), VtaConfig()),
+        Tiling(3, 5, 2, False),
+        PRESETS["fsim"],
+    ),
     "depthwise": (
-        Layer("depthwise", (10, 10), 48, 0, (3, 3), (2, 2), (1, 0, 1, 0), "uniform", "uniform", 300_000),
-        Tiling(2, 5, 2, True, 2), VtaConfig()),
+        Layer("depthwise", (10, 10), 48, 0, (3, 3), (2, 2), (1, 0, 1, 0), "none", "uniform", 300_000),
+        Tiling(2, 5, 2, True, 2),
+        VtaConfig(),
+    ),
     "streaming": (
         Layer("conv", (6, 6), 64, 48, (3, 3), (1, 1), (1, 1, 1, 1), bias=2000, rounds=True),
-        Tiling(3, 4, 1, True, 1), TINY),
+        Tiling(3, 4, 1, True, 1),
+        TINY,
+    ),
     "pool": (Layer("pool", (7, 8), 32, 0, (3, 2), (2, 2)), Tiling(2, 2, 1, False), VtaConfig()),
-}  # fmt: skip
+}
 """Layers without lanes to spare, so that every byte of the result is known."""
 
 
@@ -136,6 +142,8 @@ def shortened(good: Case) -> Iterator[Mutant]:
         load = good.instructions[number]
         assert isinstance(load, Load)
         for field in ("x_size", "y_size"):
+            if getattr(load, field) == 1:
+                continue  # a LOAD of no element has no encoding
             if load.memory is Memory.UOP and holds_already(good, number, load.x_size - 1 if field == "x_size" else 0):
                 continue
             yield changed(good, number, f"{field} - 1", **{field: getattr(load, field) - 1})
@@ -269,7 +277,7 @@ def touches(good: Case) -> list[Touch]:
     found = []
     for i in good.instructions:
         if isinstance(i, Load):
-            memory = "ACC" if i.memory is Memory.ACC_8BIT else i.memory.name
+            memory = i.memory.name
             if i.memory is Memory.UOP:
                 words = good.uops[i.dram : i.dram + i.x_size]
                 uops.update({i.sram + n: (u.dst, u.src, u.wgt) for n, u in enumerate(words)})
@@ -296,6 +304,8 @@ def _computed(i: Gemm | Alu, bits: Callable[[str, set[int]], int], expand: Calla
         return Touch(reads | bits("INP", expand(i, 1, i.src)) | bits("WGT", expand(i, 2, i.wgt)), 0, changes, "sum")
     if not i.use_imm:
         reads |= bits("ACC", expand(i, 1, i.src))
+    if i.opcode is AluOpcode.ADD:
+        return Touch(reads, 0, changes, "sum")
     return Touch(reads, 0, changes, "limit" if i.use_imm and i.opcode in (AluOpcode.MIN, AluOpcode.MAX) else "")
 
 
@@ -352,8 +362,10 @@ def same_order(known: Sequence[Touch], swapped: tuple[int, int], stream: Sequenc
     place = {first: second, second: first}
     return all(
         order[place.get(later, later)] >> place.get(earlier, earlier) & 1
-        for later in range(len(known)) for earlier in range(later) if known[earlier].before(known[later])
-    )  # fmt: skip
+        for later in range(len(known))
+        for earlier in range(later)
+        if known[earlier].before(known[later])
+    )
 
 
 @cache

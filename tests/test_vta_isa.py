@@ -33,8 +33,10 @@ from dovetail.targets.vta.isa import (
 )
 from dovetail.targets.vta.stream import Fault, StreamError, assemble, assemble_uops, disassemble, explain, listing
 from test_vta_device import (
+    CHISEL,
     CONFIG,
     END,
+    FSIM,
     INPUT,
     NONE,
     PIPELINE_UOPS,
@@ -48,10 +50,11 @@ from test_vta_device import (
     WEIGHTS,
     Ram,
     but,
+    operations,
     pipeline,
     row,
     run,
-)  # fmt: skip
+)
 
 
 def test_the_default_configuration_is_the_public_one() -> None:
@@ -73,9 +76,11 @@ def test_the_default_configuration_is_the_public_one() -> None:
         ({"queue_depth": 0}, "queue_depth must be at least 1, is 0"),
         ({"wgt_bytes": 128}, "cannot hold one tile: wgt_bytes must be at least 256, is 128"),
         ({"acc_bytes": 32}, "cannot hold one tile: acc_bytes must be at least 64, is 32"),
-        ({"uop_bytes": 65536}, "micro-operation memory must be at most 8192, are 16384"),
+        ({"uop_bytes": 65536}, "bits of a GEMM instruction must be at most 128, are 148"),
+        ({"multiplies": True, "shifts_left": True}, "MUL or SHL, not both"),
+        ({"least_shift": 1}, "SHR must take 0, takes 1 to 15"),
         ({"wgt_bytes": 512 * 1024}, "(dst + src + wgt) must be at most 32, are 33"),
-        ({"wgt_bytes": 65536, "inp_bytes": 65536}, "ALU instruction must be at most 44, are 46"),
+        ({"wgt_bytes": 65536, "inp_bytes": 8192, "acc_bytes": 1 << 18}, "ALU instruction must be at most 128, are 144"),
         ({"block": 1, "inp_bytes": 128 * 1024}, "entries of INP must be at most 65536, are 131072"),
     ],
 )
@@ -93,12 +98,32 @@ def test_indices_may_use_all_bits_of_a_micro_operation() -> None:
 
 # The 128 bits again: (field, width) from the least significant bit; "high" begins at bit 64.
 HEAD = [("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("push_next", 1)]
-MEM = [*HEAD, ("memory_type", 3), ("sram_base", 16), ("dram_base", 32), ("high", 0), ("y_size", 16), ("x_size", 16),
-       ("x_stride", 16), ("y_pad_0", 4), ("y_pad_1", 4), ("x_pad_0", 4), ("x_pad_1", 4)]  # fmt: skip
+MEM = [
+    *HEAD,
+    ("memory_type", 3),
+    ("sram_base", 16),
+    ("dram_base", 32),
+    ("high", 0),
+    ("y_size", 16),
+    ("x_size", 16),
+    ("x_stride", 16),
+    ("y_pad_0", 4),
+    ("y_pad_1", 4),
+    ("x_pad_0", 4),
+    ("x_pad_1", 4),
+]
 LOOPS = [*HEAD, ("reset", 1), ("uop_bgn", 13), ("uop_end", 14), ("iter_out", 14), ("iter_in", 14), ("high", 0)]
 GEMM = [*LOOPS, ("dst_out", 11), ("dst_in", 11), ("src_out", 11), ("src_in", 11), ("wgt_out", 10), ("wgt_in", 10)]
-ALU = [*LOOPS, ("dst_out", 11), ("dst_in", 11), ("src_out", 11), ("src_in", 11), ("alu_opcode", 3), ("use_imm", 1),
-       ("imm", 16)]  # fmt: skip
+ALU = [
+    *LOOPS,
+    ("dst_out", 11),
+    ("dst_in", 11),
+    ("src_out", 11),
+    ("src_in", 11),
+    ("alu_opcode", 3),
+    ("use_imm", 1),
+    ("imm", 16),
+]
 
 
 def bits(table: list[tuple[str, int]], **values: int) -> tuple[int, ...]:
@@ -117,25 +142,67 @@ def bits(table: list[tuple[str, int]], **values: int) -> tuple[int, ...]:
 def test_bits_are_those_of_the_field_table() -> None:
     load = Load(Memory.INP, 0x123, 0x89ABCDEF, 7, 9, 300, (1, 2), (3, 4), Flags(pop_next=True, push_next=True))
     assert encode(load, CONFIG) == bits(
-        MEM, opcode=0, pop_next=1, push_next=1, memory_type=2, sram_base=0x123, dram_base=0x89ABCDEF, y_size=7,
-        x_size=9, x_stride=300, y_pad_0=1, y_pad_1=2, x_pad_0=3, x_pad_1=4,
-    )  # fmt: skip
+        MEM,
+        opcode=0,
+        pop_next=1,
+        push_next=1,
+        memory_type=2,
+        sram_base=0x123,
+        dram_base=0x89ABCDEF,
+        y_size=7,
+        x_size=9,
+        x_stride=300,
+        y_pad_0=1,
+        y_pad_1=2,
+        x_pad_0=3,
+        x_pad_1=4,
+    )
     store = Store(Memory.OUT, 5, 6, 7, 8, 9, Flags(pop_prev=True, push_prev=True))
-    assert encode(store, CONFIG) == bits(MEM, opcode=1, pop_prev=1, push_prev=1, memory_type=4, sram_base=5,
-                                         dram_base=6, y_size=7, x_size=8, x_stride=9)  # fmt: skip
+    assert encode(store, CONFIG) == bits(
+        MEM, opcode=1, pop_prev=1, push_prev=1, memory_type=4, sram_base=5, dram_base=6, y_size=7, x_size=8, x_stride=9
+    )
     gemm = Gemm(True, 8191, 8192, 16383, 3, (2047, 1), (2, 2046), (1023, 5), Flags(True, False, True, False))
     assert encode(gemm, CONFIG) == bits(
-        GEMM, opcode=2, pop_prev=1, push_prev=1, reset=1, uop_bgn=8191, uop_end=8192, iter_out=16383, iter_in=3,
-        dst_out=2047, dst_in=1, src_out=2, src_in=2046, wgt_out=1023, wgt_in=5,
-    )  # fmt: skip
+        GEMM,
+        opcode=2,
+        pop_prev=1,
+        push_prev=1,
+        reset=1,
+        uop_bgn=8191,
+        uop_end=8192,
+        iter_out=16383,
+        iter_in=3,
+        dst_out=2047,
+        dst_in=1,
+        src_out=2,
+        src_in=2046,
+        wgt_out=1023,
+        wgt_in=5,
+    )
     alu = Alu(AluOpcode.SHR, True, -3, 1, 2, 3, 4, (5, 6), (7, 8), Flags(push_next=True))
     assert encode(alu, CONFIG) == bits(
-        ALU, opcode=4, push_next=1, uop_bgn=1, uop_end=2, iter_out=3, iter_in=4, dst_out=5, dst_in=6, src_out=7,
-        src_in=8, alu_opcode=3, use_imm=1, imm=-3,
-    )  # fmt: skip
+        ALU,
+        opcode=4,
+        push_next=1,
+        uop_bgn=1,
+        uop_end=2,
+        iter_out=3,
+        iter_in=4,
+        dst_out=5,
+        dst_in=6,
+        src_out=7,
+        src_in=8,
+        alu_opcode=3,
+        use_imm=1,
+        imm=-3,
+    )
     assert encode(Finish(Flags(pop_next=True)), CONFIG) == bits(HEAD, opcode=3, pop_next=1)
     assert encode_uop(Uop(2047, 1, 3), CONFIG) == 2047 | 1 << 11 | 3 << 22
     assert assemble([store], CONFIG) == b"".join(word.to_bytes(4, "little") for word in encode(store, CONFIG))
+
+
+DEEP = VtaConfig(uop_bytes=1 << 13, inp_bytes=1 << 16, acc_bytes=1 << 16)
+"""Fewer micro-operations than the public configurations; more INP than ACC."""
 
 
 def pairs(limit: int) -> st.SearchStrategy[tuple[int, int]]:
@@ -147,14 +214,16 @@ def instructions(draw: st.DrawFn, config: VtaConfig) -> Instruction:
     """Any instruction that has an encoding."""
     kind = draw(st.sampled_from(("load", "store", "gemm", "alu", "finish")))
     flags = Flags(*(draw(st.booleans()) for _ in range(4)))
-    begin, end, outer, inner = (draw(st.integers(0, limit)) for limit in (8191, 16383, 16383, 16383))
+    uops = config.uop_entries
+    begin, end, outer, inner = (draw(st.integers(0, limit)) for limit in (uops - 1, 2 * uops - 1, 16383, 16383))
     dst, src, wgt = (draw(pairs(n - 1)) for n in (config.acc_entries, config.inp_entries, config.wgt_entries))
     if kind == "gemm":
         return Gemm(draw(st.booleans()), begin, end, outer, inner, dst, src, wgt, flags)
     if kind == "alu":
-        imm = draw(st.integers(-(2**15), 2**15 - 1))
-        return Alu(draw(st.sampled_from(AluOpcode)), draw(st.booleans()), imm, begin, end, outer, inner,
-                   dst, src, flags)  # fmt: skip
+        opcode, src = draw(st.sampled_from(operations(config))), draw(pairs(config.acc_entries - 1))
+        limits = (config.least_shift, config.most_shift) if opcode is AluOpcode.SHR else (-(2**15), 2**15 - 1)
+        imm = draw(st.integers(*limits))
+        return Alu(opcode, draw(st.booleans()), imm, begin, end, outer, inner, dst, src, flags)
     if kind == "finish":
         return Finish(flags)
     sram, dram, y, x, stride = (draw(st.integers(0, limit)) for limit in (65535, 2**32 - 1, 65535, 65535, 65535))
@@ -163,11 +232,13 @@ def instructions(draw: st.DrawFn, config: VtaConfig) -> Instruction:
     memory = draw(st.sampled_from([m for m in Memory if m is not Memory.OUT]))
     if memory in (Memory.INP, Memory.WGT):
         flags = Flags(pop_next=flags.pop_next, push_next=flags.push_next)
-    return Load(memory, sram, dram, y, x, stride, draw(pairs(15)), draw(pairs(15)), flags)
+    y, x = (1 if memory is Memory.UOP else max(1, y)), max(1, x)
+    pads = [draw(pairs(15)) if memory in (Memory.INP, Memory.ACC) else (0, 0) for _ in "yx"]
+    return Load(memory, sram, dram, y, x, stride, pads[0], pads[1], flags)
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.data(), st.sampled_from((CONFIG, SMALL)))
+@given(st.data(), st.sampled_from((CONFIG, SMALL, FSIM, CHISEL, DEEP)))
 def test_decoding_undoes_encoding(data: st.DataObject, config: VtaConfig) -> None:
     found = data.draw(st.lists(instructions(config), max_size=4))
     assert [decode(encode(i, config), config) for i in found] == found
@@ -191,6 +262,12 @@ def test_decoding_undoes_encoding(data: st.DataObject, config: VtaConfig) -> Non
         (Gemm(False, 0, 1, 1, 1, src=(-1, 0)), "field src_out must be 0 to 2047, is -1"),
         (Alu(AluOpcode.ADD, True, 32768, 0, 1, 1, 1), "field imm must be -32768 to 32767, is 32768"),
         (Alu(AluOpcode.ADD, True, 0, 0, 1, 1, 1, reset=True), "reset bit"),
+        (Alu(AluOpcode.MUL, True, 0, 0, 1, 1, 1), "this ALU has no MUL"),
+        (Alu(AluOpcode.SHL, True, 0, 0, 1, 1, 1), "this ALU has no SHL"),
+        (Alu(AluOpcode.SHR, True, 16, 0, 1, 1, 1), "SHR must be by -16 to 15, is by 16"),
+        (Load(Memory.INP, 0, 0, 0, 1, 1), "a LOAD of no element"),
+        (Load(Memory.WGT, 0, 0, 1, 1, 1, x_pad=(0, 1)), "WGT cannot be padded"),
+        (Load(Memory.UOP, 0, 0, 2, 1, 1), "UOP is loaded in one row, not 2"),
         (Load(Memory.OUT, 0, 0, 1, 1, 1), "OUT cannot be loaded"),
         (Store(Memory.ACC, 0, 0, 1, 1, 1), "only OUT can be stored, not ACC"),
         (Load(Memory.WGT, 0, 0, 1, 1, 1, flags=Flags(pop_prev=True)), "no previous queue"),
@@ -213,13 +290,15 @@ def test_uop_fields_have_limits() -> None:
     ("words", "message"),
     [
         (bits(HEAD, opcode=5), "opcode 5 is unknown"),
-        (bits(MEM, memory_type=6), "memory type 6 is unknown"),
+        (bits(MEM, memory_type=5, x_size=1, y_size=1), "memory type 5 is unknown; there are 0 to 4"),
+        (bits(MEM, memory_type=3), "a LOAD of no element"),
         (bits(MEM, memory_type=4), "OUT cannot be loaded"),
         (bits(MEM, opcode=1, memory_type=2), "only OUT can be stored"),
         (bits(MEM, opcode=1, memory_type=4, x_pad_0=1), "a STORE cannot pad"),
+        (bits(ALU, opcode=4, alu_opcode=4), "ALU operation 4 is unknown; there are 0 to 3"),
         (bits(ALU, opcode=4, alu_opcode=5), "ALU operation 5 is unknown"),
         ((3 | 1 << 20, 0, 0, 0), "a bit outside all fields is set"),
-        (bits(MEM, memory_type=2, push_prev=1), "no previous queue"),
+        (bits(MEM, memory_type=2, x_size=1, y_size=1, push_prev=1), "no previous queue"),
     ],
 )
 def test_what_is_no_instruction_is_named(words: Any, message: str) -> None:
@@ -243,28 +322,29 @@ def test_queues_and_printed_forms() -> None:
         Load(Memory.WGT, 0, 0, 1, 1, 1),
         Load(Memory.UOP, 0, 0, 1, 1, 1),
         Load(Memory.ACC, 0, 0, 1, 1, 1),
-        Load(Memory.ACC_8BIT, 0, 0, 1, 1, 1),
         Gemm(False, 0, 2, 3, 4, (5, 6), (7, 8), (9, 10), Flags(pop_prev=True)),
         Alu(AluOpcode.MAX, True, -7, 0, 1, 2, 3),
         Alu(AluOpcode.MUL, False, 0, 0, 1, 2, 3),
         Store(Memory.OUT, 1, 2, 3, 4, 5),
         Finish(),
     ]
-    assert [queue_of(i) for i in stream] == ["load", "load", *["compute"] * 6, "store", "compute"]
-    lines = listing(assemble(stream, CONFIG), CONFIG).splitlines()
+    assert [queue_of(i) for i in stream] == ["load", "load", *["compute"] * 5, "store", "compute"]
+    lines = listing(assemble(stream, FSIM), FSIM).splitlines()
     assert lines[0] == "    0 load    LOAD INP[3] <- dram 40, 2 x 5 stride 7 pad y 1,0 x 0,2 [push next]"
-    assert explain(stream[5]) == "GEMM uops 0..2 x 3 x 4 dst +5,6 src +7,8 wgt +9,10 [pop prev]"
-    assert explain(stream[6]) == "ALU MAX imm -7 uops 0..1 x 2 x 3 dst +0,0 src +0,0"
-    assert explain(stream[8]) == "STORE OUT[1] -> dram 2, 3 x 4 stride 5" and len(lines) == len(stream)
+    assert explain(stream[4]) == "GEMM uops 0..2 x 3 x 4 dst +5,6 src +7,8 wgt +9,10 [pop prev]"
+    assert explain(stream[5]) == "ALU MAX imm -7 uops 0..1 x 2 x 3 dst +0,0 src +0,0"
+    assert explain(stream[7]) == "STORE OUT[1] -> dram 2, 3 x 4 stride 5" and len(lines) == len(stream)
 
 
 # -- faults: each is a mutation of `pipeline`
 
 
 BUFFERS = (
-    BufferRange("uops", UOPS, 8, True, False), BufferRange("input", INPUT, 512, True, False),
-    BufferRange("weights", WEIGHTS, 256, True, False), BufferRange("result", RESULT, 512, True, True, complete=True),
-)  # fmt: skip
+    BufferRange("uops", UOPS, 8, True, False),
+    BufferRange("input", INPUT, 512, True, False),
+    BufferRange("weights", WEIGHTS, 256, True, False),
+    BufferRange("result", RESULT, 512, True, True, complete=True),
+)
 
 
 def changed(**changes: Any) -> list[Instruction]:
@@ -276,66 +356,115 @@ def changed(**changes: Any) -> list[Instruction]:
 
 
 FAULTS: list[tuple[Fault, list[Instruction], str]] = [
-    (Fault.DEADLOCK, changed(i3={"flags": NONE}),
-     r"compute waits with instruction 8 \(GEMM .*for a token from load \(all 1 it ever gets are taken\); "
-     r"store waits with instruction 9 .*from compute \(next to push one is instruction 8 "),
-    (Fault.DEADLOCK, changed(i1={"flags": Flags(pop_next=True)}),
-     r"load waits with instruction 1 .*from compute \(no instruction pushes one\); compute waits with instruction 5"),
-    (Fault.RACE, changed(i2={"flags": NONE}, i5={"flags": PUSH}),
-     r"instruction 5 \(GEMM .*reads WGT entry 0, which instruction 1 \(LOAD .*writes, and no token"),
-    (Fault.RACE, changed(i1={"flags": PUSH}, i2={"flags": NONE}, i4={"flags": POP}, i5={"flags": PUSH}),
-     r"instruction 5 \(GEMM .*reads INP entry 0, which instruction 2 \(LOAD .*writes, and no token"),
+    (
+        Fault.DEADLOCK,
+        changed(i3={"flags": NONE}),
+        r"compute waits with instruction 8 \(GEMM .*for a token from load \(all 1 it ever gets are taken\); "
+        r"store waits with instruction 9 .*from compute \(next to push one is instruction 8 ",
+    ),
+    (
+        Fault.DEADLOCK,
+        changed(i1={"flags": Flags(pop_next=True)}),
+        r"load waits with instruction 1 .*from compute \(no instruction pushes one\); compute waits with instruction 5",
+    ),
+    (
+        Fault.RACE,
+        changed(i2={"flags": NONE}, i5={"flags": PUSH}),
+        r"instruction 5 \(GEMM .*reads WGT entry 0, which instruction 1 \(LOAD .*writes, and no token",
+    ),
+    (
+        Fault.RACE,
+        changed(i1={"flags": PUSH}, i2={"flags": NONE}, i4={"flags": POP}, i5={"flags": PUSH}),
+        r"instruction 5 \(GEMM .*reads INP entry 0, which instruction 2 \(LOAD .*writes, and no token",
+    ),
     # long after the loads, but only by luck
-    (Fault.RACE, changed(i2={"flags": NONE}, i5={"flags": PUSH}, i4={"iter_in": 300, "dst": (1, 1)}),
-     r"instruction 5 \(GEMM .*reads INP entry 0, which instruction 2 \(LOAD .*writes, and no token"),
+    (
+        Fault.RACE,
+        changed(i2={"flags": NONE}, i5={"flags": PUSH}, i4={"iter_in": 300, "dst": (1, 1)}),
+        r"instruction 5 \(GEMM .*reads INP entry 0, which instruction 2 \(LOAD .*writes, and no token",
+    ),
     (Fault.RACE, changed(i3={"sram": 0}), r"instruction 5 \(GEMM .*reads INP entry 0, which instruction 3 \(LOAD"),
     # the store of the first half comes before any GEMM has run
-    (Fault.RACE, changed(i4={"flags": POP}, i5={"flags": PUSH}, i6={"flags": NONE}, i9={"flags": STORED}),
-     r"instruction 4 \(GEMM reset.*writes OUT entry 0, which instruction 6 \(STORE .*reads"),
+    (
+        Fault.RACE,
+        changed(i4={"flags": POP}, i5={"flags": PUSH}, i6={"flags": NONE}, i9={"flags": STORED}),
+        r"instruction 4 \(GEMM reset.*writes OUT entry 0, which instruction 6 \(STORE .*reads",
+    ),
     # 0x7000 elements after the input begins the result
-    (Fault.RACE, [*pipeline()[:7], row(Memory.INP, 40, 1, 0x7003), *pipeline()[7:]],
-     r"address 0x80080030, which instruction \d \((STORE|LOAD) "),
-    (Fault.RACE, [*pipeline()[:6], row(Memory.ACC_8BIT, 40, 1, 0x7003), *pipeline()[6:]],
-     r"instruction 7 \(STORE .*stores address 0x80080030, which instruction 6 \(LOAD ACC_8BIT.*loads"),
-    (Fault.RACE, changed(i5={"flags": POP}, i6={"flags": NONE}),
-     r"instruction 4 \(GEMM reset.*writes OUT entry 0, which instruction 6 \(STORE .*reads"),
-    (Fault.BOUNDS, changed(i3={"sram": 2040}),
-     r"instruction 3 \(LOAD INP\[2040\].*touches INP entries 2040 to 2055; there are 0 to 2047"),
-    (Fault.BOUNDS, changed(i5={"uop_begin": 8000, "uop_end": 9000}),
-     "instruction 5 .*touches UOP entries 8000 to 8999; there are 0 to 8191"),
+    (
+        Fault.RACE,
+        [*pipeline()[:7], row(Memory.INP, 40, 1, 0x7003), *pipeline()[7:]],
+        r"address 0x80080030, which instruction \d \((STORE|LOAD) ",
+    ),
+    (
+        Fault.RACE,
+        changed(i5={"flags": POP}, i6={"flags": NONE}),
+        r"instruction 4 \(GEMM reset.*writes OUT entry 0, which instruction 6 \(STORE .*reads",
+    ),
+    (
+        Fault.BOUNDS,
+        changed(i3={"sram": 2040}),
+        r"instruction 3 \(LOAD INP\[2040\].*touches INP entries 2040 to 2055; there are 0 to 2047",
+    ),
+    (
+        Fault.BOUNDS,
+        changed(i5={"uop_begin": 8000, "uop_end": 9000}),
+        "instruction 5 .*touches UOP entries 8000 to 8999; there are 0 to 8191",
+    ),
     (Fault.BOUNDS, changed(i5={"uop_begin": 2, "uop_end": 1}), "the last comes before the first"),
     (Fault.BOUNDS, changed(i7={"dst": (200, 0)}), "instruction 7 .*touches ACC entries 16 to 3016"),
     (Fault.BOUNDS, changed(i8={"src": (200, 0)}), "instruction 8 .*touches INP entries 16 to 3016"),
     (Fault.BOUNDS, changed(i8={"wgt": (1000, 0)}), "instruction 8 .*touches WGT entries 0 to 15000"),
     (Fault.BOUNDS, changed(i6={"sram": 2047}), "instruction 6 .*touches OUT entries 2047 to 2062"),
-    (Fault.BOUNDS, changed(i3={"dram": 17}),
-     r"instruction 3 .*loads the row 0x80010110 to 0x8001020f, which is not inside one readable buffer"),
-    (Fault.BOUNDS, changed(i9={"y_size": 2, "x_size": 8, "x_stride": 9}),
-     r"instruction 9 .*stores the row 0x80080190 to 0x8008020f, which is not inside one writable buffer"),
+    (
+        Fault.BOUNDS,
+        changed(i3={"dram": 17}),
+        r"instruction 3 .*loads the row 0x80010110 to 0x8001020f, which is not inside one readable buffer",
+    ),
+    (
+        Fault.BOUNDS,
+        changed(i9={"y_size": 2, "x_size": 8, "x_stride": 9}),
+        r"instruction 9 .*stores the row 0x80080190 to 0x8008020f, which is not inside one writable buffer",
+    ),
     (Fault.BOUNDS, changed(i3={"dram": 2**28}), "reaches address 0x1800100ff; the last one is 0xffffffff"),
     (Fault.UNINITIALISED, changed(i1={"sram": 1}), "instruction 5 .*reads WGT entry 0, which this stream has not"),
     (Fault.UNINITIALISED, changed(i0={"x_size": 1}), "instruction 7 .*reads UOP entry 1, "),
     (Fault.UNINITIALISED, changed(i3={"x_size": 15}), "instruction 8 .*reads INP entry 31, "),
     (Fault.UNINITIALISED, changed(i7={"iter_out": 15}), "instruction 8 .*reads ACC entry 31, "),
     (Fault.UNINITIALISED, changed(i9={"sram": 17}), r"instruction 9 \(STORE .*reads OUT entry 32, "),
-    (Fault.HAZARD, changed(i5={"dst": (0, 0)}),
-     "instruction 5 .*outer iteration and the first of the next both write ACC entry 0"),
+    (
+        Fault.HAZARD,
+        changed(i5={"dst": (0, 0)}),
+        "instruction 5 .*outer iteration and the first of the next both write ACC entry 0",
+    ),
     (Fault.HAZARD, changed(i5={"iter_out": 1, "iter_in": 16}), "instruction 5 .*inner iteration and the first"),
-    (Fault.HAZARD, changed(i5={"iter_out": 2, "iter_in": 8, "dst": (7, 1)}),
-     "instruction 5 .*outer iteration and the first of the next both write ACC entry 7"),
+    (
+        Fault.HAZARD,
+        changed(i5={"iter_out": 2, "iter_in": 8, "dst": (7, 1)}),
+        "instruction 5 .*outer iteration and the first of the next both write ACC entry 7",
+    ),
     (Fault.HAZARD, changed(i5={"iter_in": 2}), "instruction 5 .*inner iteration and the first of the next both write"),
-    (Fault.LEFTOVER, changed(i5={"flags": Flags(pop_prev=True, push_prev=True, push_next=True)}),
-     r"1 from compute to load, the first pushed by instruction 5 \(GEMM"),
+    (
+        Fault.LEFTOVER,
+        changed(i5={"flags": Flags(pop_prev=True, push_prev=True, push_next=True)}),
+        r"1 from compute to load, the first pushed by instruction 5 \(GEMM",
+    ),
     (Fault.UNFINISHED, pipeline()[:-1], r"no FINISH; the last of 10 is instruction 9 \(STORE"),
     (Fault.UNFINISHED, [*pipeline(), Finish()], r"instruction 11 \(FINISH\) comes after instruction 10 \(FINISH"),
     (Fault.UNFINISHED, [], "empty"),
-    (Fault.REWRITTEN, changed(i9={"dram": 15}),
-     r"instruction 9 .*stores address 0x800800f0, which instruction 6 \(STORE .*stored before"),
+    (
+        Fault.REWRITTEN,
+        changed(i9={"dram": 15}),
+        r"instruction 9 .*stores address 0x800800f0, which instruction 6 \(STORE .*stored before",
+    ),
     (Fault.REWRITTEN, changed(i9={"y_size": 2, "x_size": 8, "x_stride": 7}), "stores address 0x80080170 twice itself"),
-    (Fault.UNWRITTEN, changed(i9={"x_size": 15}),
-     "no instruction stores address 0x800801f0, byte 496 of the 512 of buffer 'result'"),
+    (
+        Fault.UNWRITTEN,
+        changed(i9={"x_size": 15}),
+        "no instruction stores address 0x800801f0, byte 496 of the 512 of buffer 'result'",
+    ),
     (Fault.UNWRITTEN, changed(i6={"sram": 1, "dram": 1, "x_size": 15}), "0x80080000, byte 0 of the 512"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "stream", "message"), FAULTS, ids=[f"{n}-{f[0].name}" for n, f in enumerate(FAULTS)])
@@ -359,19 +488,26 @@ def test_followed_bytes_are_those_stored(rows: list[Rows]) -> None:
 
 def test_the_order_tokens_give_reaches_memory() -> None:
     """A LOAD of what a STORE has written is no race once store, compute and load have passed a token on."""
-    relay = row(Memory.ACC, 0, 0, flags=Flags(pop_next=True, push_prev=True))
+    relay = Alu(AluOpcode.ADD, True, 0, 0, 1, 0, 1, flags=Flags(pop_next=True, push_prev=True))
     again = row(Memory.INP, 0, 1, 0x7003, Flags(pop_next=True, push_next=True))
     use = Gemm(True, 0, 1, 1, 1, flags=POP)
     run(Ram(), [*pipeline()[:-1], relay, again, use, Finish()], PIPELINE_UOPS, buffers=BUFFERS)
 
 
 def test_a_fetch_that_waits_is_part_of_a_deadlock() -> None:
-    stream: list[Instruction] = [row(Memory.INP, 0, 1, flags=Flags(pop_next=True)), row(Memory.INP, 1, 1),
-              row(Memory.ACC, 0, 1, flags=Flags(push_prev=True)), Finish()]  # fmt: skip
+    stream: list[Instruction] = [
+        row(Memory.INP, 0, 1, flags=Flags(pop_next=True)),
+        row(Memory.INP, 1, 1),
+        row(Memory.ACC, 0, 1, flags=Flags(push_prev=True)),
+        Finish(),
+    ]
     assert estimate(assemble(stream, CONFIG), CONFIG).cycles > 0
     narrow = replace(CONFIG, queue_depth=1)
-    with pytest.raises(StreamError, match=r"next to push one is instruction 2 .*; the fetch waits with instruction 1 "
-                                          r".*for one of the 1 places of the load queue") as caught:  # fmt: skip
+    with pytest.raises(
+        StreamError,
+        match=r"next to push one is instruction 2 .*; the fetch waits with instruction 1 "
+        r".*for one of the 1 places of the load queue",
+    ) as caught:
         estimate(assemble(stream, narrow), narrow)
     assert caught.value.kind is Fault.DEADLOCK
 
@@ -391,11 +527,13 @@ def test_accesses_outside_memory_and_checks_left_out() -> None:
 def test_estimates_are_fast() -> None:
     stream: list[Instruction] = []
     for k in range(400):
-        stream += [row(Memory.INP, 0, 64, flags=Flags(pop_next=k > 0, push_next=True)), row(Memory.ACC, 0, 256),
-                   Gemm(False, 0, 16, 4, 1, (196, 0), flags=POP),
-                   Alu(AluOpcode.SHR, True, 3, 0, 16, 1, 1,
-                       flags=Flags(push_prev=k < 399, push_next=True, pop_next=k > 0)),
-                   Store(Memory.OUT, 0, 64 * k, 1, 16, 16, STORED)]  # fmt: skip
+        stream += [
+            row(Memory.INP, 0, 64, flags=Flags(pop_next=k > 0, push_next=True)),
+            row(Memory.ACC, 0, 256),
+            Gemm(False, 0, 16, 4, 1, (196, 0), flags=POP),
+            Alu(AluOpcode.SHR, True, 3, 0, 16, 1, 1, flags=Flags(push_prev=k < 399, push_next=True, pop_next=k > 0)),
+            Store(Memory.OUT, 0, 64 * k, 1, 16, 16, STORED),
+        ]
     image, times = assemble([*stream, END], CONFIG), []
     for _ in range(5):
         started = time.process_time()

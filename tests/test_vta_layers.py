@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from dovetail.errors import PlanError
 from dovetail.targets.vta import cost
-from dovetail.targets.vta.config import VtaConfig
+from dovetail.targets.vta.config import PRESETS, VtaConfig
+from dovetail.targets.vta.cost import Tiling
 from dovetail.targets.vta.executor import estimate
-from dovetail.targets.vta.lower import Tiling
 from dovetail.targets.vta.stream import listing
 from vta_layers import RESNET, Layer, case_of, default_tiling, graph_of
 
@@ -104,22 +104,33 @@ CONFIGS = {
     "block of 8": VtaConfig(block=8, uop_bytes=8192, inp_bytes=8192, wgt_bytes=65536, acc_bytes=32768),
     "block of 32": VtaConfig(block=32),
     "batch of 2": VtaConfig(batch=2),
+    "small INP": VtaConfig(inp_bytes=2048, acc_bytes=32768),
+    "with MUL": PRESETS["fsim"],
+    "of Chisel": PRESETS["de10nano"],
 }
 KINDS: dict[str, dict[str, Any]] = {
-    "padded convolution": {"kind": "conv", "scale": "channel", "shift": "channel", "bias": 3_000_000, "pads": True},
+    "padded convolution": {"kind": "conv", "shift": "channel", "bias": 3_000_000, "pads": True},
     "uneven stride": {"kind": "conv", "shift": "uniform", "bias": 5000, "rounds": True, "stride": (2, 1), "pads": True},
-    "wide stride": {"kind": "conv", "scale": "uniform", "shift": "channel", "stride": (3, 2)},
-    "padded depthwise": {"kind": "depthwise", "scale": "channel", "bias": 4000, "stride": (2, 2), "pads": True},
-    "depthwise": {"kind": "depthwise", "scale": "none", "shift": "none", "stride": (1, 3)},
-    "dense": {"kind": "dense", "scale": "uniform", "shift": "channel", "bias": 1_000_000},
+    "wide stride": {"kind": "conv", "shift": "far", "bias": 80_000_000, "stride": (3, 2)},
+    "padded depthwise": {"kind": "depthwise", "bias": 4000, "stride": (2, 2), "pads": True},
+    "depthwise": {"kind": "depthwise", "shift": "none", "stride": (1, 3)},
+    "dense": {"kind": "dense", "shift": "channel", "bias": 1_000_000},
     "pool": {"kind": "pool", "stride": (2, 3)},
+    "scaled convolution": {"kind": "conv", "scale": "channel", "shift": "channel", "bias": 5000, "pads": True},
+    "digits": {"kind": "conv", "scale": "digits", "shift": "channel", "bias": 5000, "pads": True},
+    "dense, digits": {"kind": "dense", "scale": "digits", "shift": "channel", "bias": 1_000_000},
+    "scaled dense": {"kind": "dense", "scale": "uniform", "shift": "channel", "bias": 1_000_000},
 }
 """What of a layer decides its schedule; one is made per kind and lanes, which takes seconds."""
+SCALED = ("scaled convolution", "scaled dense")
 CASES = [
-    *((name, kind) for name in ("default", "tiny", "bus of 16") for kind in KINDS),
+    *((name, kind) for name in ("default", "tiny", "bus of 16") for kind in KINDS if kind not in SCALED),
     *(("block of 8", kind) for kind in ("padded convolution", "padded depthwise", "pool")),
     *(("block of 32", kind) for kind in ("uneven stride", "dense")),
     *(("batch of 2", kind) for kind in ("uneven stride", "depthwise", "dense", "pool")),
+    *(("small INP", kind) for kind in ("digits", "pool")),
+    *(("with MUL", kind) for kind in SCALED),
+    *(("of Chisel", kind) for kind in ("padded convolution", "wide stride", "digits")),
 ]
 
 
@@ -137,21 +148,22 @@ def layers(draw: st.DrawFn, kind: dict[str, Any], config: VtaConfig) -> tuple[La
     pads = tuple(draw(st.integers(0, 3)) for _ in range(4)) if kind.get("pads") else (0, 0, 0, 0)
     assume(bool(kind.get("pads")) == any(pads))
     padded = size[0] + pads[0] + pads[1], size[1] + pads[2] + pads[3]
-    window = min(7, kernel[0], padded[0]), min(7, kernel[1], padded[1])
+    window = min(kernel[0], padded[0]), min(kernel[1], padded[1])
     fields = {**kind, "pads": pads, "kernel": window, "images": images}
     return Layer(size=size, channels=channels, outputs=outputs, **fields), seed
 
 
 @st.composite
-def tilings(draw: st.DrawFn, shape: cost.Shape) -> Tiling:
+def tilings(draw: st.DrawFn, shape: cost.RegionShape) -> Tiling:
     """Any tiling, whether it fits or not."""
     rows, columns, blocks = (draw(st.integers(1, n)) for n in (shape.rows, shape.columns, shape.out_blocks))
     return Tiling(rows, columns, blocks, draw(st.booleans()), draw(st.sampled_from((0, 1, 2, 3, 4, 8))))
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
-          phases=(Phase.generate,))  # fmt: skip
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, phases=(Phase.generate,)
+)
 @given(data=st.data())
 def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:
     """Whatever tiling fits, by the closed form's word, is lowered without a fault and gives the graph's result."""
@@ -173,7 +185,11 @@ def test_random_layers(name: str, kind: str, data: st.DataObject) -> None:
     np.testing.assert_array_equal(case.found(memory), case.expected)
     assert execution == estimate(case.stream, config)
     if kind == "padded convolution":
-        assert shape.digits > 1
+        assert (shape.digits, shape.parameters) == (0, 2), "such a bias is added, not multiplied"
+    if "digits" in kind:
+        assert shape.parts in (1, 2) and shape.alu >= 3 * shape.parts + 3
+    if kind == "wide stride":
+        assert shape.alu == (5 if config.most_shift < 17 else 4), "two shifts where one does not reach"
 
 
 def test_batch_of_2_uses_each_weight_once_for_both_images() -> None:

@@ -8,25 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail import zoo
+from dovetail.codegen.emit import write_project
+from dovetail.codegen.emit.project import defines
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare, sample_inputs
-from dovetail.emit import write_project
-from dovetail.emit.project import defines
-from dovetail.graph.graph import Graph, Node, evaluate
-from dovetail.graph.types import Array
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.graph import Graph, Node, evaluate
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat
+from dovetail.ir.types import Array
 from dovetail.run import RunResult, open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.tools import zoo
 from firmware import require_chip
 from oracles import derived_file
 from test_end_to_end import integer_graph, network_file, output_step, run, stored
 
-MOST_LSB = {"ic_resnet8": 4, "vww_mobilenetv1": 1}
+pytestmark = pytest.mark.oracles
+
+MOST_LSB = {"ic_resnet8": 6, "kws_dscnn": 4, "vww_mobilenetv1": 4}
 """Largest difference from `tflm` before the softmax, in steps of the logits, as measured."""
-LEAST_AGREED = {"ic_resnet8": 11, "vww_mobilenetv1": 13}
+LEAST_AGREED = {"ic_resnet8": 12, "kws_dscnn": 13, "vww_mobilenetv1": 13}
 """Inputs of 13 for which the decision is the reference's, as measured; the inputs are seeded noise, with near ties."""
-MOST_STEPS = 2
+MOST_STEPS = 4
 """Of the ONNX model's output, as measured."""
 RUN = 4
 """Stored inputs run on the simulated chip; the integer graph, which it equals, is evaluated on all of them."""
@@ -55,11 +58,14 @@ def assert_equals_graph(compiled: Compiled, inputs: list[dict[str, Array]], resu
             np.testing.assert_array_equal(outputs[value], expected[value])
 
 
+def on_core(compiled: Compiled) -> list[Node]:
+    """Operators of the network that are not on the engine."""
+    return [node for region in compiled.regions if region.engine is None for node in region.graph.nodes]
+
+
 def macs_on_core(compiled: Compiled) -> list[Node]:
-    """Linear layers of the network that are not on the engine."""
-    linear = (Conv2d, DepthwiseConv2d, FullyConnected)
-    return [node for region in compiled.regions if region.engine is None for node in region.graph.nodes
-            if isinstance(node.operator, linear)]  # fmt: skip
+    """Linear layers among them."""
+    return [node for node in on_core(compiled) if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected)]
 
 
 @pytest.mark.parametrize("name", MOST_LSB)
@@ -72,6 +78,7 @@ def test_networks_equal_the_integer_graph(name: str, tmp_path: Path) -> None:
     result = run(compiled, tmp_path / "build", inputs)
     assert_equals_graph(compiled, inputs, result)
     assert macs_on_core(compiled) == []
+    assert not any(isinstance(node.operator, Concat) for node in on_core(compiled)), "sums read operands where they lie"
     inference = result.simulation.inferences[0]
     macs = sum(activity.macs for activity in inference.activities["vta"])
     print(f"{name}: {inference.total_cycles} cycles, {len(inference.activities['vta'])} launches, {macs} MACs on vta")
@@ -98,8 +105,10 @@ def test_decisions_are_those_of_micro(name: str) -> None:
             margins.append(int(wanted.max() - wanted[answer]))
         else:
             assert micro[answer] == micro.max()
-    print(f"{name}: decides as tflm for {agreed} of {len(inputs)} inputs, the others within {max(margins)} LSB of it, "
-          f"largest difference {largest} LSB before the softmax")  # fmt: skip
+    print(
+        f"{name}: decides as tflm for {agreed} of {len(inputs)} inputs, the others within {max(margins)} LSB of it, "
+        f"largest difference {largest} LSB before the softmax"
+    )
     assert len(inputs) == 13 and agreed >= LEAST_AGREED[name]
     assert largest <= MOST_LSB[name]
     assert max(margins) <= 2 * largest
@@ -115,8 +124,7 @@ def test_quantised_onnx(tmp_path: Path) -> None:
     inputs = [{value: image.reshape(compiled.graph.types[value].shape)}]
     result = run(compiled, tmp_path / "build", inputs)
     assert_equals_graph(compiled, inputs, result)
-    on_core = [node.operator for node in macs_on_core(compiled)]
-    assert [type(operator) for operator in on_core] == [Conv2d], "the first, which is 10x4"
+    assert macs_on_core(compiled) == []
     difference = np.abs(result.outputs[0][output].reshape(expected.shape) - expected)
     steps = float(difference.max()) / output_step(compiled.graph)
     print(f"{steps:.2f} steps of the output from ONNX Runtime")
@@ -133,10 +141,18 @@ def digits_model(folder: Path) -> Path:
 def linear_share(graph: Graph, compiled: Compiled) -> float:
     """Part of a network's multiply-accumulates in regions of the engine."""
     linear = (Conv2d, DepthwiseConv2d, FullyConnected)
-    total = {node.origin: node.operator.macs([graph.types[v] for v in node.inputs])
-             for node in graph.nodes if isinstance(node.operator, linear)}  # fmt: skip
-    core = {node.origin for region in compiled.regions if region.engine is None for node in region.graph.nodes
-            if isinstance(node.operator, linear)}  # fmt: skip
+    total = {
+        node.origin: node.operator.macs([graph.types[v] for v in node.inputs])
+        for node in graph.nodes
+        if isinstance(node.operator, linear)
+    }
+    core = {
+        node.origin
+        for region in compiled.regions
+        if region.engine is None
+        for node in region.graph.nodes
+        if isinstance(node.operator, linear)
+    }
     return 1 - sum(total[origin] for origin in core) / sum(total.values())
 
 

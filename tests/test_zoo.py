@@ -20,12 +20,12 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from dovetail import zoo
 from dovetail.errors import ModelError
-from dovetail.zoo import architectures
-from dovetail.zoo.arithmetic import forward
-from dovetail.zoo.network import Network, same_padding
-from dovetail.zoo.weights import random_parameters, stored, synthetic_inputs
+from dovetail.tools import zoo
+from dovetail.tools.zoo import networks
+from dovetail.tools.zoo.networks import Network, same_padding
+from dovetail.tools.zoo.weights import forward, random_parameters, stored, synthetic_inputs
+from zoo_data import digits_accuracy, digits_samples, inputs
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -39,11 +39,11 @@ ORIGINALS = {
 }
 MACS = {"resnet8": 12501632, "ds_cnn": 2656768, "mobilenet_v1": 7489664, "autoencoder": 264192, "digits": 54848}
 NETWORKS: dict[str, Callable[[], Network]] = {
-    "resnet8": architectures.resnet8,
-    "ds_cnn": architectures.ds_cnn,
-    "mobilenet_v1": architectures.mobilenet_v1,
-    "autoencoder": architectures.autoencoder,
-    "digits": architectures.digits,
+    "resnet8": networks.resnet8,
+    "ds_cnn": networks.ds_cnn,
+    "mobilenet_v1": networks.mobilenet_v1,
+    "autoencoder": networks.autoencoder,
+    "digits": networks.digits,
 }
 every_model = pytest.mark.parametrize("name", zoo.names())
 
@@ -64,7 +64,7 @@ def run(model: bytes, inputs: npt.NDArray[np.int8]) -> list[npt.NDArray[Any]]:
 
 
 def some_inputs(name: str, count: int) -> npt.NDArray[np.int8]:
-    return zoo.digits_samples(count)[0] if name == "digits" else zoo.inputs(name, count, seed=5)
+    return digits_samples(count)[0] if name == "digits" else inputs(name, count, seed=5)
 
 
 def shape_of(value: onnx.ValueInfoProto) -> list[int]:
@@ -166,7 +166,7 @@ def test_padding_is_tensorflows() -> None:
 
 def test_same_bytes_in_other_processes_and_thread_counts() -> None:
     code = (
-        "import hashlib\nfrom dovetail import zoo\n"
+        "import hashlib\nfrom dovetail.tools import zoo\n"
         "for n in zoo.names(): print(hashlib.sha256(zoo.build(n)).hexdigest())"
     )
     here = [hashlib.sha256(built(name)).hexdigest() for name in zoo.names()]
@@ -211,12 +211,12 @@ def test_every_activation_is_alive_and_follows_the_float_network(name: str) -> N
 
 
 def test_digits_are_read() -> None:
-    images, labels = zoo.digits_samples(360)
+    images, labels = digits_samples(360)
     assert images.shape == (360, 1, 8, 8) and images.dtype == np.int8
     (answers,) = run(built("digits"), images)
     accuracy = float((answers.argmax(axis=1) == labels).mean())
-    assert zoo.digits_accuracy() >= 0.96
-    assert abs(accuracy - zoo.digits_accuracy()) <= 0.012, f"int8 {accuracy:.4f}"
+    assert digits_accuracy() >= 0.96
+    assert abs(accuracy - digits_accuracy()) <= 0.012, f"int8 {accuracy:.4f}"
 
 
 def test_stored_images_are_scikit_learns_and_calibration_is_not_from_the_test_set() -> None:
@@ -231,7 +231,7 @@ def test_stored_images_are_scikit_learns_and_calibration_is_not_from_the_test_se
 
 
 def test_default_samples_and_unknown_name() -> None:
-    images, labels = zoo.digits_samples()
+    images, labels = digits_samples()
     assert len(images) == len(labels) == 64 and len(set(labels.tolist())) == 10
     with pytest.raises(ModelError, match=r"'resnet9'(.|\n)*resnet8, ds_cnn"):
         zoo.build("resnet9")
@@ -243,7 +243,7 @@ def test_only_numpy_and_onnx_are_needed() -> None:
     code = (
         "import sys\n"
         "for n in ('onnxruntime', 'sklearn', 'scipy', 'tflite'): sys.modules[n] = None\n"
-        "from dovetail import zoo\nassert 'onnx' not in sys.modules and 'numpy' not in sys.modules\n"
+        "from dovetail.tools import zoo\nassert 'onnx' not in sys.modules and 'numpy' not in sys.modules\n"
         "for n in zoo.names(): zoo.build(n)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -261,7 +261,7 @@ def training() -> ModuleType:
 
 
 def test_gradients_equal_finite_differences(training: ModuleType) -> None:
-    network, data = architectures.digits(), training.split(0)
+    network, data = networks.digits(), training.split(0)
     parameters = random_parameters(network, 3).parameters
     images, labels = data.images[:6], data.labels[:6]
     _, gradients = training.loss_and_gradients(network, parameters, images, labels)
@@ -280,10 +280,10 @@ def test_gradients_equal_finite_differences(training: ModuleType) -> None:
 
 
 def test_training_is_reproducible_and_stored_accuracy_is_true(training: ModuleType) -> None:
-    network, data = architectures.digits(), training.split(0)
+    network, data = networks.digits(), training.split(0)
     first, second = (training.train(network, data, seed=0, epochs=1) for _ in range(2))
     assert all((first[name].weight == second[name].weight).all() for name in first)
     content = stored()
     np.testing.assert_array_equal(content.images, data.test_images)
     score = training.accuracy(network, content.prepared.parameters, data.test_images, data.test_labels)
-    assert score == zoo.digits_accuracy()
+    assert score == digits_accuracy()

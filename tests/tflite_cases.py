@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 from oracles import SingleOperator, TensorEntry
 
 Draw = Callable[[np.random.Generator], SingleOperator]
@@ -96,10 +96,13 @@ def binary(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:
     shape = sizes(rng, int(rng.integers(1, 5)))
     return SingleOperator(
         opcode,
-        [activation(rng, "a", shape, dtype), activation(rng, "b", broadcast(rng, shape), dtype),
-         activation(rng, "y", shape, dtype)],
+        [
+            activation(rng, "a", shape, dtype),
+            activation(rng, "b", broadcast(rng, shape), dtype),
+            activation(rng, "y", shape, dtype),
+        ],
         {},
-    )  # fmt: skip
+    )
 
 
 def comparison(opcode: str, rng: np.random.Generator, dtype: str) -> SingleOperator:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 from oracles import OperatorCall, OperatorNetwork, TensorEntry
 from property_batches import Choose, Draw
 
@@ -107,6 +107,7 @@ class Maker(Draw):
 
 def words(network: OperatorNetwork) -> str:
     """The network in words."""
+
     def tensor(place: int) -> str:
         if place < 0:
             return "-"

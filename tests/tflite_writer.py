@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 
 
 class ModelWriter:
@@ -32,8 +32,13 @@ class ModelWriter:
         return len(self.model.subgraphs) - 1
 
     def tensor(
-        self, name: str, shape: Sequence[int], kind: str, data: Array | None = None,
-        quantised: tuple[float, int] | None = None, variable: bool = False,
+        self,
+        name: str,
+        shape: Sequence[int],
+        kind: str,
+        data: Array | None = None,
+        quantised: tuple[float, int] | None = None,
+        variable: bool = False,
     ) -> int:
         """Add a tensor with (scale, zero point); returns its index."""
         tensor = self.schema.TensorT()

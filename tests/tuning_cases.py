@@ -5,38 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from dovetail import zoo
-from dovetail.adapt import adapt
 from dovetail.compile import reserved
-from dovetail.graph.graph import Graph, GraphBuilder
-from dovetail.graph.types import DType, TensorType
-from dovetail.layout import choose_layouts
-from dovetail.operators.arithmetic import Clip, Requantize
-from dovetail.operators.linear import Conv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.partition import Region, partition
-from dovetail.plan import plan
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import DType
+from dovetail.legalize import adapt
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.plan import plan
 from dovetail.target import Target
-from dovetail.tune.layer import Layer, distinct_layers
+from dovetail.tools import zoo
+from dovetail.tools.tune.search import LayerKind, distinct_layers
+from networks import Net
 
 
-def layer_graph(size: tuple[int, ...], outputs: int, kernel: int = 1, stride: int = 1, seed: int = 3) -> Graph:
+def layer_graph(size: tuple[int, ...], outputs: int, kernel: int = 1, stride: int = 1) -> Graph:
     """A convolution (or dense layer, for a size of one number) with requantisation, uint8 in and out."""
-    random, builder = np.random.default_rng(seed), GraphBuilder("layer")
-    value = builder.input("x", TensorType((1, *size), DType.UINT8))
-    if kernel == 3:
-        value = builder.add(Pad((0, 1, 1, 0), (0, 1, 1, 0), 0), [value])
-    dense = len(size) == 1
-    shape = (outputs, *size) if dense else (outputs, kernel, kernel, size[-1])
-    weights = builder.constant("w", random.integers(-127, 128, shape).astype(np.int8))
-    bias = builder.constant("b", random.integers(-3000, 3000, outputs).astype(np.int32))
-    sums = builder.add(FullyConnected() if dense else Conv2d((stride, stride)), [value, weights, bias])
-    multiplier = builder.constant("m", random.integers(1 << 30, (1 << 31) - 1, outputs).astype(np.int32))
-    shift = builder.constant("s", np.full(outputs, -10, np.int32))
-    scaled = builder.add(Requantize(output_zero_point=100), [sums, multiplier, shift])
-    graph = builder.finish([builder.add(Clip(0, 255, DType.UINT8), [scaled])])
+    net = Net("layer", size, dtype=DType.UINT8)
+    made = net.dense(net.x, outputs) if len(size) == 1 else net.convolution(net.x, outputs, kernel, stride=stride)
+    graph = net.finish(made)
     return replace(graph, nodes=tuple(replace(node, origin="layer") for node in graph.nodes))
 
 
@@ -47,7 +33,7 @@ def adapted(graph: Graph, target: Target) -> tuple[Graph, Region]:
     return graph, region
 
 
-def tunable(graph: Graph, target: Target) -> Layer:
+def tunable(graph: Graph, target: Target) -> LayerKind:
     """A layer as the tuner takes it."""
     graph, region = adapted(graph, target)
     planned = plan(choose_layouts(graph, [region], target), target, reserved(graph, target))

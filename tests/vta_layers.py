@@ -7,26 +7,28 @@ from math import ceil, log2, prod, sqrt
 
 import numpy as np
 
-from dovetail.graph.graph import Graph, GraphBuilder, evaluate
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Clip, ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.operators.pooling import MaxPool2d
-from dovetail.simulate.device import MemoryBus, MemoryRegion
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate
+from dovetail.ir.operators.arithmetic import Clip, ScaleShift, digit_scales
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.sim.device import MemoryBus, MemoryRegion
 from dovetail.target import Operand
 from dovetail.targets.vta import cost
 from dovetail.targets.vta.checks import BufferRange, Pointers
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import constants, ones_row
-from dovetail.targets.vta.executor import Execution, check_output, execute
+from dovetail.targets.vta.cost import Tiling
+from dovetail.targets.vta.executor import Execution, execute
 from dovetail.targets.vta.isa import Instruction, Uop
-from dovetail.targets.vta.lower import Tiling, lower
+from dovetail.targets.vta.lower import lower
+from dovetail.targets.vta.mapping import constants, page
 from dovetail.targets.vta.stream import assemble, assemble_uops
-from dovetail.targets.vta.writer import Placed
+from dovetail.targets.vta.writer import VtaRegion
+from vta_output import check_output
 
 BASE = 0x80000000
-"""Where INP and OUT elements are counted from; the vector of ones lies there."""
+"""Where INP and OUT elements are counted from; the driver's page lies there."""
 GAP = 4096
 """Buffers begin at its multiples, and there are at least so many bytes between them."""
 
@@ -47,8 +49,9 @@ class Layer:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Rows above and below, columns left and right."""
     scale: str = "none"
-    """"none", "uniform" or "channel"."""
+    """"none", "uniform" or "channel"; "digits": per channel, of what shifts and additions make."""
     shift: str = "uniform"
+    """As `scale`, or "far": per channel, beyond what one shift of the public hardware does."""
     bias: int = 0
     """Largest magnitude of a bias before the scale; 0 for no offset at all."""
     rounds: bool = False
@@ -90,13 +93,16 @@ def graph_of(layer: Layer, seed: int = 0) -> Graph:
 
 def _requantisation(layer: Layer, random: np.random.Generator, outputs: int, taps: int) -> dict[str, Array]:
     """Scale, offset and shift that bring sums of random products into about two times the range of int8."""
-    spread = {"none": (1, 2), "uniform": (90, 91), "channel": (60, 128)}[layer.scale]
+    spread = {"none": (1, 2), "uniform": (90, 91)}.get(layer.scale, (60, 128))
     scale = random.integers(*spread, outputs)
     scale[0], scale[-1] = spread[0], spread[1] - 1  # so that they differ where there are two
+    if layer.scale == "digits":
+        scale = random.choice([each for each in digit_scales(2) if each < 128], outputs)
     most = max(0, ceil(log2(74 * 74 * sqrt(taps) * 2 / 127)) + (0 if layer.scale == "none" else 6))
     around = random.integers(most - 2, most + 3, outputs)
     around[0], around[-1] = most - 2, most + 2
-    shift = {"none": np.zeros(outputs), "uniform": np.full(outputs, most), "channel": around}[layer.shift]
+    far = np.full(outputs, 17) + np.arange(outputs) % 3
+    shift = {"none": np.zeros(outputs), "uniform": np.full(outputs, most), "channel": around, "far": far}[layer.shift]
     shifts = np.clip(shift, 0, 31).astype(np.int64)
     bias = random.integers(-layer.bias, layer.bias + 1, outputs)
     if layer.bias:
@@ -161,23 +167,34 @@ def case_of(graph: Graph, tiling: Tiling, config: VtaConfig, seed: int = 0) -> C
     x_type, y_type = graph.types[x_name], graph.types[y_name]
     x = random.integers(-128, 128, x_type.shape).astype(np.int8)
     packed, known = blocked(x, config, seed), constants(graph, config)
-    nbytes = {"ones": config.inp_element, "x": packed.nbytes, "constants": known.blob.nbytes,
-              "result": blocked_size(y_type.shape, config)}  # fmt: skip
+    nbytes = {
+        "page": page(config).nbytes,
+        "x": packed.nbytes,
+        "constants": known.blob.nbytes,
+        "result": blocked_size(y_type.shape, config),
+    }
     places, end = {}, 0
     for name, size in nbytes.items():
         places[name] = end
         end = -(-(end + size + GAP) // GAP) * GAP
-    placed = Placed(graph, Operand(places["x"], strides(x_type.shape, config)),
-                    Operand(places["result"], strides(y_type.shape, config)), known)  # fmt: skip
+    placed = VtaRegion(
+        graph,
+        (Operand(places["x"], strides(x_type.shape, config)),),
+        Operand(places["result"], strides(y_type.shape, config)),
+        known,
+    )
     made = lower(placed, tiling, config)
     nbytes["uops"], places["uops"] = 4 * len(made.uops), end
     image = random.integers(0, 256, end + nbytes["uops"] + GAP).astype(np.uint8)
-    for name, array in (("ones", ones_row(config)), ("x", packed), ("constants", known.blob)):
+    for name, array in (("page", page(config)), ("x", packed), ("constants", known.blob)):
         image[places[name] : places[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
     at = {name: BASE + place for name, place in places.items()}
     pointers = Pointers(at["uops"], BASE, at["constants"], at["constants"], BASE)
-    buffers = tuple(BufferRange(name, at[name], size, name != "result", name == "result", complete=name == "result")
-                    for name, size in nbytes.items() if size)  # fmt: skip
+    buffers = tuple(
+        BufferRange(name, at[name], size, name != "result", name == "result", complete=name == "result")
+        for name, size in nbytes.items()
+        if size
+    )
     expected = evaluate(graph, {x_name: x})[y_name]
     return Case(graph, config, made.instructions, made.uops, image, pointers, buffers, expected)
 
@@ -229,10 +246,17 @@ def _whole(shape: tuple[int, ...], config: VtaConfig) -> tuple[int, ...]:
 
 
 RESNET = {
-    "C2": (56, 64, 64, 3, 1), "C3": (56, 64, 128, 3, 2), "C4": (56, 64, 128, 1, 2), "C5": (28, 128, 128, 3, 1),
-    "C6": (28, 128, 256, 3, 2), "C7": (28, 128, 256, 1, 2), "C8": (14, 256, 256, 3, 1), "C9": (14, 256, 512, 3, 2),
-    "C10": (14, 256, 512, 1, 2), "C11": (7, 512, 512, 3, 1),
-}  # fmt: skip
+    "C2": (56, 64, 64, 3, 1),
+    "C3": (56, 64, 128, 3, 2),
+    "C4": (56, 64, 128, 1, 2),
+    "C5": (28, 128, 128, 3, 1),
+    "C6": (28, 128, 256, 3, 2),
+    "C7": (28, 128, 256, 1, 2),
+    "C8": (14, 256, 256, 3, 1),
+    "C9": (14, 256, 512, 3, 2),
+    "C10": (14, 256, 512, 1, 2),
+    "C11": (7, 512, 512, 3, 1),
+}
 """ResNet-18's convolutions: size, input and output channels, kernel, stride (apache/tvm v0.8.0,
 vta/tests/python/integration/test_benchmark_topi_conv2d.py). 3x3 ones are padded by 1."""
 

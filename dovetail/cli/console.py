@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 INTERRUPTED = 130
 """Status after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -73,3 +74,41 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(Text(first)) as status:
         yield lambda text: status.update(Text(text))
+
+
+def show_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text] | None],
+    left: Collection[str] = (),
+    fold: Collection[str] = (),
+    whole: Collection[str] = (),
+    styles: Sequence[str] = (),
+) -> None:
+    """Print a table on stdout.
+
+    Args:
+        headings: of its columns; numbers stand to the right.
+        rows: the cells, text that is shown as it is; None begins a section.
+        left: headings of columns of words.
+        fold: headings of columns whose text goes on in further lines where it is too long.
+        whole: headings of columns that are never broken.
+        styles: of the rows, as far as they are given.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(
+            heading,
+            justify="left" if heading in left else "right",
+            overflow="fold" if heading in fold else "ellipsis",
+            no_wrap=heading in whole,
+        )
+    for number, row in enumerate(rows):
+        if row is None:
+            table.add_section()
+        else:
+            cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
+            table.add_row(*cells, style=styles[number] if number < len(styles) else "")
+    output().print(table, highlight=False)

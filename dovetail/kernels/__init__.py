@@ -1,11 +1,19 @@
-"""C99 kernels that compute a region of the integer graph on the core."""
+"""C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
 
-from dovetail.kernels.core import generate, may_overwrite, supports, unused_instructions
-from dovetail.kernels.epilogue import is_pointwise
-from dovetail.kernels.helpers import HELPERS, helper_source, needed_helpers
-from dovetail.kernels.kernel import BLOCK, Block, CoreKernel, Optimize, Parameter
-from dovetail.kernels.scope import CoreTraits
-from dovetail.kernels.sharing import generate_all
+from dovetail.kernels import compact, convolution, depthwise, epilogue, movement, recurrent, rows, window  # noqa: F401
+from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, unused_instructions
+from dovetail.kernels.kernel import (
+    BLOCK,
+    HELPERS,
+    Block,
+    CoreKernel,
+    CoreTraits,
+    Optimize,
+    Parameter,
+    helper_source,
+    is_pointwise,
+    needed_helpers,
+)
 
 __all__ = [
     "BLOCK",

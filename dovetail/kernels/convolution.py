@@ -1,141 +1,53 @@
-"""Convolutions: blocks of output channels share each loaded input element."""
+"""Convolutions, dense layers and matrix products: integers in blocks that share loads, floats one sum after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
-from dovetail.graph.types import Array, DType
-from dovetail.kernels.blocking import choose_blocking
-from dovetail.kernels.epilogue import Expression, Scope, finish
-from dovetail.kernels.kernel import accumulate_type, c_type
-from dovetail.kernels.narrow import WIDTHS, fits, packed, row_bytes, unpacked
-from dovetail.kernels.region import Region, require_dtype
-from dovetail.kernels.text import channel_lanes, loop, product, total
-from dovetail.kernels.window import (
-    COLUMN,
-    ONE_PIXEL,
-    ROW,
-    Part,
-    Window,
-    anchored,
-    pixel_functions,
-    pixel_loops,
-    store_lanes,
-    tap_loop,
-    variable,
-    window_of,
-    wrapped,
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.types import DType
+from dovetail.kernels.c import atom, channel_lanes, loop, product, total, variable, wrapped
+from dovetail.kernels.elements import PIXEL, operand, place_in, write_elements
+from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, accumulate_type
+from dovetail.kernels.region import FLOAT_FAMILIES, Region, kernel
+from dovetail.kernels.sums import (
+    Products,
+    SumNest,
+    Sums,
+    blocked,
+    looked_up,
+    packed,
+    products_of,
+    row_bytes,
+    sums_of,
+    unpacked,
 )
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, accumulator_type
-from dovetail.operators.movement import Pad
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Part, pixel_functions, pixel_loops, window_of
 
-ACTIVATIONS = (DType.INT8, DType.UINT8, DType.INT16)
 _IN_ORDER = 4
 """Products after which a barrier keeps the compiler from loading further ahead."""
 _UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
+ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
+"""Anchors whose kernels compute every element of the result once; of a depthwise one, columns may be computed twice."""
 
 
 @dataclass(frozen=True)
-class Sums:
-    """The numbers of a sum of products: what the kernel's constants hold."""
-
-    weights: Array
-    """Weights less their zero point, [outputs, KH, KW, depth], int8 where they fit, else int16."""
-    inside: Array
-    """Start of each sum where all taps are inside: bias less input zero point times sum of weights."""
-    border: Array
-    """Start of each sum where taps in the padding are left out and the pad value is taken off each element."""
-    pad_value: int
-    """What the padding holds."""
-    kind: str
-    """C type of a sum."""
-    reach: int
-    """No sum, partial or final, is larger than this."""
-    bits: int = 8
-    """Bits of a weight in the kernel's constants: below 8 they share bytes (`dovetail.kernels.narrow`)."""
-
-
-def sums_of(region: Region, weights: Array, zero_points: tuple[int, int]) -> Sums:
-    """Fold zero points and the pad value into the constants, exactly.
-
-    With v the pad value: sum((x - zx) * w) over all taps = sum(x * w) + (bias - zx * sum(w)), and as padded
-    taps hold v it is also sum((x - v) * w) over the taps inside + (bias + (v - zx) * sum(w)).
-
-    Args:
-        weights: [outputs, KH, KW, depth].
-        zero_points: the input's and the weights'.
-    """
-    anchor = region.anchor
-    assert anchor is not None
-    types, graph = region.graph.types, region.graph
-    wide = weights.astype(np.int64) - zero_points[1]
-    narrow = wide.min() >= -128 and wide.max() <= 127
-    bias = graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
-    per_output = wide.reshape(len(wide), -1)
-    total_weight, weight_reach = per_output.sum(axis=1), np.abs(per_output).sum(axis=1)
-    pad_value = int(region.pad.operator.value) if region.pad and isinstance(region.pad.operator, Pad) else 0
-    inside = bias - zero_points[0] * total_weight
-    border = bias + (pad_value - zero_points[0]) * total_weight if region.pad else inside
-    x = types[region.source()].dtype
-    farthest = max(-x.low, x.high) + abs(pad_value)
-    reach = int((np.maximum(np.abs(inside), np.abs(border)) + weight_reach * farthest).max())
-    kind = accumulate_type(-reach, reach)
-    start = np.int32 if kind == "int32_t" else np.int64
-    stored = wide.astype(np.int8 if narrow else np.int16)
-    bits = types[anchor.inputs[1]].dtype.bits
-    bits = bits if bits in WIDTHS and fits(wide, bits) else 8
-    return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, bits)
-
-
-def anchor_expression(region: Region, sums: Sums, text: str) -> Expression:
-    """A finished sum; it wraps to 32 bits where the operator's own type does and the sum may leave it."""
-    accumulator = accumulator_type(region.graph.types[region.source()].dtype)
-    if sums.kind == "int64_t" and accumulator is DType.INT32:
-        return Expression(f"(int32_t){text}", "int32_t", DType.INT32.low, DType.INT32.high)
-    return Expression(text, sums.kind, -sums.reach, sums.reach)
-
-
-@dataclass(frozen=True)
-class _Convolution:
+class _Convolution(SumNest):
     """One convolution kernel being written."""
 
-    region: Region
-    scope: Scope
-    window: Window
-    sums: Sums
     groups: int
     lanes: int
     """Output channels computed together."""
-
-    @property
-    def outputs(self) -> int:
-        """Output channels."""
-        return len(self.sums.weights)
+    pixels: int
+    """Neighbouring pixels computed together."""
 
     @property
     def depth(self) -> int:
-        """Input channels each output reads."""
         return int(self.sums.weights.shape[3])
-
-    @property
-    def input(self) -> str:
-        """The input array's name in C."""
-        return self.scope.input(self.region.source(), "input")
-
-    def packed(self) -> str:
-        """The weights in blocks of `lanes` outputs, side by side for each tap; part-empty blocks hold zeros."""
-        weights = self.sums.weights
-        blocks = -(-self.outputs // self.lanes)
-        whole = np.zeros((blocks * self.lanes, *weights.shape[1:]), weights.dtype)
-        whole[: self.outputs] = weights
-        ordered = whole.reshape(blocks, self.lanes, *weights.shape[1:]).transpose(0, 2, 3, 4, 1)
-        ordered = packed(ordered, self.sums.bits) if self.sums.bits < 8 else ordered
-        return self.scope.constant("sums", "weights", ordered.reshape(-1))
 
     @property
     def tap_size(self) -> int:
@@ -147,28 +59,18 @@ class _Convolution:
         base = element * self.tap_size
         return unpacked("tap", self.sums.bits, base, lane) if self.sums.bits < 8 else f"tap[{base + lane}]"
 
-    def starts(self, clamped: bool) -> str:
-        """The constant each sum begins with."""
-        uses_border = clamped and self.window.any_padded
-        array = self.sums.border if uses_border else self.sums.inside
-        same = np.array_equal(self.sums.border, self.sums.inside)
-        padding = -len(array) % self.lanes
-        stem = "border_bias" if uses_border and not same else "bias"
-        return self.scope.constant("sums", stem, np.pad(array, (0, padding)))
-
     def multiply(self, pixels: int, taken_off: int, step: int) -> list[str]:
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
         crowded, count = pixels * self.lanes * step > _UNROLLED, 0
+        values = [f"value_{pixel}" if pixels > 1 else "value" for pixel in range(pixels)]
         for element in range(step):
-            for pixel in range(pixels):
-                name = f"value_{pixel}" if pixels > 1 else "value"
+            for pixel, name in enumerate(values):
                 kind = "const int32_t " if step == 1 else ("int32_t " if element == 0 else "")
                 lines.append(f"{kind}{name} = {total(f'from[{element + pixel * distance}]', -taken_off)};")
             for lane in range(self.lanes):
-                for pixel in range(pixels):
-                    name = f"value_{pixel}" if pixels > 1 else "value"
+                for pixel, name in enumerate(values):
                     lines.append(f"{self.sum(pixel, lane, pixels)} += {name} * {self.weight(element, lane)};")
                     count += 1
                 if crowded and count >= _IN_ORDER:
@@ -177,26 +79,22 @@ class _Convolution:
         return lines
 
     def sum(self, pixel: int, lane: int, pixels: int) -> str:
-        """The C variable of one sum."""
         return f"sum_{pixel}_{lane}" if pixels > 1 else f"sum_{lane}"
 
     def pointers(self, column: str) -> list[str]:
         """Statements that point at the input element and the weight under the tap at `kernel_row` and `column`."""
-        window, depth, (rows, columns) = self.window, self.depth, self.window.kernel
-        row = variable("kernel_row", rows)
-        top = total("top", product(row, window.dilation[ROW]))
-        left = total("left", product(column, window.dilation[COLUMN]))
-        element = window.input_index(top, left, product(variable("group", self.groups), depth))
+        depth, (rows, columns) = self.depth, self.window.kernel
+        row = self.tap(ROW)
+        group = product(variable("group", self.groups), depth)
         tap = product(wrapped(total(product(row, columns), column)), depth * self.tap_size)
         channel, size = variable("channel", self.outputs), rows * columns * depth
         block_start = product(channel, size)
         if self.tap_size != self.lanes:
             block_start = product(f"{channel} / {self.lanes}" if channel != "0" else "0", size * self.tap_size)
-        stored = DType.UINT8 if self.sums.bits < 8 else DType.of(self.sums.weights.dtype)
-        kinds = (self.region.graph.types[self.region.source()].dtype, stored)
+        weights = self.weights(blocked(self.sums.weights, self.lanes))
         return [
-            f"const {c_type(kinds[0])} *from = {total(self.input, element)};",
-            f"const {c_type(kinds[1])} *tap = {total(self.packed(), block_start, tap)};",
+            self.pointer(self.below(ROW, row), self.below(COLUMN, column), group),
+            self.tap_pointer(total(weights, block_start, tap)),
         ]
 
     def taps(self, pixels: int, clamped: bool) -> list[str]:
@@ -205,7 +103,7 @@ class _Convolution:
         clamped = clamped and window.any_padded
         taken_off = self.sums.pad_value if clamped else 0
         merged = columns == 1 or (window.contiguous_columns and self.groups == 1)
-        first, end = window.first(COLUMN, clamped), window.end(COLUMN, clamped)
+        first, end = self.first(COLUMN, clamped), self.end(COLUMN, clamped)
         lines = self.pointers(first if merged else "kernel_column")
         if merged and clamped and window.padded(COLUMN):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
@@ -213,8 +111,7 @@ class _Convolution:
             length = columns * depth if merged else depth
             step = channel_lanes(length, max(_UNROLLED // (pixels * self.lanes), 1))
             lines += self._run(pixels, taken_off, str(length), step)
-        lines = lines if merged else tap_loop("kernel_column", first, end, lines)
-        return tap_loop("kernel_row", window.first(ROW, clamped), window.end(ROW, clamped), lines)
+        return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
     def _run(self, pixels: int, taken_off: int, length: str, step: int) -> list[str]:
         products = self.multiply(pixels, taken_off, step)
@@ -224,129 +121,203 @@ class _Convolution:
         return loop("count", int(length) if length.isdigit() else length, [*products, *advance], step=step)
 
     def body(self, pixels: int, clamped: bool) -> list[str]:
-        """All output channels of `pixels` neighbouring pixels."""
-        window = self.window
-        start = self.starts(clamped)
-        lines = []
-        for pixel in range(pixels):
-            for lane in range(self.lanes):
-                place = total(variable("channel", self.outputs), lane)
-                lines.append(f"{self.sums.kind} {self.sum(pixel, lane, pixels)} = {start}[{place}];")
-        lines += [*self.taps(pixels, clamped), *self.store(pixels)]
+        start, channel = self.starts(clamped, self.lanes), variable("channel", self.outputs)
+        sums = [(self.sum(pixel, lane, pixels), lane) for pixel in range(pixels) for lane in range(self.lanes)]
+        lines = [f"{self.sums.kind} {name} = {start}[{total(channel, lane)}];" for name, lane in sums]
+        ragged = self.outputs if self.outputs % self.lanes else None
+        names = [name for name, _ in sums]
+        lines += self.taps(pixels, clamped)
+        lines += self.store(self.sums.kind, names, self.sums.value, channel, pixels, ragged)
         if self.groups > 1:
             share = self.outputs // self.groups
             lines = loop("channel", f"(group + 1) * {share}", lines, start=f"group * {share}", step=self.lanes)
             lines = loop("group", self.groups, lines)
         else:
             lines = loop("channel", self.outputs, lines, step=self.lanes)
-        clamps = window.clamps() if clamped else [
-            f"const int32_t {name} = {window.origin(axis)};" for axis, name in enumerate(("top", "left"))
-        ]
-        place = f"const int32_t place = {window.output_index(self.outputs)};"
-        return [*clamps, place, *lines]
+        return [*(self.clamps() if clamped else self.origins()), self.place(self.outputs), *lines]
 
-    def store(self, pixels: int) -> list[str]:
-        """The epilogue of every sum."""
-        names = [self.sum(pixel, lane, pixels) for pixel in range(pixels) for lane in range(self.lanes)]
-        stop: int | str = self.lanes
-        head = []
-        if self.outputs % self.lanes:
-            rest = f"{self.outputs} - channel"
-            head.append(f"const int32_t lanes = {rest} < {self.lanes} ? {rest} : {self.lanes};")
-            stop = "lanes"
-        return [*head, *store_lanes(self.sums.kind, names, pixels, stop, self.epilogue)]
-
-    def epilogue(self, text: str, pixel: str, lane: str) -> list[str]:
-        """The pointwise tree on one sum."""
-        region = self.region
-        assert region.anchor is not None
-        channel = total(variable("channel", self.outputs), lane)
-        position = total("place", product(pixel, self.outputs), channel)
-        shape = region.graph.types[region.anchor.output].shape
-        expression = anchor_expression(region, self.sums, text)
-        return finish(self.scope, region.tree, anchored(shape, position, channel), (region.anchor.output, expression))
-
-    def has_several(self, pixels: int) -> bool:
+    @property
+    def has_several(self) -> bool:
         """True when some rows have as many neighbouring columns whose taps are all inside."""
         (first, end), (top, bottom) = self.window.inside(COLUMN), self.window.inside(ROW)
-        return pixels > 1 and end - first >= pixels and bottom > top
+        return self.pixels > 1 and end - first >= self.pixels and bottom > top
 
-    def has_border(self, pixels: int) -> bool:
+    @property
+    def has_border(self) -> bool:
         """True when some pixels are computed together and others one by one."""
         (first, end), rows = self.window.inside(COLUMN), self.window.inside(ROW)
         columns = self.window.outputs[COLUMN]
-        whole = (end - first) // pixels * pixels == columns and rows == (0, self.window.outputs[ROW])
-        return self.has_several(pixels) and not whole
+        whole = (end - first) // self.pixels * self.pixels == columns and rows == (0, self.window.outputs[ROW])
+        return self.has_several and not whole
 
-    def write(self, name: str, pixels: int) -> list[str]:
-        """The kernel's functions."""
-        window, several = self.window, self.has_several(pixels)
+    def write(self, name: str) -> list[str]:
         parts = {}
         if self.scope.border is None:
             parts["pixel"] = Part(ONE_PIXEL, self.body(1, clamped=True))
-        if several:
-            comment = f"{pixels} neighbouring output columns, all taps inside the image."
-            parts["pixels"] = Part(comment, self.body(pixels, clamped=False))
-        return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, pixels))
+        if self.has_several:
+            comment = f"{self.pixels} neighbouring output columns, all taps inside the image."
+            parts["pixels"] = Part(comment, self.body(self.pixels, clamped=False))
+        window = self.window
+        return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, self.pixels))
 
 
-@dataclass(frozen=True)
-class Products:
-    """What a layer of sums of products multiplies."""
-
-    window: Window
-    weights: Array
-    """[outputs, KH, KW, depth]."""
-    zero_points: tuple[int, int]
-    """The input's and the weights'."""
-
-
-def convolution_products(region: Region, scope: Scope) -> Products:
-    """Those of a Conv2d, or of a DepthwiseConv2d with a channel multiplier."""
-    anchor = region.anchor
-    assert anchor is not None and isinstance(anchor.operator, Conv2d | DepthwiseConv2d)
-    operator = anchor.operator
-    require_dtype(region, region.source(), ACTIVATIONS)
-    weights = scope.known(anchor.inputs[1])
-    if isinstance(operator, DepthwiseConv2d):
-        weights = weights.transpose(3, 1, 2, 0)
-    window = window_of(region, (weights.shape[1], weights.shape[2]), operator.stride, operator.dilation)
-    if not window.any_padded and window.kernel == (1, 1) and window.stride == (1, 1):
-        pixels = window.batch * prod(window.size)
-        window = Window(1, (1, pixels), window.channels, (1, pixels), (1, 1), (1, 1), (1, 1), (0, 0))
-    return Products(window, weights, (operator.input_zero_point, operator.weight_zero_point))
+@kernel(Conv2d, windowed=True)
+@kernel(FullyConnected)
+def write_sums(region: Region, scope: Scope, operator: Operator) -> Writer:
+    products = products_of(region, scope)
+    sums = sums_of(region, products)
+    return Writer(
+        lambda name: blocked_nest(region, scope, products, sums).write(name),
+        lambda: Nest(region, scope, products.window).finish(sums.value("sum"), "0"),
+    )
 
 
-def write_convolution(region: Region, scope: Scope) -> Callable[[str], list[str]]:
-    """The writer of a Conv2d kernel, or of a DepthwiseConv2d with a channel multiplier."""
-    return write_sums(region, scope, convolution_products(region, scope))
-
-
-def write_sums(region: Region, scope: Scope, products: Products) -> Callable[[str], list[str]]:
-    """The writer of a kernel of sums of products.
-
-    Args:
-        region: the region; its anchor's third operand, if any, is the bias.
-        scope: the kernel's parameters.
-        products: what is multiplied.
-    """
-    kernel, pixels = choose_sums(region, scope, products)
-    return lambda name: kernel.write(name, pixels)
-
-
-def choose_sums(region: Region, scope: Scope, products: Products) -> tuple[_Convolution, int]:
-    """The kernel, its block of output channels chosen, and how many pixels it computes together."""
-    window, weights = products.window, products.weights
-    for name in region.anchor.inputs[2:] if region.anchor else ():
-        scope.known(name)
-    groups = window.channels // weights.shape[3]
-    share = len(weights) // groups
-    sums = sums_of(region, weights, products.zero_points)
+def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -> _Convolution:
+    """The kernel, the register block chosen; raises Unsupported for a bias that is not constant."""
+    window, outputs, groups = products.window, len(products.weights), products.groups
+    share = outputs // groups
     columns, rows = (end - first for first, end in (window.inside(COLUMN), window.inside(ROW)))
     others = window.outputs[ROW] * window.outputs[COLUMN] - rows * columns
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
     multiple = fields if min(share, registers) >= fields and (groups == 1 or share % fields == 0) else 1
-    block = choose_blocking(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
-    scope.lanes = block.lanes
-    return _Convolution(region, scope, window, sums, groups, block.lanes), block.pixels
+    pixels, scope.lanes = _register_block(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
+    return _Convolution(region, scope, window, sums, groups, scope.lanes, pixels)
+
+
+_MOST_PIXELS = 4
+_MOST_LANES = 16
+_LOOP = 3
+"""Instructions per turn besides loads, products and additions: two pointers and a branch."""
+
+
+def _instructions(pixels: int, lanes: int) -> float:
+    """Per multiply-accumulate of one turn: a load per input and weight, a product and an addition each."""
+    return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
+
+
+def _register_block(
+    outputs: int, columns: int, rows: int, others: int, sums: int, whole: bool, lanes: int | None, multiple: int
+) -> tuple[int, int]:
+    """Pixels and output channels computed together: those with the fewest instructions, the smallest of equals.
+
+    Args:
+        outputs: output channels (of one group).
+        columns: neighbouring output columns whose taps are all inside.
+        rows: how many such rows of columns there are.
+        others: output pixels besides these.
+        sums: those there are registers for.
+        whole: whether the channels of a block must divide `outputs`.
+        lanes: the channels of a block, where they are given and there are registers for them.
+        multiple: what the channels of a block must be a multiple of; at most `outputs` and `sums`.
+    """
+    blocks = [
+        (pixels, count)
+        for pixels in range(1, min(_MOST_PIXELS, max(columns, 1), sums) + 1)
+        for count in range(1, min(_MOST_LANES, outputs, sums // pixels) + 1)
+        if count % multiple == 0 and (not whole or outputs % count == 0)
+    ]
+
+    def cost(block: tuple[int, int]) -> tuple[float, int]:
+        """Instructions per tap of a whole image: groups of columns in blocks, all other pixels one by one."""
+        pixels, count = block
+        computed, blocked = -(-outputs // count) * count, columns // pixels * pixels * rows
+        single = columns * rows - blocked + others
+        return computed * (blocked * _instructions(*block) + single * _instructions(1, count)), pixels * count
+
+    return min([block for block in blocks if block[1] == lanes] or blocks, key=cost)
+
+
+def _weight(region: Region, scope: Scope, start: str, offset: str) -> str:
+    """The weight `offset` after the place `start`: a float, or an integer whose sum is scaled afterwards."""
+    place, dtype = total(start, offset), region.type(1).dtype
+    if dtype.bits >= 8:
+        text = f"{operand(region, scope, 1, 'weights')}[{place}]"
+        return text if dtype is DType.FLOAT32 else f"(float){text}"
+    array = packed(scope.known(region.node.inputs[1]).reshape(-1), dtype.bits)
+    return f"(float){looked_up(scope.constant(region.node.output, 'weights', array), dtype.bits, place)}"
+
+
+def _bias(region: Region, scope: Scope, channel: str) -> str:
+    biased = len(region.node.inputs) > 2
+    return f"float sum = {operand(region, scope, 2, 'bias') + f'[{channel}]' if biased else '0.0f'};"
+
+
+@kernel(Conv2d, DepthwiseConv2d, table=FLOAT_FAMILIES)
+def _float_convolution(region: Region, scope: Scope, operator: Conv2d | DepthwiseConv2d) -> Writer:
+    """The writer of a float Conv2d or DepthwiseConv2d; a Pad with zeros before it is folded in."""
+    if region.pad_value != 0:
+        raise Unsupported("only a Pad with zeros is fused into a float convolution.")
+    (_, rows, columns, depth), outputs = region.type(1).shape, region.result.shape[3]
+    nest = Nest(region, scope, window_of(region, (rows, columns), operator.stride, operator.dilation))
+    channels, depthwise = nest.window.channels, isinstance(operator, DepthwiseConv2d)
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        image, channel = scope.input(region.source(), "input"), places[3]
+        start = _bias(region, scope, channel)
+        row, column = nest.tap(ROW), nest.tap(COLUMN)
+        below = nest.below(ROW, row), nest.below(COLUMN, column)
+        tap = wrapped(total(product(row, columns), column))
+        if depthwise:
+            share = outputs // channels
+            source = nest.input_index(*below, channel if share == 1 else f"{channel} / {share}")
+            weight = _weight(region, scope, product(tap, outputs), channel)
+            lines = [f"sum += {image}[{source}] * {weight};"]
+        else:
+            share = outputs // (channels // depth)
+            group = "0" if depth == channels else f"{channel} / {share} * {depth}"
+            tap = wrapped(total(product(channel, rows * columns), tap))
+            weight = _weight(region, scope, product(tap, depth), "depth")
+            step = f"sum += from[depth] * {weight};"
+            pointer = f"const float *from = {image} + {nest.input_index(*below, group)};"
+            lines = [pointer, *loop("depth", depth, [step])]
+        lines = nest.rows(nest.columns(lines))
+        lines = ["{", *lines, "}"] if not depthwise and lines[0].startswith("const") else lines
+        return [*nest.clamps(), start, *lines], Expression("sum", "float")
+
+    return write_elements(region, scope, element, PIXEL)
+
+
+@kernel(FullyConnected, table=FLOAT_FAMILIES)
+def _float_dense(region: Region, scope: Scope, operator: FullyConnected) -> Writer:
+    shape = region.type(0).shape
+    depth = shape[-1]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        x = operand(region, scope, 0, "input")
+        start = _bias(region, scope, places[-1])
+        row = wrapped(place_in(shape[:-1], places[:-1])) if prod(shape[:-1]) > 1 else "0"
+        weight = _weight(region, scope, product(places[-1], depth), "depth")
+        lines = [
+            f"const float *from = {total(x, product(row, depth))};",
+            start,
+            *loop("depth", depth, [f"sum += from[depth] * {weight};"]),
+        ]
+        return lines, Expression("sum", "float")
+
+    return write_elements(region, scope, element)
+
+
+@kernel(MatrixProduct)
+def _matrix_product(region: Region, scope: Scope, operator: MatrixProduct) -> Writer:
+    a_kind, b_kind = region.type(0), region.type(1)
+    left, right, depth = a_kind.shape, b_kind.shape, a_kind.shape[-1]
+    real = a_kind.dtype is DType.FLOAT32
+    farthest = (
+        max(kind.dtype.high - zero, zero - kind.dtype.low)
+        for kind, zero in ((a_kind, operator.left_zero_point), (b_kind, operator.right_zero_point))
+    )
+    reach = 0 if real else depth * prod(farthest)
+    held = "float" if real else accumulate_type(-reach, reach)
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        a, b = operand(region, scope, 0, "input"), operand(region, scope, 1, "other")
+        inner = variable("depth", depth)
+        x = place_in(left, (*places[:-1], inner))
+        y = place_in(right, (*places[:-2], inner, places[-1]))
+        terms = (total(f"{a}[{x}]", -operator.left_zero_point), total(f"{b}[{y}]", -operator.right_zero_point))
+        step = f"sum += {atom(terms[0])} * {atom(terms[1])};"
+        start = "0.0f" if real else "0"
+        return [f"{held} sum = {start};", *loop("depth", depth, [step])], Expression("sum", held, -reach, reach)
+
+    return write_elements(region, scope, element)

@@ -1,97 +1,32 @@
-"""Core kernels: which regions there is C for, and the C."""
+"""Core kernels: which regions there is C for, the C, and which layers of a network share functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dovetail.errors import DovetailError
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import DType
-from dovetail.kernels.convolution import Products, convolution_products, write_convolution
-from dovetail.kernels.depthwise import write_depthwise
-from dovetail.kernels.epilogue import Scope
-from dovetail.kernels.fixed_rows import write_log_softmax, write_normalisation, write_softmax_16
-from dovetail.kernels.float_linear import write_float_convolution, write_float_dense, write_matrix_product
-from dovetail.kernels.float_pooling import write_float_pooling
-from dovetail.kernels.fully_connected import fully_connected_products, write_fully_connected
-from dovetail.kernels.helpers import needed_helpers
-from dovetail.kernels.kernel import CoreKernel, Unsupported
-from dovetail.kernels.movement import write_movement
-from dovetail.kernels.pointwise import write_pointwise
-from dovetail.kernels.pooling import write_pooling
-from dovetail.kernels.recurrent import write_fixed_lstm, write_row_products
-from dovetail.kernels.recurrent_float import write_recurrent
-from dovetail.kernels.reduction import write_arg_extreme, write_reduction, write_row_function
-from dovetail.kernels.region import Region, split
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.types import DType
+from dovetail.kernels.convolution import ONCE, write_sums
+from dovetail.kernels.elements import write_pointwise
+from dovetail.kernels.kernel import (
+    BLOCK,
+    SMALL,
+    Block,
+    Border,
+    CoreKernel,
+    CoreTraits,
+    Parameter,
+    Scope,
+    Unsupported,
+    needed_helpers,
+)
+from dovetail.kernels.region import BORDERS, COMPACT, FAMILIES, FLOAT_FAMILIES, WINDOWED, Compact, Family, Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
-from dovetail.kernels.scope import Border, CoreTraits
-from dovetail.kernels.selection import write_gather, write_pick, write_resample
-from dovetail.kernels.softmax import write_softmax
-from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax
-from dovetail.operators.base import Operator
-from dovetail.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
-from dovetail.operators.pooling import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.operators.recurrent import FixedLstm, RowProducts
-from dovetail.operators.recurrent_float import Recurrent
-from dovetail.operators.reduction import ArgExtreme, Normalise, Reduce
-from dovetail.operators.selection import Gather, Pick, Resample
-
-Writer = Callable[[str], list[str]]
-"""Writes a kernel's C under a function name; writing twice gives the same text."""
-
-FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
-    Conv2d: write_convolution,
-    DepthwiseConv2d: write_depthwise,
-    FullyConnected: write_fully_connected,
-    MaxPool2d: write_pooling,
-    AveragePool2d: write_pooling,
-    SumPool2d: write_pooling,
-    FixedSoftmax: write_softmax,
-    FixedLogSoftmax: write_log_softmax,
-    FixedSoftmax16: write_softmax_16,
-    FixedNormalise: write_normalisation,
-    Transpose: write_movement,
-    Reshape: write_movement,
-    Slice: write_movement,
-    Concat: write_movement,
-    Pad: write_movement,
-    Patches: write_movement,
-    Pick: write_pick,
-    Gather: write_gather,
-    Reduce: write_reduction,
-    ArgExtreme: write_arg_extreme,
-    Resample: write_resample,
-    Softmax: write_row_function,
-    LogSoftmax: write_row_function,
-    Normalise: write_row_function,
-    MatrixProduct: write_matrix_product,
-    FixedLstm: write_fixed_lstm,
-    RowProducts: write_row_products,
-    Recurrent: write_recurrent,
-}
-"""What writes the kernel of each anchor: a new anchor needs its writer and a line here."""
-
-FLOAT_FAMILIES: Mapping[type[Operator], Callable[[Region, Scope], Writer]] = {
-    Conv2d: write_float_convolution,
-    DepthwiseConv2d: write_float_convolution,
-    FullyConnected: write_float_dense,
-    MaxPool2d: write_float_pooling,
-    AveragePool2d: write_float_pooling,
-}
-"""What writes an anchor's kernel where its first operand is float32, if that is not the writer in `FAMILIES`."""
-
-
-PRODUCTS: Mapping[type[Operator], Callable[[Region, Scope], Products]] = {
-    Conv2d: convolution_products,
-    FullyConnected: fully_connected_products,
-}
-"""Anchors whose loops are also described for a core's own instructions (`dovetail.kernels.scheduled`)."""
-
-
-ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
-"""Anchors whose kernels compute every element of the result once; of a depthwise one, columns may be computed twice."""
+from dovetail.kernels.sums import products_of
 
 
 def _write(
@@ -105,12 +40,12 @@ def _write(
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
     notes: tuple[str, ...] = ()
-    real = region.anchor is not None and graph.types[region.anchor.inputs[0]].dtype is DType.FLOAT32
-    if core.instructions and region.anchor is not None and not real and type(region.anchor.operator) in PRODUCTS:
+    family, operator = _family(region)
+    if core.instructions and family is write_sums:
         scope = Scope(graph, core.accumulators, overwritten, room=core.room)
-        products = PRODUCTS[type(region.anchor.operator)](region, scope)
+        products = products_of(region, scope)
         try:
-            if graph.types[region.anchor.inputs[1]].dtype.bits < 8:
+            if region.type(1).dtype.bits < 8:
                 raise Unsupported("its operands are bytes, several of these weights share one.")
             found = write_scheduled(region, scope, products, core.instructions)
         except Unsupported as refusal:
@@ -119,27 +54,32 @@ def _write(
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
-    family: Callable[[Region, Scope], Writer] = write_pointwise
-    if region.anchor is not None:
-        kind = type(region.anchor.operator)
-        if kind not in FAMILIES:
-            raise Unsupported(f"there is no core kernel for {kind.__name__}.")
-        family = FLOAT_FAMILIES[kind] if real and kind in FLOAT_FAMILIES else FAMILIES[kind]
     scope = Scope(graph, core.accumulators, overwritten, lanes, border=border)
-    return _kernel(name, scope, family(region, scope), Scheduled(None, (), (), notes))
+    return _kernel(name, scope, family(region, scope, operator).write, Scheduled(None, (), (), notes))
 
 
-def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKernel:
-    source = "\n".join(writer(name)) + "\n"
-    key = source if name == "kernel" else "\n".join(writer("kernel")) + "\n"
-    helpers = needed_helpers(source)
-    constants = scope.constants.arrays
+def _family(region: Region) -> tuple[Family, Operator | None]:
+    """What writes kernels of the region's anchor, and its operator; raises Unsupported where nothing does."""
+    if region.anchor is None:
+        return write_pointwise, None
+    kind = type(region.anchor.operator)
+    if kind not in FAMILIES:
+        raise Unsupported(f"there is no core kernel for {kind.__name__}.")
+    real = region.type(0).dtype is DType.FLOAT32
+    if kind not in WINDOWED:
+        region.without_pad()
+    return (FLOAT_FAMILIES if real and kind in FLOAT_FAMILIES else FAMILIES)[kind], region.anchor.operator
+
+
+def _kernel(name: str, scope: Scope, write: Callable[[str], list[str]], loops: Scheduled) -> CoreKernel:
+    source = "\n".join(write(name)) + "\n"
+    key = source if name == "kernel" else "\n".join(write("kernel")) + "\n"
     return CoreKernel(
         name,
         source,
         scope.parameters(),
-        constants,
-        helpers,
+        scope.constants,
+        needed_helpers(source),
         key=key,
         declarations=loops.declarations,
         instructions=loops.used,
@@ -150,9 +90,11 @@ def _kernel(name: str, scope: Scope, writer: Writer, loops: Scheduled) -> CoreKe
 
 
 def supports(graph: Graph) -> str | None:
-    """None when a core kernel computes the region, else one sentence that says why not."""
+    """None when a core kernel computes the region, else one sentence that says why not; no kernel is written."""
     try:
-        _write(graph, "kernel", CoreTraits(accumulators=1))
+        region = split(graph)
+        family, operator = _family(region)
+        family(region, Scope(graph), operator).check()
     except Unsupported as refusal:
         return str(refusal)
     return None
@@ -199,8 +141,146 @@ def generate(
     try:
         return _write(graph, name, core, border, overwritten, lanes)
     except Unsupported as refusal:
-        raise DovetailError(
-            f"no core kernel computes this region: {refusal}",
-            where=graph.name,
-            hint="split the region, or write a kernel for its anchor in dovetail/kernels",
-        ) from None
+        hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
+        raise DovetailError(f"no core kernel computes this region: {refusal}", where=graph.name, hint=hint) from None
+
+
+Table = dict[type[Operator], Compact]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `generate_all` is asked for."""
+
+    graphs: Sequence[Graph]
+    names: Sequence[str]
+    core: CoreTraits
+    overwritten: Mapping[int, str]
+    lanes: Mapping[int, int]
+
+    def scope(self, index: int) -> Scope:
+        return Scope(self.graphs[index], self.core.accumulators, self.overwritten.get(index), self.lanes.get(index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A function of compact text, as one layer sees it."""
+
+    name: str
+    source: str
+    key: str
+    """The text without the name, and the types of the constants: layers of equal keys can share the function."""
+    parameters: tuple[Parameter, ...]
+    block: Block | None
+
+
+def generate_all(
+    graphs: Sequence[Graph],
+    names: Sequence[str],
+    little: Collection[int],
+    core: CoreTraits = CoreTraits(),  # noqa: B008
+    overwritten: Mapping[int, str] | None = None,
+    lanes: Mapping[int, int] | None = None,
+) -> list[CoreKernel]:
+    """The kernels of all layers of a network.
+
+    Layers whose compact functions differ only in numbers and constants share them: what is the same in all these
+    layers stands in the text, the rest in a block for each (`CoreKernel.block`).
+
+    Args:
+        graphs: a region each, as `generate` takes them.
+        names: of the C functions; layers that share one take the first's.
+        little: indices of the layers that are to take little code, however long they run. The others share the
+            functions of their borders.
+        core: as `generate`; its own instructions are for those that are not `little`.
+        overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
+        lanes: as `generate`, by index.
+
+    Raises:
+        DovetailError: no core kernel computes a region.
+    """
+    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {})
+    compact = _shared(wanted, little, COMPACT, "")
+    borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
+    found = []
+    for index, (graph, name) in enumerate(zip(graphs, names, strict=True)):
+        if shared := compact.get(index):
+            parameters = (*shared.parameters, *((shared.block.parameter,) if shared.block else ()))
+            source, key, helpers = _small(shared.source), _small(shared.key), needed_helpers(shared.source)
+            found.append(
+                CoreKernel(shared.name, source, parameters, {}, helpers, key, declarations=(SMALL,), block=shared.block)
+            )
+        elif index in little:
+            kernel = generate(graph, name, replace(core, instructions=()), overwritten=wanted.overwritten.get(index))
+            source, key = (_small(text) for text in (kernel.source, kernel.key))
+            found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
+        else:
+            found.append(_with_border(wanted, index, borders.get(index)))
+    return found
+
+
+def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreKernel:
+    """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
+    graph, name, over = wanted.graphs[index], wanted.names[index], wanted.overwritten.get(index)
+    border = Border(function.name, function.block) if function else None
+    kernel = generate(graph, name, wanted.core, border, over, wanted.lanes.get(index))
+    if function is None or f"{function.name}(" not in kernel.source:
+        return kernel
+    return replace(kernel, shared=function.source, helpers=needed_helpers(function.source + kernel.source))
+
+
+def _shared(wanted: _Wanted, layers: Collection[int], families: Table, end: str) -> dict[int, _Shared]:
+    """The compact functions of the layers that have one; layers with the same texts have the same function.
+
+    Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
+    at a border always the first, whose constants are those of the other pixels.
+    """
+    own, common = (_drafts(wanted, layers, families, any_shift) for any_shift in (False, True))
+    any_shift = families is COMPACT and len(common) < len(own)
+    found = {}
+    for members in common if any_shift else own:
+        first, *others = members.values()
+        fixed = {stem: value for stem, value in first.items() if all(numbers.get(stem) == value for numbers in others)}
+        name = wanted.names[next(iter(members))] + end
+        for index in members:
+            scope = replace(wanted.scope(index), compact=True, fixed=fixed, any_shift=any_shift)
+            function = _written(name, scope, families)
+            assert function is not None
+            found[index] = function
+    return found
+
+
+def _drafts(
+    wanted: _Wanted, layers: Collection[int], families: Table, any_shift: bool
+) -> list[dict[int, Mapping[str, int]]]:
+    """For each function, the numbers of the layers that share it, by the layer's index."""
+    groups: dict[str, dict[int, Mapping[str, int]]] = {}
+    for index in sorted(layers):
+        scope = replace(wanted.scope(index), compact=True, any_shift=any_shift)
+        draft = _written("function", scope, families)
+        if draft is not None:
+            groups.setdefault(draft.key, {})[index] = dict(scope.numbers)
+    return list(groups.values())
+
+
+def _written(name: str, scope: Scope, families: Table) -> _Shared | None:
+    """The function of the scope's region, None where there is no compact form."""
+    try:
+        region = split(scope.graph)
+        operator = region.anchor.operator if region.anchor else None
+        if operator is None or type(operator) not in families or region.type(0).dtype is DType.FLOAT32:
+            return None
+        writer = families[type(operator)](region, scope, operator)
+        source, key = ("\n".join(writer(text)) + "\n" for text in (name, "function"))
+    except Unsupported:
+        return None
+    read = set(re.findall(rf"\b{BLOCK}->(\w+)", source))
+    numbers = {stem: value for stem, value in scope.numbers.items() if stem in read}
+    plain, members = (tuple(p for p in scope.parameters() if p.is_constant is which) for which in (False, True))
+    block = Block(f"struct {name}_{BLOCK}", members, scope.constants, numbers) if read else None
+    types = " ".join(member.c_type for member in members)
+    return _Shared(name, source, f"{key}{types}", plain, block)
+
+
+def _small(source: str) -> str:
+    return re.sub(r"^static void ", "SMALL static void ", source, flags=re.MULTILINE)

@@ -1,22 +1,130 @@
-"""Kernels that compute each element of the result by itself, or each row: plain loops around a body."""
+"""Kernels that compute each element of the result by itself, or each row; loops over boxes, as few as strides allow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from dovetail.graph.types import Shape
-from dovetail.kernels.epilogue import Expression, Index, Scope, finish
-from dovetail.kernels.kernel import Unsupported, declarations
-from dovetail.kernels.nest import row_major
+from dovetail.ir.operators.arithmetic import Offset
+from dovetail.ir.types import Box, DType, Shape, dense_steps, full_box
+from dovetail.kernels.c import (
+    channel_lanes,
+    function,
+    indent,
+    loop,
+    product,
+    total,
+    variable,
+    without_unused,
+    words,
+    wrapped,
+)
+from dovetail.kernels.epilogue import finish
+from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
 from dovetail.kernels.region import Region
-from dovetail.kernels.text import function, loop, product, total, without_unused, words
-from dovetail.kernels.window import variable, wrapped
 
-Writer = Callable[[str], list[str]]
+_TURN = 4
+"""Elements per turn of the innermost loop."""
+_NAMES = {1: ("index",), 2: ("row", "index"), 3: ("plane", "row", "index"), 4: ("image", "plane", "row", "index")}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How an array is walked while a box of the result is computed."""
+
+    strides: tuple[int, ...]
+    """Elements from one step to the next along each axis of the result."""
+    start: int = 0
+    """Flat index at the first element of the box."""
+
+
+row_major = dense_steps
+"""The strides, in elements, of a dense array."""
+
+
+def broadcast_walk(shape: Shape, result: Shape, box: Box) -> Walk:
+    """How an operand that broadcasts to the result is walked over `box` of it."""
+    lead = len(result) - len(shape)
+    dense = row_major(shape)
+    strides = (0,) * lead + tuple(0 if size == 1 else stride for size, stride in zip(shape, dense, strict=True))
+    start = sum(span[0] * stride for span, stride in zip(box, strides, strict=True))
+    return Walk(strides, start)
+
+
+def merge(sizes: Sequence[int], walks: Sequence[Walk]) -> list[tuple[int, tuple[int, ...]]]:
+    """Loops as (count, stride of each walk), neighbours joined wherever every walk goes on evenly."""
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for axis, size in enumerate(sizes):
+        strides = tuple(walk.strides[axis] for walk in walks)
+        if size == 1:
+            continue
+        if loops and loops[-1][1] == tuple(stride * size for stride in strides):
+            loops[-1] = (loops[-1][0] * size, strides)
+        else:
+            loops.append((size, strides))
+    return loops
+
+
+def loop_names(count: int) -> tuple[str, ...]:
+    """Names of nested loop variables, outermost first."""
+    return _NAMES.get(count) or tuple(f"axis_{number}" for number in range(count))
+
+
+def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]]) -> str:
+    """C text of the flat index of walk number `walk`."""
+    names = loop_names(len(loops))
+    terms = [product(name, strides[walk]) for name, (_, strides) in zip(names, loops, strict=True)]
+    return total(*terms, start)
+
+
+def nest(result: Shape, box: Box, body: Callable[[Index, str], list[str]], source: Walk | None = None) -> list[str]:
+    """The loops over a box of the result.
+
+    Args:
+        result: shape of the result.
+        box: the part of it to compute.
+        body: writes the statements of one element from the index of operands that broadcast to the result, and the
+            C text of the source's index. It is called twice, the first time to learn which operands it reads.
+        source: how the anchor's operand is walked; None when there is none.
+    """
+    shapes: list[Shape] = [result]
+
+    def learn(shape: Shape) -> str:
+        if shape not in shapes:
+            shapes.append(shape)
+        return "0"
+
+    body(learn, "0")
+    walks = [broadcast_walk(shape, result, box) for shape in shapes]
+    walks += [source] if source else []
+    sizes = [stop - start for start, stop in box]
+    loops = merge(sizes, walks)
+    texts = [walk_text(number, walk.start, loops) for number, walk in enumerate(walks)]
+    names = loop_names(len(loops))
+    turn = channel_lanes(loops[-1][0], _TURN) if loops else 1
+    if turn > 1:
+        inner = [product("lane", stride) for stride in loops[-1][1]]
+        texts = [total(text, lane) for text, lane in zip(texts, inner, strict=True)]
+    lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
+    if turn > 1:
+        count = loops[-1][0]
+        lines = loop(names[-1], count, loop("lane", turn, lines), step=turn)
+        loops = loops[:-1]
+    for name, (count, _) in reversed(list(zip(names, loops, strict=False))):
+        lines = loop(name, count, lines)
+    if not names and len(lines) > 1:  # several nests may stand in one function, each with its own variables
+        return ["{", *indent(lines), "}"]
+    return lines
+
+
 Element = Callable[[Sequence[str]], tuple[list[str], Expression]]
 """From the C texts of an element's place along each axis: the statements before it, and its value."""
 Row = Callable[[Sequence[str]], list[str]]
 """From the C texts of a row's place along the outer axes: the statements before its first element."""
+
+
+PIXEL = ("image", "row", "column", "channel")
+"""Loop variables of an NHWC result."""
 
 
 def place_in(shape: Shape, places: Sequence[str]) -> str:
@@ -28,27 +136,14 @@ def place_in(shape: Shape, places: Sequence[str]) -> str:
 
 def operand(region: Region, scope: Scope, position: int, name: str) -> str:
     """The C identifier of an operand of the anchor, computed or constant."""
-    anchor = region.anchor
-    assert anchor is not None
-    value = anchor.inputs[position]
+    value = region.node.inputs[position]
     if value in region.graph.constants:
-        return scope.constant(anchor.output, name, region.graph.constants[value])
+        return scope.constant(region.node.output, name, region.graph.constants[value])
     return scope.input(value, name)
 
 
-def without_pad(region: Region) -> None:
-    """Raise Unsupported for a Pad before the anchor."""
-    assert region.anchor is not None
-    if region.pad is not None:
-        raise Unsupported(f"a Pad before {type(region.anchor.operator).__name__} is not fused.")
-
-
 def write_elements(
-    region: Region,
-    scope: Scope,
-    element: Element,
-    names: Sequence[str] = (),
-    row: Row | None = None,
+    region: Region, scope: Scope, element: Element, names: Sequence[str] = (), row: Row | None = None
 ) -> Writer:
     """The writer of a kernel with a loop for every axis of the result.
 
@@ -59,16 +154,17 @@ def write_elements(
         names: loop variables; axis_0, axis_1, ... unless given.
         row: statements before the last axis' loop.
     """
-    anchor, shape = region.anchor, region.output_shape
-    assert anchor is not None
+    shape = region.output_shape
     names = names or tuple(f"axis_{axis}" for axis in range(len(shape)))
     places = tuple(variable(name, size) for name, size in zip(names, shape, strict=True))
     index: Index = lambda operand: place_in(operand, places)  # noqa: E731
 
-    def write(name: str) -> list[str]:
-        """The kernel."""
+    def one() -> list[str]:
         lines, value = element(places)
-        lines = [*lines, *finish(scope, region.tree, index, (anchor.output, value))]
+        return [*lines, *finish(scope, region.tree, index, (region.node.output, value))]
+
+    def write(name: str) -> list[str]:
+        lines = one()
         for axis in reversed(range(len(shape))):
             lines = loop(names[axis], shape[axis], lines)
             if row is not None and axis == len(shape) - 1:
@@ -77,4 +173,56 @@ def write_elements(
         scope.keep(words(lines))
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return write
+    return Writer(write, one)
+
+
+_BYTES = (DType.INT8, DType.UINT8)
+_WORDS = 4
+"""Words flipped in one turn."""
+
+
+def _flips_sign(region: Region) -> bool:
+    """True for int8 + 128 as uint8 and back: each byte with its top bit inverted."""
+    if len(region.tree) != 1 or not isinstance(region.tree[0].operator, Offset):
+        return False
+    node, types = region.tree[0], region.graph.types
+    kinds = {types[node.inputs[0]].dtype, types[node.output].dtype}
+    return kinds == set(_BYTES) and node.inputs[0] not in region.graph.constants
+
+
+def _flip(region: Region, scope: Scope) -> list[str]:
+    """The sign flip: XOR of whole words, which 8-byte aligned arrays load and store in one instruction each."""
+    node = region.tree[0]
+    name = scope.input(node.inputs[0])
+    count = region.graph.types[node.output].elements
+    step = 4 * _WORDS
+    whole = count - count % step
+    turn = [
+        f"uint32_t words[{_WORDS}];",
+        f"__builtin_memcpy(words, from + index, {step});",
+        *(f"words[{word}] ^= 0x80808080u;" for word in range(_WORDS)),
+        f"__builtin_memcpy(to + index, words, {step});",
+    ]
+    lines = [
+        f"const uint8_t *from = __builtin_assume_aligned({name}, 8);",
+        "uint8_t *to = __builtin_assume_aligned(output, 8);",
+    ]
+    if whole:
+        lines += loop("index", whole, turn, step=step)
+    if count - whole:
+        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=whole)
+    return lines
+
+
+def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
+    """The writer of a region without an anchor."""
+
+    def write(name: str) -> list[str]:
+        if _flips_sign(region):
+            lines = _flip(region, scope)
+        else:
+            whole = full_box(region.output_shape)
+            lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))
+        return function(f"static void {name}", declarations(scope.parameters()), lines)
+
+    return Writer(write, lambda: finish(scope, region.tree, lambda shape: "0", None))

@@ -1,41 +1,39 @@
-"""Pointwise operators as C: one rule per operator, used behind every anchor and alone."""
+"""Pointwise operators as C, one rule each, and the tree of them behind every anchor, or alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 
-from dovetail.graph.graph import Node
-from dovetail.graph.types import Array, DType
-from dovetail.kernels.elementwise import write_binary, write_clamp, write_unary
-from dovetail.kernels.kernel import Unsupported, c_type
-from dovetail.kernels.logic import write_compare, write_convert, write_divide, write_select, write_sigmoid
-from dovetail.kernels.scope import INT32, Rule
-from dovetail.kernels.scope import Expression as Expression
-from dovetail.kernels.scope import Index as Index
-from dovetail.kernels.scope import Scope as Scope
-from dovetail.kernels.scope import expression_of as expression_of
-from dovetail.kernels.text import atom, integer, product, times, total
-from dovetail.operators.activation import Clamp, Unary
-from dovetail.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
-from dovetail.operators.base import Operator
-from dovetail.operators.elementwise import Binary
-from dovetail.operators.fixed import FixedDivide, Sigmoid16
-from dovetail.operators.logic import Compare, Convert, Select
-from dovetail.operators.quantization import Dequantize, Quantize
+from dovetail.ir.graph import Node
+from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import (
+    Add,
+    Clip,
+    Dequantize,
+    Lookup,
+    Offset,
+    Quantize,
+    Requantize,
+    Rounding,
+    ScaleShift,
+)
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
+from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import atom, c_type, integer, product, real, times, total
+from dovetail.kernels.kernel import INT32, RULES, Expression, Index, Scope, Unsupported, expression_of, rule
 
 
-def _integer_operand(node: Node, operand: Expression) -> Expression:
+def _require_integer(node: Node, operand: Expression) -> None:
     if operand.c_type == "float":
         raise Unsupported(f"{type(node.operator).__name__} of float32 is not computed on the core.")
-    return operand
 
 
-def _raised_by_members(scope: Scope, node: Node, x: Expression) -> Expression | None:
+def _raised_by_members(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression | None:
     """As `_raised`, with both numbers members of a compact kernel's block; None where that has no such form."""
-    operator = node.operator
-    assert isinstance(operator, Requantize)
     low, high = ((bound - operator.input_zero_point) << operator.left_shift for bound in (x.low, x.high))
     if not scope.compact or operator.rounding is Rounding.WIDE or low < INT32[0] or high > INT32[1]:
         return None
@@ -105,12 +103,11 @@ _SHIFTED_LAST = ("requantize_double", "requantize_single")
 """Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
-def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    operator = node.operator
-    assert isinstance(operator, Requantize)
+@rule(Requantize)
+def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression:
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
-    x = _integer_operand(node, operands[0])
-    raised = _raised_by_members(scope, node, x) or _raised(operator, x)
+    _require_integer(node, x)
+    raised = _raised_by_members(scope, node, operator, x) or _raised(operator, x)
     if operator.rounding is Rounding.DOUBLE and raised.reach < INT32[1]:
         multiplier, shift = _without_zeros(multiplier, shift)
     function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
@@ -130,8 +127,9 @@ def _requantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     return Expression(scope.define("scaled", "int32_t", text), "int32_t", *INT32)
 
 
-def _scale_shift(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    x = _integer_operand(node, operands[0])
+@rule(ScaleShift)
+def _scale_shift(scope: Scope, node: Node, operator: ScaleShift, x: Expression) -> Expression:
+    _require_integer(node, x)
     scale, offset, shift = (scope.known(name) for name in node.inputs[1:])
     if shift.min() < 0 or shift.max() > 31:
         raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside 0..31.")
@@ -148,10 +146,9 @@ def _scale_shift(scope: Scope, node: Node, operands: Sequence[Expression]) -> Ex
     return Expression(scope.define("scaled", "int32_t", text), "int32_t", low, high)
 
 
-def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    operator = node.operator
-    assert isinstance(operator, Clip)
-    x = _integer_operand(node, operands[0])
+@rule(Clip)
+def _clip(scope: Scope, node: Node, operator: Clip, x: Expression) -> Expression:
+    _require_integer(node, x)
     if operator.dtype in (DType.INT64, DType.UINT32):
         raise Unsupported(f"Clip to {operator.dtype.text} is not computed on the core.")
     if operator.low <= x.low and x.high <= operator.high and not scope.compact:
@@ -165,28 +162,28 @@ def _clip(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expressio
     return Expression(text, "int32_t", operator.low, operator.high)
 
 
-def _offset(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    operator = node.operator
-    assert isinstance(operator, Offset)
-    x = _integer_operand(node, operands[0])
+@rule(Offset)
+def _offset(scope: Scope, node: Node, operator: Offset, x: Expression) -> Expression:
+    _require_integer(node, x)
     low, high = x.low + operator.offset, x.high + operator.offset
     if x.c_type != "int32_t" or low < INT32[0] or high > INT32[1]:
         raise Unsupported(f"Offset of values up to {x.reach} is not computed on the core.")
     return Expression(total(x.text, operator.offset), "int32_t", low, high)
 
 
-def _add(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    if operands[0].c_type == "float":
-        return Expression(scope.define("term", "float", f"{operands[0].text} + {atom(operands[1].text)}"), "float")
-    a, b = operands
+@rule(Add, 2)
+def _add(scope: Scope, node: Node, operator: Add, a: Expression, b: Expression) -> Expression:
+    if a.c_type == "float":
+        return Expression(scope.define("term", "float", f"{a.text} + {atom(b.text)}"), "float")
     low, high = a.low + b.low, a.high + b.high
     if INT32[0] <= low and high <= INT32[1]:
         return Expression(f"{a.text} + {atom(b.text)}", "int32_t", low, high)
     return Expression(f"wrap_add({a.text}, {b.text})", "int32_t", *INT32)
 
 
-def _lookup(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    x = _integer_operand(node, operands[0])
+@rule(Lookup)
+def _lookup(scope: Scope, node: Node, operator: Lookup, x: Expression) -> Expression:
+    _require_integer(node, x)
     kind = scope.graph.types[node.inputs[0]].dtype
     table = scope.constant(node.output, "table", scope.known(node.inputs[1]))
     return expression_of(f"{table}[{total(x.text, -kind.low)}]", scope.graph.types[node.output].dtype)
@@ -204,10 +201,8 @@ def _parameters_along(scope: Scope, node: Node, axis: int) -> tuple[str, str, Ar
     return places[0], places[1], zero_point
 
 
-def _dequantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    operator = node.operator
-    assert isinstance(operator, Dequantize)
-    x = operands[0]
+@rule(Dequantize)
+def _dequantize(scope: Scope, node: Node, operator: Dequantize, x: Expression) -> Expression:
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
     if low < INT32[0] or high > INT32[1]:
@@ -218,47 +213,16 @@ def _dequantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Exp
     return Expression(scope.define("real", "float", text), "float")
 
 
-def _quantize(scope: Scope, node: Node, operands: Sequence[Expression]) -> Expression:
-    operator = node.operator
-    assert isinstance(operator, Quantize)
+@rule(Quantize)
+def _quantize(scope: Scope, node: Node, operator: Quantize, x: Expression) -> Expression:
     if operator.dtype.bits > 16:
         raise Unsupported(f"Quantize to {operator.dtype.text} is not computed on the core.")
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     if np.abs(zero_point.astype(np.int64)).max() > 1 << 20:
         raise Unsupported(f"a zero point of {int(np.abs(zero_point).max())} is beyond {1 << 20}.")
     low, high = operator.dtype.low, operator.dtype.high
-    text = f"round_even({atom(operands[0].text)} / {scale}, {low} - {place}, {high} - {place}) + {place}"
+    text = f"round_even({atom(x.text)} / {scale}, {low} - {place}, {high} - {place}) + {place}"
     return Expression(scope.define("steps", "int32_t", text), "int32_t", low, high)
-
-
-RULES: Mapping[type[Operator], Rule] = {
-    Requantize: _requantize,
-    ScaleShift: _scale_shift,
-    Clip: _clip,
-    Offset: _offset,
-    Add: _add,
-    Lookup: _lookup,
-    Dequantize: _dequantize,
-    Quantize: _quantize,
-    Clamp: write_clamp,
-    Unary: write_unary,
-    Binary: write_binary,
-    Compare: write_compare,
-    Select: write_select,
-    Convert: write_convert,
-    FixedDivide: write_divide,
-    Sigmoid16: write_sigmoid,
-}
-"""The C of each pointwise operator: a new one needs its function and a line here."""
-
-
-_OPERANDS: Mapping[type[Operator], int] = {Add: 2, Binary: 2, Compare: 2, FixedDivide: 2, Select: 3}
-"""Operands that are elements, where that is more than the first; what follows them are parameters."""
-
-
-def is_pointwise(operator: Operator) -> bool:
-    """True for operators that compute each element from the same place of their operands."""
-    return type(operator) in RULES
 
 
 def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
@@ -275,7 +239,6 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     values: dict[str, Expression] = dict([anchor] if anchor else [])
 
     def value_of(name: str) -> Expression:
-        """The expression of a value made before, a constant's element or an operand's."""
         if name not in values:
             kind = graph.types[name]
             if name in graph.constants:
@@ -287,8 +250,8 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
 
     users = graph.users()
     for node in tree:
-        operands = [value_of(name) for name in node.inputs[: _OPERANDS.get(type(node.operator), 1)]]
-        result = RULES[type(node.operator)](scope, node, operands)
+        write, count = RULES[type(node.operator)]
+        result = write(scope, node, node.operator, *map(value_of, node.inputs[:count]))
         if len(users[node.output]) > 1 and not result.text.isidentifier():
             name = scope.define("shared", result.c_type, result.text)
             result = Expression(name, result.c_type, result.low, result.high)
@@ -299,3 +262,162 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     stored = c_type(kind.dtype)
     text = final.text if stored == final.c_type else f"({stored}){atom(final.text)}"
     return [*scope.lines, f"output[{index(kind.shape)}] = {text};"]
+
+
+CALLS: Mapping[UnaryKind, str] = {
+    UnaryKind.SIGMOID: "logistic({x})",
+    UnaryKind.TANH: "hyperbolic_tangent({x})",
+    UnaryKind.HARD_SIGMOID: "smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
+    UnaryKind.HARD_SWISH: "{x} * smaller(larger({x} / 6.0f + 0.5f, 0.0f), 1.0f)",
+    UnaryKind.LEAKY_RELU: "{x} >= 0.0f ? {x} : {alpha} * {x}",
+    UnaryKind.ELU: "{x} >= 0.0f ? {x} : {alpha} * exponential_less_one({x})",
+    UnaryKind.GELU: "{x} * gaussian_share({x})",
+    UnaryKind.GELU_TANH: (
+        "0.5f * {x} * (1.0f + hyperbolic_tangent(0.797884561f * ({x} + 0.044715f * {x} * {x} * {x})))"
+    ),
+    UnaryKind.NEGATIVE: "-{x}",
+    UnaryKind.ABSOLUTE: "absolute({x})",
+    UnaryKind.SIGN: "sign_of({x})",
+    UnaryKind.FLOOR: "floor_of({x})",
+    UnaryKind.CEILING: "ceiling_of({x})",
+    UnaryKind.ROUND: "nearest({x})",
+    UnaryKind.RECIPROCAL: "1.0f / {x}",
+    UnaryKind.SQUARE_ROOT: "square_root({x})",
+    UnaryKind.EXPONENTIAL: "exponential({x})",
+    UnaryKind.LOGARITHM: "logarithm({x})",
+    UnaryKind.ERROR_FUNCTION: "error_function({x})",
+    UnaryKind.SOFTPLUS: "soft_plus({x})",
+    UnaryKind.SOFTSIGN: "{x} / (1.0f + absolute({x}))",
+    UnaryKind.SINE: "sine({x})",
+    UnaryKind.COSINE: "cosine({x})",
+    UnaryKind.SQUARE: "{x} * {x}",
+    UnaryKind.RECIPROCAL_ROOT: "1.0f / square_root({x})",
+    UnaryKind.THRESHOLDED_RELU: "{x} > {alpha} ? {x} : 0.0f",
+    UnaryKind.HARD_SHRINK: "absolute({x}) > {alpha} ? {x} : 0.0f",
+}
+"""The C of each function of `x`, an identifier."""
+
+_ARITHMETIC = {BinaryKind.ADD: "+", BinaryKind.SUBTRACT: "-", BinaryKind.MULTIPLY: "*", BinaryKind.DIVIDE: "/"}
+_CALLS = {BinaryKind.POWER: "power", BinaryKind.MODULO: "modulo"}
+_INTEGER_CALLS = {
+    BinaryKind.DIVIDE: "divide_integers",
+    BinaryKind.POWER: "power_of_integers",
+    BinaryKind.MODULO: "modulo_of_integers",
+}
+
+
+def named(scope: Scope, operand: Expression, stem: str) -> str:
+    """An identifier for an operand that is read more than once."""
+    return operand.text if operand.text.isidentifier() else scope.define(stem, operand.c_type, operand.text)
+
+
+@rule(Clamp)
+def _clamp(scope: Scope, node: Node, operator: Clamp, x: Expression) -> Expression:
+    text = x.text
+    text = f"larger({text}, {real(operator.low)})" if operator.low > -inf else text
+    text = f"smaller({text}, {real(operator.high)})" if operator.high < inf else text
+    return Expression(text, "float")
+
+
+@rule(Unary)
+def _unary(scope: Scope, node: Node, operator: Unary, x: Expression) -> Expression:
+    name = named(scope, x, "operand")
+    text = CALLS[operator.kind].format(x=name, alpha=real(operator.alpha))
+    return Expression(scope.define("function", "float", text), "float")
+
+
+@rule(Binary, 2)
+def _binary(scope: Scope, node: Node, operator: Binary, a: Expression, b: Expression) -> Expression:
+    if a.c_type != "float":
+        return _integers(scope, node, operator.kind, a, b)
+    if operator.kind in _ARITHMETIC:
+        text = f"{atom(a.text)} {_ARITHMETIC[operator.kind]} {atom(b.text)}"
+    elif operator.kind is BinaryKind.PRELU:
+        x = named(scope, a, "operand")
+        text = f"{x} >= 0.0f ? {x} : {x} * {atom(b.text)}"
+    elif operator.kind is BinaryKind.SQUARED_DIFFERENCE:
+        x = scope.define("difference", "float", f"{atom(a.text)} - {atom(b.text)}")
+        text = f"{x} * {x}"
+    elif operator.kind in _CALLS:
+        text = f"{_CALLS[operator.kind]}({a.text}, {b.text})"
+    else:
+        text = f"{'larger' if operator.kind is BinaryKind.MAXIMUM else 'smaller'}({a.text}, {b.text})"
+    return Expression(scope.define("term", "float", text), "float")
+
+
+def _integers(scope: Scope, node: Node, kind: BinaryKind, a: Expression, b: Expression) -> Expression:
+    dtype = scope.graph.types[node.output].dtype
+    wide = "int64_t" if dtype.bits > 32 else "int32_t"
+    held = "int64_t" if "int64_t" in (a.c_type, b.c_type) else "int32_t"
+    stored = c_type(dtype)
+    if kind in (BinaryKind.MINIMUM, BinaryKind.MAXIMUM):
+        left, right = named(scope, a, "candidate"), named(scope, b, "candidate")
+        text = f"{left} {'<' if kind is BinaryKind.MINIMUM else '>'} {right} ? {left} : {right}"
+        return Expression(scope.define("chosen", held, text), held, min(a.low, b.low), max(a.high, b.high))
+    if kind in _INTEGER_CALLS:
+        text = f"({stored}){_INTEGER_CALLS[kind]}({a.text}, {b.text})"
+    elif kind is BinaryKind.SQUARED_DIFFERENCE:
+        x = scope.define("difference", f"u{wide}", f"(u{wide}){atom(a.text)} - (u{wide}){atom(b.text)}")
+        text = f"({stored})({x} * {x})"
+    elif kind in _ARITHMETIC:
+        text = f"({stored})((u{wide}){atom(a.text)} {_ARITHMETIC[kind]} (u{wide}){atom(b.text)})"
+    else:
+        raise Unsupported(f"{kind.value} of {dtype.text} is not computed on the core.")
+    return Expression(scope.define("term", held, text), held, dtype.low, dtype.high)
+
+
+_COMPARISONS = {CompareKind.EQUAL: "==", CompareKind.LESS: "<", CompareKind.LESS_OR_EQUAL: "<="}
+
+
+@rule(Compare, 2)
+def _compare(scope: Scope, node: Node, operator: Compare, a: Expression, b: Expression) -> Expression:
+    text = f"{atom(a.text)} {_COMPARISONS[operator.kind]} {atom(b.text)}"
+    return Expression(scope.define("holds", "int32_t", text), "int32_t", 0, 1)
+
+
+@rule(Select, 3)
+def _select(
+    scope: Scope, node: Node, operator: Select, condition: Expression, a: Expression, b: Expression
+) -> Expression:
+    held = "int64_t" if "int64_t" in (a.c_type, b.c_type) else a.c_type
+    text = f"{atom(condition.text)} ? {atom(a.text)} : {atom(b.text)}"
+    return Expression(scope.define("chosen", held, text), held, min(a.low, b.low), max(a.high, b.high))
+
+
+@rule(Convert)
+def _convert(scope: Scope, node: Node, operator: Convert, x: Expression) -> Expression:
+    dtype = operator.dtype
+    if dtype is DType.BOOL:
+        zero = "0.0f" if x.c_type == "float" else "0"
+        return Expression(scope.define("holds", "int32_t", f"{atom(x.text)} != {zero}"), "int32_t", 0, 1)
+    if dtype is DType.FLOAT32:
+        if x.c_type == "float":
+            return x
+        return Expression(scope.define("real", "float", f"(float){atom(x.text)}"), "float")
+    wide = "int64_t" if dtype in (DType.INT64, DType.UINT32) else "int32_t"
+    if x.c_type == "float":
+        call = "converted_wide" if wide == "int64_t" else "converted"
+        text = f"{call}({x.text}, {real(dtype.low)}, {real(dtype.high)})"
+    elif dtype.low <= x.low and x.high <= dtype.high:
+        text = x.text if x.c_type == wide else f"({wide}){atom(x.text)}"
+    else:
+        text = f"({wide})({c_type(dtype)}){atom(x.text)}"
+    return Expression(scope.define("whole", wide, text), wide, dtype.low, dtype.high)
+
+
+@rule(FixedDivide, 2)
+def _divide(scope: Scope, node: Node, operator: FixedDivide, a: Expression, b: Expression) -> Expression:
+    left = total(a.text, -operator.left_zero_point)
+    right = total(b.text, -operator.right_zero_point)
+    text = f"divide_fixed({left}, {right}, {operator.multiplier}, {operator.shift})"
+    text = f"wrap_add({text}, {operator.output_zero_point})" if operator.output_zero_point else text
+    return Expression(scope.define("quotient", "int32_t", text), "int32_t", DType.INT32.low, DType.INT32.high)
+
+
+@rule(Sigmoid16)
+def _sigmoid(scope: Scope, node: Node, operator: Sigmoid16, x: Expression) -> Expression:
+    table = scope.constant(node.output, "sigmoids", sigmoid_table())
+    scaled = total(product(atom(x.text), operator.multiplier), (1 << operator.shift) >> 1)
+    scaled = f"({scaled}) >> {operator.shift}" if operator.shift else scaled
+    text = f"{'tangent_16' if operator.tangent else 'sigmoid_16'}({scaled}, {table})"
+    return Expression(scope.define("function", "int32_t", text), "int32_t", DType.INT16.low, DType.INT16.high)

@@ -1,13 +1,20 @@
-"""What a core kernel is: C text, its parameters and the constants it wants, and how a region is refused."""
+"""A core kernel; the parameters, expressions, statements and shared functions its text is written with."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from dovetail.graph.types import Array, DType
+import numpy as np
+
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.types import Array, DType, Shape
+from dovetail.kernels.c import c_type, times
+from dovetail.target.description import CoreInstruction
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
@@ -98,8 +105,6 @@ class CoreKernel:
     """What to emit as const arrays: re-ordered, padded and folded as the kernel wants them."""
     helpers: tuple[str, ...] = ()
     """Functions of `HELPERS` the text calls, each after those it needs."""
-    scratch_bytes: int = 0
-    """Bytes of scratch memory the function needs beside its operands."""
     key: str = ""
     """The text without the function's name: kernels of equal keys can share one function."""
     declarations: tuple[str, ...] = ()
@@ -126,29 +131,14 @@ class CoreKernel:
         return bool(_STORAGE.search(self.source + self.shared))
 
 
-@dataclass
-class Constants:
-    """Collects the constants of one kernel under readable, unused C identifiers."""
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What writes one region's kernel."""
 
-    arrays: dict[str, Array] = field(default_factory=dict)
-
-    def add(self, stem: str, array: Array) -> str:
-        """Keep `array` under a name that begins with `stem`; returns the name."""
-        name, count = stem, 1
-        while name in self.arrays:
-            count += 1
-            name = f"{stem}_{count}"
-        self.arrays[name] = array
-        return name
-
-
-def c_type(dtype: DType) -> str:
-    """The C type that holds one element: narrow integers take a byte each."""
-    if dtype is DType.FLOAT32:
-        return "float"
-    if dtype is DType.BOOL:
-        return "uint8_t"
-    return f"{'int' if dtype.signed else 'uint'}{max(dtype.bits, 8)}_t"
+    write: Callable[[str], list[str]]
+    """The C under a function name; writing twice gives the same text."""
+    check: Callable[[], object]
+    """Raises Unsupported where `write` would, from the statements of one element: without loops or functions."""
 
 
 def declarations(parameters: Sequence[Parameter]) -> list[str]:
@@ -163,3 +153,258 @@ def accumulate_type(low: int, high: int) -> str:
     if low >= -(1 << 63) and high < 1 << 63:
         return "int64_t"
     raise Unsupported(f"a sum may reach {max(-low, high)}, beyond 64 bits.")
+
+
+INT32 = (-(1 << 31), (1 << 31) - 1)
+
+ROOM = 3072
+"""Bytes of stack a kernel may use where the core has the usual 4096."""
+
+Index = Callable[[Shape], str]
+"""C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A C expression whose value is known to lie in [low, high]; floats have no range."""
+
+    text: str
+    c_type: str
+    """int32_t (narrower operands are promoted to it), int64_t or float."""
+    low: int = 0
+    high: int = 0
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+
+def expression_of(text: str, dtype: DType) -> Expression:
+    """An element of an array."""
+    if dtype is DType.FLOAT32:
+        return Expression(text, "float")
+    if dtype is DType.UINT32:
+        return Expression(f"(int64_t){text}", "int64_t", dtype.low, dtype.high)
+    return Expression(text, "int64_t" if dtype is DType.INT64 else "int32_t", dtype.low, dtype.high)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTraits:
+    """What a core offers its kernels."""
+
+    accumulators: int = 16
+    """Sums the inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13 of Arm Thumb."""
+    instructions: tuple[CoreInstruction, ...] = ()
+    """What it can do beyond what compilers select."""
+    room: int = ROOM
+    """Bytes of stack for elements that are put side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A function shared by layers that computes one output pixel."""
+
+    name: str
+    block: Block | None
+
+    def call(self, arguments: Sequence[str], place: Sequence[str]) -> str:
+        """The statement for the pixel at `place`; `arguments` are the result and the inputs."""
+        return f"{self.name}({', '.join([*arguments, *([BLOCK] if self.block else []), *place])});"
+
+
+@dataclass
+class Scope:
+    """The parameters of one kernel while its text is written, and the statements of the present place."""
+
+    graph: Graph
+    accumulators: int = 16
+    """Sums there are registers for."""
+    overwritten: str | None = None
+    """The region input the result is written over."""
+    lanes: int | None = None
+    """Output channels a sum-of-products kernel computes together: asked for, and once chosen what they are."""
+    room: int = ROOM
+    """Bytes of stack for elements that are put side by side."""
+    constants: dict[str, Array] = field(default_factory=dict)
+    """The kernel's constants by their C identifiers."""
+    _inputs: dict[str, str] = field(default_factory=dict)
+    _kept: dict[tuple[str, str], str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    index: Index = field(default=lambda shape: "0")
+    compact: bool = False
+    """Whether sizes and constants are members of a block, so that layers can share the function."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Members of the block that are the same in every layer, and so are written as numbers."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """The numbers of this layer's block."""
+    any_shift: bool = False
+    """Whether requantisation takes the one form that does for all shifts."""
+    border: Border | None = None
+    """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
+    channel: str = "0"
+    """In a compact kernel: C text of the present place along the result's last axis."""
+
+    def input(self, value: str, name: str = "") -> str:
+        """The C identifier of a region input, `name` if it is new."""
+        if value not in self._inputs:
+            wanted = name or ("addend" if self._inputs else "input")
+            taken = list(self._inputs.values()).count
+            self._inputs[value] = wanted if not taken(wanted) else f"{wanted}_{len(self._inputs) + 1}"
+        return self._inputs[value]
+
+    def constant(self, owner: str, stem: str, array: Array) -> str:
+        """The C identifier of a constant that belongs to the value `owner`; asked again, the same one."""
+        place = (owner, stem)
+        if place not in self._kept:
+            name, count = stem, 1
+            while name in self.constants:
+                count += 1
+                name = f"{stem}_{count}"
+            self._kept[place], self.constants[name] = name, np.ascontiguousarray(array)
+        return self._member(self._kept[place])
+
+    def _member(self, name: str) -> str:
+        return f"{BLOCK}->{name}" if self.compact else name
+
+    def number(self, owner: str, stem: str, value: int) -> int | str:
+        """A number of the value `owner`: itself, or in a compact kernel the member of the block that holds it."""
+        if not self.compact:
+            return value
+        place = (owner, stem)
+        if place not in self._kept:
+            count = sum(name == stem or name.startswith(f"{stem}_of_") for name in self.numbers)
+            self._kept[place] = f"{stem}_of_{count + 1}" if count else stem
+            self.numbers[self._kept[place]] = value
+        name = self._kept[place]
+        return value if name in self.fixed else self._member(name)
+
+    def parameter(self, owner: str, stem: str, array: Array) -> str:
+        """The element, at the present place, of a constant of one element or one per channel."""
+        name = self.constant(owner, stem, array)
+        if not self.compact:
+            return self.element(name, array.shape)
+        step = self.number(owner, f"{stem}_step", int(array.size > 1))
+        return f"{name}[{times(self.channel, step)}]"
+
+    def element(self, name: str, shape: Shape) -> str:
+        """The element of an array at the present place."""
+        return f"{name}[{self.index(shape)}]"
+
+    def known(self, value: str) -> Array:
+        """The array of an operand that must be constant."""
+        if value not in self.graph.constants:
+            raise Unsupported(f"{value!r} is computed at run time, a core kernel needs it at compile time.")
+        return self.graph.constants[value]
+
+    def define(self, stem: str, kind: str, text: str) -> str:
+        """Add a statement that names an intermediate value."""
+        taken = sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
+        name = f"{stem}_{taken + 1}" if taken else stem
+        self.lines.append(f"const {kind} {name} = {text};")
+        return name
+
+    def keep(self, used: set[str]) -> None:
+        """Drop the constants whose identifiers are not in `used`."""
+        self.constants = {name: array for name, array in self.constants.items() if name in used}
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Output, inputs in the region's order, constants."""
+        types = self.graph.types
+        result = self.graph.outputs[0]
+        over = self.overwritten
+        found = [Parameter("output", result, c_type(types[result].dtype), False, over is not None)]
+        for value in self.graph.inputs:
+            if value in self._inputs:
+                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False, value == over))
+        for name, array in self.constants.items():
+            found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
+        if self.border is not None and self.border.block is not None:
+            found.append(self.border.block.parameter)
+        return tuple(found)
+
+
+Rule = Callable[..., Expression]
+"""The C of a pointwise operator's result from (scope, node, operator, the elements that are its operands)."""
+RULES: dict[type[Operator], tuple[Rule, int]] = {}
+"""The rule of each pointwise operator, and how many of its operands are elements; parameters follow those."""
+
+
+def rule(operator: type[Operator], operands: int = 1) -> Callable[[Rule], Rule]:
+    """Registers the C of a pointwise operator."""
+
+    def register(write: Rule) -> Rule:
+        RULES[operator] = (write, operands)
+        return write
+
+    return register
+
+
+def is_pointwise(operator: Operator) -> bool:
+    """True for operators that compute each element from the same place of their operands."""
+    return type(operator) in RULES
+
+
+SMALL = """\
+/* Functions the compiler shall make small. */
+#if defined(__clang__)
+#define SMALL __attribute__((minsize, noinline))
+#elif defined(__GNUC__)
+#define SMALL __attribute__((optimize("Os"), noinline))
+#else
+#define SMALL
+#endif
+"""
+"""C text that must stand before functions marked SMALL."""
+
+_FUNCTION = re.compile(r"^/\*.*?^static inline \w+ (\w+)\(.*?^}\n", re.MULTILINE | re.DOTALL)
+
+
+def _functions(file: str) -> Mapping[str, str]:
+    """C text of each function in a file, by its name, the comment before it included."""
+    text = (Path(__file__).parent / "runtime" / file).read_text(encoding="utf-8")
+    return {found[1]: found[0] for found in _FUNCTION.finditer(text)}
+
+
+FLOAT_HELPERS = _functions("floats.c")
+"""C source of the float functions, by name."""
+HELPERS: Mapping[str, str] = {
+    **_functions("integers.c"),
+    **_functions("fixed.c"),
+    **FLOAT_HELPERS,
+    **_functions("narrow.c"),
+    **_functions("recurrent.c"),
+}
+"""C source of each shared inline function, by its name.
+
+The right shift of a negative number is arithmetic in every compiler supported (C99 leaves it to the implementation);
+conversions to narrower signed types are modular there too. Nothing else is relied upon.
+
+The float functions are small, freestanding and in float32 alone. Each states its largest error over all floats, in
+units in the last place (tests/test_float_functions.py measures them). Exponentials and logarithms are Taylor series
+after exact range reduction (ln 2 in two parts, whose first has few enough bits that its multiples are exact), the
+square root is Newton's iteration, erfc a Chebyshev fit of log(erfc(x)) + x**2 - log(t) in t = 1 / (1 + x / 2).
+"""
+
+
+def needed_helpers(source: str) -> tuple[str, ...]:
+    """The helpers a C text calls, and those they call, each after those it needs."""
+    found: list[str] = []
+
+    def visit(text: str) -> None:
+        called = set(re.findall(r"\b(\w+)\(", text))
+        for name in HELPERS:
+            if name in called and name not in found:
+                body = HELPERS[name].split("{", 1)[1]
+                visit(body)
+                if name not in found:
+                    found.append(name)
+
+    visit(source)
+    return tuple(found)
+
+
+def helper_source(names: Iterable[str]) -> str:
+    """The C text of helpers and all they need, each once."""
+    calls = "".join(f"{name}(" for name in names)
+    return "\n".join(HELPERS[name] for name in needed_helpers(calls))

@@ -1,20 +1,46 @@
-"""Operators that move elements: a loop nest per source, whole runs copied where nothing is computed."""
+"""Operators that move elements, whole runs at once where nothing is computed, or take them from computed places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
+from typing import Any
 
-from dovetail.graph.types import Box, DType, Shape, TensorType, full_box
-from dovetail.kernels.elementwise import real
-from dovetail.kernels.epilogue import Expression, Index, Scope, expression_of, finish
-from dovetail.kernels.kernel import Unsupported, c_type, declarations
-from dovetail.kernels.nest import Walk, broadcast_walk, loop_names, merge, nest, row_major, walk_text
-from dovetail.kernels.region import Region
-from dovetail.kernels.text import block, function, integer, loop, product, total, without_unused
-from dovetail.kernels.window import COLUMN, ROW, anchored, variable, window_of, wrapped
-from dovetail.operators.base import Operator
-from dovetail.operators.movement import Concat, Pad, Patches, Reshape, Slice, Transpose
+import numpy as np
+
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Concat, Gather, Im2col, Pad, Pick, Resample, Reshape, Slice, Transpose
+from dovetail.ir.types import Box, DType, Shape, TensorType, box_shape, full_box
+from dovetail.kernels.c import (
+    block,
+    c_type,
+    function,
+    integer,
+    loop,
+    product,
+    real,
+    total,
+    variable,
+    without_unused,
+    wrapped,
+)
+from dovetail.kernels.elements import (
+    Walk,
+    broadcast_walk,
+    loop_names,
+    merge,
+    nest,
+    operand,
+    place_in,
+    row_major,
+    walk_text,
+    write_elements,
+)
+from dovetail.kernels.epilogue import finish
+from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, declarations, expression_of
+from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
 
 _SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
@@ -23,7 +49,7 @@ _SHORT = 8
 def _copy(region: Region, scope: Scope, result: Shape, box: Box, value: str, source: Walk) -> list[str]:
     """The loops that fill `box` of the result from a region input, the pointwise tree applied."""
     kind = region.graph.types[value].dtype
-    name = scope.input(value, "input" if region.anchor and value == region.anchor.inputs[0] else "other")
+    name = scope.input(value, "input" if value == region.node.inputs[0] else "other")
     if not region.tree:
         walks = [broadcast_walk(result, result, box), source]
         loops = merge([stop - start for start, stop in box], walks)
@@ -43,61 +69,21 @@ def _computed(
     region: Region, scope: Scope, result: Shape, box: Box, value: Callable[[str], Expression], source: Walk | None
 ) -> list[str]:
     """The loops that fill `box` with the pointwise tree of `value` at the source's index."""
-    anchor = region.anchor
-    assert anchor is not None
-
-    def body(index: Index, text: str) -> list[str]:
-        return finish(scope, region.tree, index, (anchor.output, value(text)))
-
-    return nest(result, box, body, source)
+    name, tree = region.node.output, region.tree
+    return nest(result, box, lambda index, text: finish(scope, tree, index, (name, value(text))), source)
 
 
-def _whole(region: Region) -> str:
-    """The anchor's operand where no Pad may stand before it; raises Unsupported for one."""
-    assert region.anchor is not None
-    if region.pad is not None:
-        raise Unsupported(f"a Pad before {type(region.anchor.operator).__name__} is not fused.")
-    return region.anchor.inputs[0]
-
-
-def _transpose(region: Region, scope: Scope) -> list[str]:
-    value = _whole(region)
-    assert region.anchor is not None and isinstance(region.anchor.operator, Transpose)
-    dense = row_major(region.graph.types[value].shape)
-    walk = Walk(tuple(dense[axis] for axis in region.anchor.operator.permutation))
-    shape = region.output_shape
-    return _copy(region, scope, shape, full_box(shape), value, walk)
-
-
-def _reshape(region: Region, scope: Scope) -> list[str]:
-    shape = region.output_shape
-    return _copy(region, scope, shape, full_box(shape), _whole(region), Walk(row_major(shape)))
-
-
-def _slice(region: Region, scope: Scope) -> list[str]:
-    value = _whole(region)
-    assert region.anchor is not None and isinstance(region.anchor.operator, Slice)
-    operator = region.anchor.operator
-    dense = row_major(region.graph.types[value].shape)
-    start = sum(first * stride for first, stride in zip(operator.start, dense, strict=True))
-    walk = Walk(tuple(step * stride for step, stride in zip(operator.step, dense, strict=True)), start)
-    shape = region.output_shape
-    return _copy(region, scope, shape, full_box(shape), value, walk)
-
-
-def _concat(region: Region, scope: Scope) -> list[str]:
-    _whole(region)
-    anchor = region.anchor
-    assert anchor is not None and isinstance(anchor.operator, Concat)
-    shape = region.output_shape
-    axis, place, lines = anchor.operator.axis % len(shape), 0, []
-    for value in anchor.inputs:
-        part = region.graph.types[value].shape
+def _pieces(region: Region, scope: Scope, operator: Operator) -> list[str]:
+    """The strided copies that compute a movement."""
+    types, lines = region.graph.types, list[str]()
+    for piece in operator.pieces([types[value] for value in region.node.inputs]) or ():
+        value = region.node.inputs[piece.operand]
         if value in region.graph.constants:
-            raise Unsupported(f"Concat of the constant {value!r} is not computed on the core.")
-        box = tuple((place, place + part[axis]) if at == axis else (0, size) for at, size in enumerate(shape))
-        lines += _copy(region, scope, shape, box, value, Walk(row_major(part)))
-        place += part[axis]
+            raise Unsupported(f"{type(operator).__name__} of the constant {value!r} is not computed on the core.")
+        dense = row_major(types[value].shape)
+        start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
+        walks = tuple(step * dense[axis] for axis, step in piece.walks) or row_major(box_shape(piece.box))
+        lines += _copy(region, scope, region.output_shape, piece.box, value, Walk(walks, start))
     return lines
 
 
@@ -112,10 +98,9 @@ def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number:
     return _computed(region, scope, result, full_box(result), lambda _: constant, None)
 
 
-def _pad(region: Region, scope: Scope) -> list[str]:
-    value = _whole(region)
-    assert region.anchor is not None and isinstance(region.anchor.operator, Pad)
-    operator, shape, kind = region.anchor.operator, region.output_shape, region.graph.types[value]
+def _pad(region: Region, scope: Scope, operator: Pad) -> list[str]:
+    value = region.node.inputs[0]
+    shape, kind = region.output_shape, region.graph.types[value]
     if kind.dtype.bits > 32:
         raise Unsupported(f"Pad of {kind} is not computed on the core.")
     box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
@@ -124,14 +109,9 @@ def _pad(region: Region, scope: Scope) -> list[str]:
 
 
 def _run(region: Region, scope: Scope, length: int, channel_base: str, source: str) -> list[str]:
-    """Statements that take `length` neighbouring elements to the result from flat index `place` on.
-
-    Args:
-        channel_base: C text of the first element's place along the result's last axis.
-        source: C text of a pointer to the first element, or the number all elements are.
-    """
-    assert region.anchor is not None
-    kind = region.graph.types[region.source()].dtype
+    """Statements that take `length` neighbouring elements, behind a pointer or all the same number (`source`), to the
+    result from flat index `place` on, which is at `channel_base` along its last axis."""
+    kind = region.source_dtype
     number = source.lstrip("-").isdigit()
     if not region.tree and number and kind.bits == 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
@@ -139,34 +119,30 @@ def _run(region: Region, scope: Scope, length: int, channel_base: str, source: s
         return [f"__builtin_memcpy(output + place, {source}, {length * kind.bits // 8});"]
     index = anchored(region.output_shape, "place + channel", total(channel_base, "channel"))
     value = Expression(source, "int32_t", int(source), int(source)) if number else expression_of("from[channel]", kind)
-    lines = finish(scope, region.tree, index, (region.anchor.output, value))
+    lines = finish(scope, region.tree, index, (region.node.output, value))
     head = [] if number else [f"const {c_type(kind)} *from = {source};"]
     return [*head, *block(f"for (int32_t channel = 0; channel < {length}; ++channel)", lines)]
 
 
-def _patches(region: Region, scope: Scope) -> list[str]:
-    assert region.anchor is not None and isinstance(region.anchor.operator, Patches)
-    operator = region.anchor.operator
-    window = window_of(region, operator.kernel, operator.stride, operator.dilation)
-    rows, columns = window.kernel
+def _im2col(region: Region, scope: Scope, operator: Im2col) -> list[str]:
+    taps = Nest(region, scope, window_of(region, operator.kernel, operator.stride, operator.dilation))
+    window, (rows, columns) = taps.window, taps.window.kernel
     whole_rows = not window.any_padded and window.contiguous_columns
-    tap_row = variable("kernel_row", rows)
-    tap_column = "0" if whole_rows else variable("kernel_column", columns)
+    tap_row, tap_column = taps.tap(ROW), "0" if whole_rows else taps.tap(COLUMN)
     tap = product(wrapped(total(product(tap_row, columns), tap_column)), window.channels)
-    place = total(window.output_index(rows * columns * window.channels), tap)
-    source = total(scope.input(region.source(), "input"), window.input_index("top", "left"))
+    place = total(taps.output_index(rows * columns * window.channels), tap)
+    source = total(scope.input(region.source(), "input"), taps.input_index("top", "left"))
     length = window.channels * (columns if whole_rows else 1)
     lines = _run(region, scope, length, tap, source)
     if window.any_padded:
         height, width = window.size
-        assert region.pad is not None and isinstance(region.pad.operator, Pad)
         inside = f"if (top >= 0 && top < {height} && left >= 0 && left < {width})"
-        outside = _run(region, scope, length, tap, str(int(region.pad.operator.value)))
+        outside = _run(region, scope, length, tap, str(int(region.pad_value)))
         lines = [*block(inside, lines)[:-1], *block("} else", outside)]
-    origins = [
-        f"const int32_t top = {total(window.origin(ROW), product(tap_row, window.dilation[ROW]))};",
-        f"const int32_t left = {total(window.origin(COLUMN), product(tap_column, window.dilation[COLUMN]))};",
-    ]
+    origins = []
+    for axis, (name, at) in enumerate((("top", tap_row), ("left", tap_column))):
+        start = taps.origin(axis, window.stride[axis], window.before[axis])
+        origins.append(f"const int32_t {name} = {total(start, product(at, window.dilation[axis]))};")
     lines = [*origins, f"const int32_t place = {place};", *lines]
     sizes = (1 if whole_rows else columns, rows, window.outputs[COLUMN], window.outputs[ROW], window.batch)
     for name, count in zip(("kernel_column", "kernel_row", "column", "row", "image"), sizes, strict=True):
@@ -174,23 +150,96 @@ def _patches(region: Region, scope: Scope) -> list[str]:
     return lines
 
 
-_MOVES: Mapping[type[Operator], Callable[[Region, Scope], list[str]]] = {
-    Transpose: _transpose,
-    Reshape: _reshape,
-    Slice: _slice,
-    Concat: _concat,
+_MOVES: Mapping[type[Operator], Callable[[Region, Scope, Any], list[str]]] = {
+    **dict.fromkeys((Transpose, Reshape, Slice, Concat), _pieces),
     Pad: _pad,
-    Patches: _patches,
+    Im2col: _im2col,
 }
 
 
-def write_movement(region: Region, scope: Scope) -> Callable[[str], list[str]]:
-    """The writer of a kernel around an operator that moves elements."""
-    assert region.anchor is not None
-    move = _MOVES[type(region.anchor.operator)]
+@kernel(Im2col, windowed=True)
+@kernel(*_MOVES)
+def _movement(region: Region, scope: Scope, operator: Operator) -> Writer:
+    def body() -> list[str]:
+        return _MOVES[type(operator)](region, scope, operator)
 
     def write(name: str) -> list[str]:
-        lines = without_unused(move(region, scope))
+        lines = without_unused(body())
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return write
+    return Writer(write, body)
+
+
+def _picked(scope: Scope, owner: str, axis: int, places: Sequence[int], at: str) -> str:
+    """C text of where an element at `at` comes from: a formula where the places rise evenly, else a table."""
+    steps = {b - a for a, b in pairwise(places)}
+    if len(steps) <= 1:
+        step = steps.pop() if steps else 0
+        if step < 0:
+            return f"{places[0]} - {product(at, -step)}" if at != "0" else str(places[0])
+        return total(product(at, step), places[0])
+    kind = np.int16 if max(places) < 1 << 15 else np.int32
+    return f"{scope.constant(owner, f'places_{axis}', np.array(places, kind))}[{at}]"
+
+
+@kernel(Pick)
+def _pick(region: Region, scope: Scope, operator: Pick) -> Writer:
+    kind = region.type(0)
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        x = operand(region, scope, 0, "input")
+        sources = [
+            _picked(scope, region.node.output, axis, chosen, at)
+            for axis, (chosen, at) in enumerate(zip(operator.places, places, strict=True))
+        ]
+        return [], expression_of(f"{x}[{place_in(kind.shape, sources)}]", kind.dtype)
+
+    return write_elements(region, scope, element)
+
+
+@kernel(Gather)
+def _gather(region: Region, scope: Scope, operator: Gather) -> Writer:
+    axis = operator.axis
+    kind, indices = (region.graph.types[value] for value in region.node.inputs)
+    middle = axis + len(indices.shape)
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        x = operand(region, scope, 0, "input")
+        if kind.shape[axis] == 1:
+            only = place_in(kind.shape, (*places[:axis], "0", *places[middle:]))
+            return [], expression_of(f"{x}[{only}]", kind.dtype)
+        table = operand(region, scope, 1, "indices")
+        index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
+        lines = [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
+        source = place_in(kind.shape, (*places[:axis], "taken", *places[middle:]))
+        return lines, expression_of(f"{x}[{source}]", kind.dtype)
+
+    return write_elements(region, scope, element)
+
+
+@kernel(Resample)
+def _resample(region: Region, scope: Scope, operator: Resample) -> Writer:
+    axes, kind = operator.axes, region.type(0)
+    taps = [scope.known(value) for value in region.node.inputs[1:]]
+    real = kind.dtype is DType.FLOAT32
+    share = 1 if real else prod(int(np.abs(weights).sum(axis=1).max(initial=0)) for weights in taps[1::2])
+    reach = 0 if real else share * max(-kind.dtype.low, kind.dtype.high)
+    if reach >= 1 << 31:
+        raise Unsupported(f"sums of up to {reach} do not fit 32 bits.")
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        x = operand(region, scope, 0, "input")
+        source, factors, loops = list(places), [], []
+        for number, (axis, sources, weights) in enumerate(zip(axes, taps[::2], taps[1::2], strict=True)):
+            name, count = f"tap_{number}", sources.shape[1]
+            tap = total(product(places[axis], count), variable(name, count))
+            source[axis] = f"{scope.constant(region.node.output, f'places_{axis}', sources)}[{tap}]"
+            factors.append(f"{scope.constant(region.node.output, f'weights_{axis}', weights)}[{tap}]")
+            loops.append((name, count))
+        lines = [f"sum += {x}[{place_in(kind.shape, source)}] * ({' * '.join(factors) or '1'});"]
+        for name, count in reversed(loops):
+            lines = loop(name, count, lines)
+        held, start = ("float", "0.0f") if real else ("int32_t", "0")
+        return [f"{held} sum = {start};", *lines], Expression("sum", held, -reach, reach)
+
+    return write_elements(region, scope, element)

@@ -1,34 +1,31 @@
-"""Recurrent layers on integers: one loop over the steps of a sequence, inside it over hidden values and gates."""
+"""Recurrent layers, of integers and floats: one loop over the steps of a sequence, inside it over hidden values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.graph.types import Array, DType, Shape
-from dovetail.kernels.elements import Writer, operand, place_in, without_pad, write_elements
-from dovetail.kernels.epilogue import Expression, Scope
-from dovetail.kernels.kernel import Unsupported, declarations
-from dovetail.kernels.region import Region
-from dovetail.kernels.scope import INT32
-from dovetail.kernels.text import block, function, loop, total
-from dovetail.operators.fixed import sigmoid_table
-from dovetail.operators.recurrent import FixedLstm, RowProducts, Scaling
+from dovetail.ir.operators.fixed import sigmoid_table
+from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
+from dovetail.ir.types import Array, DType, Shape
+from dovetail.kernels.c import block, function, loop, total
+from dovetail.kernels.elements import operand, place_in, write_elements
+from dovetail.kernels.kernel import INT32, Expression, Scope, Unsupported, Writer, declarations
+from dovetail.kernels.region import Region, kernel
 
 
-def write_row_products(region: Region, scope: Scope) -> Writer:
+@kernel(RowProducts)
+def _row_products(region: Region, scope: Scope, operator: RowProducts) -> Writer:
     """The writer of a RowProducts; sums of integers are modulo 2**32."""
-    anchor = region.anchor
-    assert anchor is not None and isinstance(anchor.operator, RowProducts)
-    without_pad(region)
-    operator, types = anchor.operator, region.graph.types
-    shape, real = types[anchor.inputs[0]].shape, types[anchor.output].dtype is DType.FLOAT32
+    types = region.graph.types
+    shape, real = region.type(0).shape, types[region.node.output].dtype is DType.FLOAT32
     held, cast, none = ("float", "", "0.0f") if real else ("uint32_t", "(uint32_t)", "0u")
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
         x, weights = operand(region, scope, 0, "input"), operand(region, scope, 1, "weights")
-        first = f"{cast}{operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(anchor.inputs) > 2 else none
+        first = f"{cast}{operand(region, scope, 2, 'bias')}[{places[-1]}]" if len(region.node.inputs) > 2 else none
         from_, with_ = place_in(shape, (*places, "depth")), place_in(shape[-2:], (places[-1], "depth"))
         value = total(f"{x}[{from_}]", -operator.input_zero_point)
         value = f"({value})" if operator.input_zero_point else value
@@ -39,17 +36,14 @@ def write_row_products(region: Region, scope: Scope) -> Writer:
     return write_elements(region, scope, element)
 
 
-def unfused(region: Region) -> Shape:
+def _unfused(region: Region) -> Shape:
     """The shape of x; raises Unsupported for anything fused with a recurrent layer."""
-    assert region.anchor is not None
-    without_pad(region)
     if region.tree:
         raise Unsupported(f"{type(region.tree[0].operator).__name__} behind a recurrent layer is not fused.")
-    return region.graph.types[region.anchor.inputs[0]].shape
+    return region.type(0).shape
 
 
 def _once(scaling: Scaling, value: str) -> str:
-    """C of a product with one factor, rounded twice."""
     return f"requantize_double_any({value}, {scaling[0]}, {scaling[1]})"
 
 
@@ -57,11 +51,10 @@ def _limited(value: str) -> str:
     return f"clip({value}, -32768, 32767)"
 
 
-def write_fixed_lstm(region: Region, scope: Scope) -> Writer:
+@kernel(FixedLstm)
+def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
     """The writer of a FixedLstm; zero points are folded into the biases."""
-    anchor = region.anchor
-    assert anchor is not None and isinstance(anchor.operator, FixedLstm)
-    operator, (steps, batch, depth) = anchor.operator, unfused(region)
+    (steps, batch, depth) = _unfused(region)
     hidden = region.output_shape[2]
     scalings = (*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling, operator.update_scaling)
     for _, shift in (*scalings, operator.output_scaling):
@@ -70,7 +63,7 @@ def write_fixed_lstm(region: Region, scope: Scope) -> Writer:
     names = _fixed_constants(scope, region, operator)
 
     def write(name: str) -> list[str]:
-        x, memory = scope.input(anchor.inputs[0], "input"), scope.input(anchor.inputs[4], "memory")
+        x, memory = scope.input(region.node.inputs[0], "input"), scope.input(region.node.inputs[4], "memory")
         lines = [*_sums("given", "from", depth, names), *_sums("again", "before", hidden, names)]
         turn = []
         for stem in ("given", "again"):
@@ -78,19 +71,19 @@ def write_fixed_lstm(region: Region, scope: Scope) -> Writer:
             scaled = f"requantize_double_any((int32_t){stem}[gate], {factors})"
             turn.append(f"const int32_t {stem}_16 = {_limited(scaled)};")
         turn.append(f"gates[gate] = {_limited('given_16 + again_16')};")
-        lines += ["int32_t gates[4];", *block(turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
+        lines += ["int32_t gates[4];", *block(_turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
         lines = [
             f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
             f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
             f"int16_t *cell = output + ({steps * batch} + sequence) * {hidden};",
-            *block(turns("unit", hidden), lines),
+            *block(_turns("unit", hidden), lines),
         ]
-        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
-        lines = [*cells(memory, steps, batch * hidden), *lines]
+        lines = block(_turns("step", steps), block(_turns("sequence", batch), lines))
+        lines = [*_cells(memory, steps, batch * hidden), *lines]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return write
+    return Writer(write, lambda: None)
 
 
 def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[str]:
@@ -100,23 +93,26 @@ def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[
     return [
         *(f"uint32_t {stem}_{gate} = (uint32_t){offsets}[unit * 4 + {gate}];" for gate in gates),
         f"const int8_t *{stem}_with = {weights} + unit * {4 * depth};",
-        *block(turns("depth", depth), [
-            f"const int32_t value = {source}[depth];",
-            *(f"{stem}_{gate} += (uint32_t)(value * {stem}_with[{gate}]);" for gate in gates),
-            f"{stem}_with += 4;",
-        ]),
+        *block(
+            _turns("depth", depth),
+            [
+                f"const int32_t value = {source}[depth];",
+                *(f"{stem}_{gate} += (uint32_t)(value * {stem}_with[{gate}]);" for gate in gates),
+                f"{stem}_with += 4;",
+            ],
+        ),
         f"const uint32_t {stem}[4] = {{{', '.join(f'{stem}_{gate}' for gate in gates)}}};",
-    ]  # fmt: skip
+    ]
 
 
-def turns(variable: str, stop: int) -> str:
+def _turns(variable: str, stop: int) -> str:
     """The head of a loop that counts up to `stop`, which may be 1."""
     return f"for (int32_t {variable} = 0; {variable} < {stop}; ++{variable})"
 
 
-def cells(memory: str, steps: int, size: int) -> list[str]:
+def _cells(memory: str, steps: int, size: int) -> list[str]:
     """The cells before the first step, where those after the last will be."""
-    return block(turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
+    return block(_turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
 
 
 def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
@@ -137,13 +133,9 @@ def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
 
 
 def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[str, str]:
-    """The C names of a FixedLstm's constants."""
-    anchor = region.anchor
-    assert anchor is not None
-    weights, recurrent, bias = (scope.known(name) for name in anchor.inputs[1:4])
+    weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
 
     def by_unit(array: Array) -> Array:
-        """Rows by unit and then gate, which are by gate and then unit."""
         return array.reshape(4, -1, *array.shape[1:]).swapaxes(0, 1)
 
     arrays = {"sigmoids": sigmoid_table()}
@@ -156,4 +148,105 @@ def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[
     for stem, four in (("given", operator.input_scaling), ("again", operator.hidden_scaling)):
         arrays[f"{stem}_multiplier"] = np.array([multiplier for multiplier, _ in four], np.int32)
         arrays[f"{stem}_shift"] = np.array([shift for _, shift in four], np.int8)
-    return {stem: scope.constant(anchor.output, stem, array) for stem, array in arrays.items()}
+    return {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
+
+
+_CURVES = {Curve.SIGMOID: "logistic({x})", Curve.TANH: "hyperbolic_tangent({x})", Curve.RELU: "larger({x}, 0.0f)"}
+_OPERANDS = ("input", "weights", "recurrent", "bias", "memory", "peepholes")
+
+
+@dataclass(frozen=True)
+class _FloatLayer:
+    operator: Recurrent
+    names: Mapping[str, str]
+    """C names of the operands."""
+    hidden: int
+    depth: int
+
+    def curve(self, place: int, x: str) -> str:
+        return _CURVES[self.operator.functions[place]].format(x=x)
+
+    def sums(self, stem: str, gate: int, source: str = "before") -> list[str]:
+        """Define `stem` and `stem`_again: the bias and products with x, and with hidden values, of a unit's gate."""
+        row = total("unit", gate * self.hidden)
+        biases = [row, total("unit", (gate + self.operator.kind.gates) * self.hidden)]
+        first, again = (f"{self.names['bias']}[{place}]" for place in biases)
+        weights = f"{self.names['weights']}[({row}) * {self.depth} + depth]"
+        recurrent = f"{self.names['recurrent']}[({row}) * {self.hidden} + depth]"
+        return [
+            f"float {stem} = {first}, {stem}_again = {again};",
+            *block(_turns("depth", self.depth), [f"{stem} += from[depth] * {weights};"]),
+            *block(_turns("depth", self.hidden), [f"{stem}_again += {source}[depth] * {recurrent};"]),
+        ]
+
+    def peephole(self, gate: int, cell: str) -> str:
+        """C to add for what a gate sees of the cell; empty without peepholes."""
+        if "peepholes" not in self.names:
+            return ""
+        return f" + {self.names['peepholes']}[{total('unit', gate * self.hidden)}] * {cell}"
+
+
+@kernel(Recurrent)
+def _recurrent(region: Region, scope: Scope, operator: Recurrent) -> Writer:
+    (steps, batch, depth) = _unfused(region)
+    hidden, size = region.output_shape[2], batch * region.output_shape[2]
+    update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
+
+    def write(name: str) -> list[str]:
+        stems = _OPERANDS[: len(region.node.inputs)]
+        names = {stem: operand(region, scope, place, stem) for place, stem in enumerate(stems)}
+        behind = f"after {'+' if operator.reverse else '-'} {size}"
+        lines = [
+            f"const int32_t time = {f'{steps - 1} - step' if operator.reverse else 'step'};",
+            f"const float *from = {names['input']} + (time * {batch} + sequence) * {depth};",
+            f"float *after = output + (time * {batch} + sequence) * {hidden};",
+            f"const float *before = step == 0 ? {names['memory']} + sequence * {hidden} : {behind};",
+        ]
+        head = []
+        if operator.kind is RecurrentKind.LSTM:
+            lines.append(f"float *cell = output + ({steps * batch} + sequence) * {hidden};")
+            head = _cells(names["memory"], steps, size)
+        if operator.kind is RecurrentKind.GRU and not operator.reset_after:
+            head = [f"static float scaled[{hidden}]; /* hidden values times their reset gates */"]
+        lines += update(_FloatLayer(operator, names, hidden, depth))
+        lines = block(_turns("step", steps), block(_turns("sequence", batch), lines))
+        return function(f"static void {name}", declarations(scope.parameters()), [*head, *lines])
+
+    return Writer(write, lambda: None)
+
+
+def _lstm(layer: _FloatLayer) -> list[str]:
+    gates = [line for place, stem in enumerate(("in", "out", "keep", "candidate")) for line in layer.sums(stem, place)]
+    keep = layer.curve(0, "keep + keep_again" + layer.peephole(2, "cell[unit]"))
+    enter = layer.curve(0, "in + in_again" + layer.peephole(0, "cell[unit]"))
+    leave = layer.curve(0, "out + out_again" + layer.peephole(1, "next"))
+    lines = [
+        *gates,
+        f"const float next = {keep} * cell[unit] + {enter} * {layer.curve(1, 'candidate + candidate_again')};",
+        "cell[unit] = next;",
+        f"after[unit] = {leave} * {layer.curve(2, 'next')};",
+    ]
+    return block(_turns("unit", layer.hidden), lines)
+
+
+def _gru(layer: _FloatLayer) -> list[str]:
+    reset = layer.curve(0, "reset + reset_again")
+    first, before, again = [], layer.sums("reset", 1), f"{reset} * candidate_again"
+    source = "before"
+    if not layer.operator.reset_after:
+        turn = [*before, f"scaled[unit] = {reset} * before[unit];"]
+        first, before, again, source = block(_turns("unit", layer.hidden), turn), [], "candidate_again", "scaled"
+    lines = [
+        *layer.sums("update", 0),
+        *before,
+        *layer.sums("candidate", 2, source),
+        f"const float share = {layer.curve(0, 'update + update_again')};",
+        f"const float fresh = {layer.curve(1, f'candidate + {again}')};",
+        "after[unit] = (1.0f - share) * fresh + share * before[unit];",
+    ]
+    return [*first, *block(_turns("unit", layer.hidden), lines)]
+
+
+def _rnn(layer: _FloatLayer) -> list[str]:
+    lines = [*layer.sums("sum", 0), f"after[unit] = {layer.curve(0, 'sum + sum_again')};"]
+    return block(_turns("unit", layer.hidden), lines)

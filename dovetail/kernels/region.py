@@ -1,14 +1,16 @@
-"""A region taken apart: an optional pad, an anchor, and the tree of pointwise operators behind it."""
+"""A region taken apart (an optional pad, an anchor, a tree of pointwise operators), and what writes each anchor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from dovetail.graph.graph import Graph, Node
-from dovetail.graph.types import DType, Shape
-from dovetail.kernels.epilogue import is_pointwise
-from dovetail.kernels.kernel import Unsupported
-from dovetail.operators.movement import Pad
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import DType, Shape, TensorType
+from dovetail.kernels.kernel import Scope, Unsupported, Writer, is_pointwise
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,45 @@ class Region:
         """Shape of the region's only result."""
         return self.graph.types[self.graph.outputs[0]].shape
 
+    @property
+    def node(self) -> Node:
+        """The anchor of a region that has one."""
+        assert self.anchor is not None
+        return self.anchor
+
+    def type(self, position: int) -> TensorType:
+        """Type of an operand of the anchor."""
+        return self.graph.types[self.node.inputs[position]]
+
+    @property
+    def result(self) -> TensorType:
+        """Type of the anchor's result."""
+        return self.graph.types[self.node.output]
+
     def source(self) -> str:
         """The run-time value the pad, or the anchor without one, reads first."""
-        assert self.anchor is not None
-        return (self.pad or self.anchor).inputs[0]
+        return (self.pad or self.node).inputs[0]
+
+    @property
+    def source_dtype(self) -> DType:
+        return self.graph.types[self.source()].dtype
+
+    @property
+    def pad_value(self) -> float:
+        """What the pad puts around the image; 0 without one."""
+        return self.pad.operator.value if self.pad and isinstance(self.pad.operator, Pad) else 0
+
+    def without_pad(self) -> None:
+        """Raise Unsupported for a Pad before the anchor."""
+        if self.pad is not None:
+            raise Unsupported(f"a Pad before {type(self.node.operator).__name__} is not fused.")
+
+    def require(self, allowed: tuple[DType, ...]) -> DType:
+        """The dtype of `source`, raising Unsupported when it is not one of `allowed`."""
+        if self.source_dtype not in allowed:
+            names, kind = ", ".join(dtype.text for dtype in allowed), self.graph.types[self.source()]
+            raise Unsupported(f"{type(self.node.operator).__name__} reads {kind}, expected {names}.")
+        return self.source_dtype
 
 
 def _check_values(graph: Graph) -> None:
@@ -96,11 +133,33 @@ def split(graph: Graph) -> Region:
     return region
 
 
-def require_dtype(region: Region, value: str, allowed: tuple[DType, ...]) -> DType:
-    """The dtype of an operand, raising Unsupported when it is not one of `allowed`."""
-    kind = region.graph.types[value]
-    if kind.dtype not in allowed:
-        names = ", ".join(dtype.text for dtype in allowed)
-        assert region.anchor is not None
-        raise Unsupported(f"{type(region.anchor.operator).__name__} reads {kind}, expected {names}.")
-    return kind.dtype
+Write = Callable[[str], list[str]]
+"""Writes a kernel's C under a function name."""
+Family = Callable[[Region, Scope, Any], Writer]
+"""From a region, its kernel's parameters and the anchor's operator; raises Unsupported where there is no kernel."""
+Compact = Callable[[Region, Scope, Any], Write]
+"""As `Family`, for a function whose sizes are members of a layer's block."""
+FAMILIES: dict[type[Operator], Family] = {}
+"""What writes the kernel of each anchor."""
+FLOAT_FAMILIES: dict[type[Operator], Family] = {}
+"""What writes it where the first operand is float32, if that is not the writer in `FAMILIES`."""
+COMPACT: dict[type[Operator], Compact] = {}
+"""What writes it in little code; others are written as ever and left to the compiler to make small."""
+WINDOWED: set[type[Operator]] = set()
+"""Anchors whose kernels take in a Pad before them, or say themselves why not."""
+BORDERS: dict[type[Operator], Compact] = {}
+"""What writes the function of single pixels for an anchor whose other pixels are computed together."""
+_Function = TypeVar("_Function")
+
+
+def kernel(
+    *operators: type[Operator], table: dict[type[Operator], Any] = FAMILIES, windowed: bool = False
+) -> Callable[[_Function], _Function]:
+    """Registers what writes the kernels of anchors, in one of the tables above; `windowed` puts them in `WINDOWED`."""
+
+    def register(function: _Function) -> _Function:
+        table.update(dict.fromkeys(operators, function))
+        WINDOWED.update(operators if windowed else ())
+        return function
+
+    return register

@@ -1,4 +1,5 @@
-"""Windows over an NHWC image: geometry, borders, and the C text that finds the taps inside the image."""
+"""Windows over an NHWC image: geometry, borders, the C text of loops over pixels and taps; pools, whose taps are those
+inside the image."""
 
 from __future__ import annotations
 
@@ -6,15 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from dovetail.graph.types import Shape
-from dovetail.kernels.epilogue import Index, Scope
-from dovetail.kernels.kernel import Unsupported, declarations
-from dovetail.kernels.region import Region
-from dovetail.kernels.text import block, function, loop, product, total, without_unused, words
-from dovetail.operators.movement import Pad
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.types import DType, Shape
+from dovetail.kernels.c import (
+    block,
+    c_type,
+    channel_lanes,
+    function,
+    loop,
+    product,
+    times,
+    total,
+    variable,
+    without_unused,
+    words,
+    wrapped,
+)
+from dovetail.kernels.elements import PIXEL, write_elements
+from dovetail.kernels.epilogue import finish
+from dovetail.kernels.kernel import Expression, Index, Scope, Unsupported, Writer, declarations
+from dovetail.kernels.region import FLOAT_FAMILIES, Region, kernel
 
 Pair = tuple[int, int]
+Number = int | str
+"""A size: known, or C text of the member of a layer's block that holds it."""
 ROW, COLUMN = 0, 1
+_AXES = (("top", "row"), ("left", "column"))
+ONE_PIXEL = "One output pixel, from the taps inside the image."
 
 
 @dataclass(frozen=True)
@@ -56,92 +76,168 @@ class Window:
         """True when the taps of one kernel row are neighbours in memory."""
         return self.dilation[COLUMN] == 1 or self.kernel[COLUMN] == 1
 
-    def output_index(self, channels: int) -> str:
-        """C text of the first element of the output pixel at (image, row, column)."""
-        rows = total(product(variable("image", self.batch), self.outputs[ROW]), variable("row", self.outputs[ROW]))
-        return flat([(rows, self.outputs[COLUMN]), (variable("column", self.outputs[COLUMN]), channels)])
 
-    def origin(self, axis: int) -> str:
-        """C text of the input row or column under the first tap; negative in the padding."""
-        name = variable(("row", "column")[axis], self.outputs[axis])
-        return total(product(name, self.stride[axis]), -self.before[axis])
+@dataclass(frozen=True)
+class Nest:
+    """A window's loops as C text (or OpenCL's): pixels, taps inside the image, addresses and the end of a pixel.
 
-    def input_index(self, top: str, left: str, channel: str = "0") -> str:
-        """C text of the flat index of input element (image, top, left, channel)."""
-        rows = total(product(variable("image", self.batch), self.size[ROW]), top)
-        return total(product(wrapped(total(product(wrapped(rows), self.size[COLUMN]), left)), self.channels), channel)
+    Sizes are numbers; where the scope is compact they are members of the layer's block, and names stand for all that
+    is 0 or 1 in some layers only.
+    """
+
+    region: Region
+    scope: Scope
+    window: Window
+
+    def number(self, stem: str, value: int) -> Number:
+        """A number of the window."""
+        return self.scope.number("window", stem, value)
+
+    def pair(self, stem: str) -> tuple[Number, Number]:
+        """The numbers for rows and columns of one of the window's pairs."""
+        rows, columns = getattr(self.window, stem)
+        return self.number(f"{stem}_rows", rows), self.number(f"{stem}_columns", columns)
+
+    def at(self, name: str) -> str:
+        """The loop variable over images, rows or columns, or 0 where the loop has one turn."""
+        rows, columns = self.pair("outputs")
+        turns = {"image": self.number("batch", self.window.batch), "row": rows, "column": columns}[name]
+        return "0" if turns == 1 else name
+
+    def _by(self, text: str, number: Number) -> str:
+        return times(text, number) if self.scope.compact else product(wrapped(text), int(number))
+
+    def place(self, channels: Number) -> str:
+        """The statement that names the first element of the result's pixel."""
+        return f"const int32_t place = {self.output_index(channels)};"
+
+    def output_index(self, channels: Number) -> str:
+        """The flat index of the first element of the result's pixel."""
+        rows, columns = self.pair("outputs")
+        image, row, column = map(self.at, ("image", "row", "column"))
+        return self._by(total(self._by(total(self._by(image, rows), row), columns), column), channels)
+
+    def origin(self, axis: int, stride: Number, before: Number) -> str:
+        """The input row or column under the first tap; negative in the padding."""
+        start = self._by(self.at(_AXES[axis][1]), stride)
+        return total(start, -before) if isinstance(before, int) else f"{total(start)} - {before}"
+
+    def origins(self) -> list[str]:
+        """Statements that name the window's origin (top, left)."""
+        pairs = zip(self.window.stride, self.window.before, strict=True)
+        return [f"const int32_t {_AXES[axis][0]} = {self.origin(axis, *pair)};" for axis, pair in enumerate(pairs)]
 
     def clamps(self) -> list[str]:
         """Statements that name the window's origin (top, left) and its taps inside the image."""
         lines = []
-        for axis, (origin, name) in enumerate((("top", "row"), ("left", "column"))):
-            lines.append(f"const int32_t {origin} = {self.origin(axis)};")
-            if self.padded(axis):
-                dilation, taps, size = self.dilation[axis], self.kernel[axis], self.size[axis]
-                lines.append(f"const int32_t first_{name} = first_tap({origin}, {dilation});")
-                lines.append(f"const int32_t end_{name} = end_tap({origin}, {dilation}, {taps}, {size});")
+        pairs = zip(*map(self.pair, ("stride", "before", "dilation", "kernel", "size")), strict=True)
+        padded = self.number("padded", int(self.window.any_padded))
+        for axis, (stride, before, dilation, taps, size) in enumerate(pairs):
+            origin, name = _AXES[axis]
+            lines.append(f"const int32_t {origin} = {self.origin(axis, stride, before)};")
+            first, end = "0", str(taps)
+            if padded != 0 and (self.scope.compact or self.window.padded(axis)):
+                first = f"first_tap({origin}, {dilation})"
+                end = f"end_tap({origin}, {dilation}, {taps}, {size})"
+            elif not self.scope.compact:
+                continue
+            lines += [f"const int32_t first_{name} = {first};", f"const int32_t end_{name} = {end};"]
         return lines
 
-    def first(self, axis: int, clamped: bool) -> str:
-        """C text of the first tap to visit along an axis."""
-        return ("first_row", "first_column")[axis] if clamped and self.padded(axis) else "0"
+    def input_index(self, top: str, left: str, channel: str = "0") -> str:
+        """The flat index of the input element (image, top, left, channel)."""
+        height, width = self.pair("size")
+        rows = total(self._by(self.at("image"), height), top)
+        columns = total(self._by(rows, width), left)
+        return total(self._by(columns, self.number("channels", self.window.channels)), channel)
 
-    def end(self, axis: int, clamped: bool) -> str:
-        """C text of one past the last tap to visit along an axis."""
-        return ("end_row", "end_column")[axis] if clamped and self.padded(axis) else str(self.kernel[axis])
+    def pointer(self, top: str, left: str, channel: str, space: str = "") -> str:
+        """The statement that points at an input element, in an address space of OpenCL's."""
+        image = self.scope.input(self.region.source(), "input")
+        start = total(image, self.input_index(top, left, channel))
+        return f"{space}const {c_type(self.region.source_dtype)} *from = {start};"
+
+    def tap(self, axis: int) -> str:
+        """The loop variable over kernel rows or columns, or 0 where there is one."""
+        return variable(("kernel_row", "kernel_column")[axis], self.window.kernel[axis])
+
+    def below(self, axis: int, tap: str) -> str:
+        """The input row or column under a tap."""
+        return total(_AXES[axis][0], product(tap, self.window.dilation[axis]))
+
+    def first(self, axis: int, clamped: bool = True) -> str:
+        """The first tap to visit along an axis."""
+        named = clamped and (self.scope.compact or self.window.padded(axis))
+        return f"first_{_AXES[axis][1]}" if named else "0"
+
+    def end(self, axis: int, clamped: bool = True) -> str:
+        """One past the last tap to visit along an axis."""
+        named = clamped and (self.scope.compact or self.window.padded(axis))
+        return f"end_{_AXES[axis][1]}" if named else str(self.window.kernel[axis])
+
+    def count(self) -> str:
+        """The statement that counts the taps inside the image."""
+        sides = (f"({self.end(axis)} - {self.first(axis)})" for axis in (ROW, COLUMN))
+        return f"const int32_t count = {' * '.join(sides)};"
+
+    def columns(self, lines: list[str], clamped: bool = True) -> list[str]:
+        """The loop over kernel columns inside the image."""
+        return _tap_loop("kernel_column", self.first(COLUMN, clamped), self.end(COLUMN, clamped), lines)
+
+    def rows(self, lines: list[str], clamped: bool = True) -> list[str]:
+        """The loop over kernel rows inside the image."""
+        return _tap_loop("kernel_row", self.first(ROW, clamped), self.end(ROW, clamped), lines)
+
+    def finish(self, value: Expression, channel: str, pixel: str = "0") -> list[str]:
+        """The pointwise tree on one result at a channel of a pixel counted from the present place."""
+        region, outputs = self.region, self.region.output_shape[-1]
+        self.scope.channel = channel
+        index = anchored(region.output_shape, total("place", product(pixel, outputs), channel), channel)
+        return finish(self.scope, region.tree, index, (region.node.output, value))
+
+    def store(
+        self,
+        kind: str,
+        names: Sequence[str],
+        value: Callable[[str], Expression],
+        channel: str = "channel",
+        pixels: int = 1,
+        outputs: Number | None = None,
+    ) -> list[str]:
+        """The pointwise tree on several sums, as loops over them.
+
+        Args:
+            kind: C type of a sum.
+            names: the variables, the lanes of the first pixel first.
+            value: the anchor's result from one of them.
+            channel: the first lane's.
+            pixels: how many pixels they belong to.
+            outputs: how many channels there are, where the last lanes may be beyond them.
+        """
+
+        def one(text: str, pixel: str, lane: str) -> list[str]:
+            return self.finish(value(text), total(channel, lane), pixel)
+
+        lanes = len(names) // pixels
+        stop: int | str = lanes
+        head: list[str] = []
+        if outputs is not None:
+            rest, stop = f"{outputs} - channel", "lanes"
+            head = [f"const int32_t lanes = {rest} < {lanes} ? {rest} : {lanes};"]
+        if len(names) == 1:
+            return [*head, *one(names[0], "0", "0")]
+        pixel, lane = variable("pixel", pixels), variable("lane", lanes)
+        lines = one(f"sums[{total(product(pixel, lanes), lane)}]", pixel, lane)
+        lines = loop("lane", stop, lines) if lanes > 1 else lines
+        lines = loop("pixel", pixels, lines) if pixels > 1 else lines
+        return [*head, f"const {kind} sums[{len(names)}] = {{{', '.join(names)}}};", *lines]
 
 
-def variable(name: str, size: int) -> str:
-    """The loop variable, or 0 where the loop has one turn."""
-    return name if size > 1 else "0"
-
-
-def wrapped(text: str) -> str:
-    """The text in parentheses when it is a sum."""
-    return f"({text})" if " + " in text or " - " in text else text
-
-
-def flat(terms: list[tuple[str, int]]) -> str:
-    """C text of ((t0 * s0 + t1) * s1 + t2) ... : an index from (part, size of what follows)."""
-    text = "0"
-    for part, size in terms:
-        text = product(wrapped(total(text, part)), size)
-    return text
-
-
-def tap_loop(name: str, first: str, end: str, lines: list[str]) -> list[str]:
+def _tap_loop(name: str, first: str, end: str, lines: list[str]) -> list[str]:
     """A loop over kernel rows or columns [first, end), no loop when there is one."""
     if first == "0" and end == "1":
         return lines
     return loop(name, int(end) if end.isdigit() else end, lines, start=int(first) if first.isdigit() else first)
-
-
-def store_lanes(
-    kind: str, names: Sequence[str], pixels: int, stop: int | str, epilogue: Callable[[str, str, str], list[str]]
-) -> list[str]:
-    """The epilogue of several sums, as loops over them.
-
-    Args:
-        kind: C type of a sum.
-        names: the variables, the lanes of the first pixel first.
-        pixels: how many pixels they belong to.
-        stop: lanes in use, or the C variable that says so.
-        epilogue: writes the statements for (sum, pixel, lane), all C texts.
-    """
-    if len(names) == 1:
-        return epilogue(names[0], "0", "0")
-    lanes = len(names) // pixels
-    pixel, lane = variable("pixel", pixels), variable("lane", lanes)
-    lines = epilogue(f"sums[{total(product(pixel, lanes), lane)}]", pixel, lane)
-    lines = loop("lane", stop, lines) if lanes > 1 else lines
-    lines = loop("pixel", pixels, lines) if pixels > 1 else lines
-    return [f"const {kind} sums[{len(names)}] = {{{', '.join(names)}}};", *lines]
-
-
-def place_of(window: Window) -> list[str]:
-    """Parameters of a kernel's inner functions: which output pixel."""
-    names = (("image", window.batch), ("row", window.outputs[ROW]), ("column", window.outputs[COLUMN]))
-    return [name for name, size in names if size > 1]
 
 
 def anchored(shape: Shape, position: str, channel: str) -> Index:
@@ -163,10 +259,7 @@ def window_of(
     region: Region, kernel: Pair, stride: Pair, dilation: Pair = (1, 1), own: tuple[Pair, Pair] = ((0, 0), (0, 0))
 ) -> Window:
     """The window of the region's anchor over what stands before its Pad; `own` is padding of the anchor itself."""
-    types, source = region.graph.types, region.source()
-    (batch, height, width, channels) = types[source].shape
-    assert region.anchor is not None
-    shape = types[region.anchor.output].shape
+    (batch, height, width, channels), shape = region.graph.types[region.source()].shape, region.result.shape
     before = (own[0][0], own[1][0])
     if region.pad is not None:
         pad = region.pad.operator
@@ -197,16 +290,16 @@ def pixel_loops(window: Window, calls: Mapping[str, str], pixels: int) -> list[s
     if turns == 0 or top == bottom:
         return loop("image", window.batch, loop("row", rows, loop("column", columns, [calls["pixel"]])))
     stop = first + turns * pixels
-    fast = loop_on("column", stop, [calls["pixels"]], pixels)
+    fast = _loop_on("column", stop, [calls["pixels"]], pixels)
     if first:
-        fast = [*loop_on("column", first, [calls["pixel"]], 1), *fast]
+        fast = [*_loop_on("column", first, [calls["pixel"]], 1), *fast]
     if (top, bottom) != (0, rows):
         fast = block(f"if (row >= {top} && row < {bottom})", fast)
-    rest = [] if stop == columns and (top, bottom) == (0, rows) else loop_on("column", columns, [calls["pixel"]], 1)
+    rest = [] if stop == columns and (top, bottom) == (0, rows) else _loop_on("column", columns, [calls["pixel"]], 1)
     return loop("image", window.batch, loop("row", rows, ["int32_t column = 0;", *fast, *rest]))
 
 
-def loop_on(name: str, stop: int, body: list[str], step: int) -> list[str]:
+def _loop_on(name: str, stop: int, body: list[str], step: int) -> list[str]:
     """A loop that goes on from the variable's present value."""
     advance = f"++{name}" if step == 1 else f"{name} += {step}"
     return block(f"for (; {name} < {stop}; {advance})", body)
@@ -220,9 +313,6 @@ class Part:
     """One sentence that says which pixels."""
     lines: list[str]
     """The statements; they read image, row and column where there are several."""
-
-
-ONE_PIXEL = "One output pixel, from the taps inside the image."
 
 
 def pixel_functions(
@@ -241,7 +331,8 @@ def pixel_functions(
         parts: each way, by the suffix of its function.
         loops_over: writes the loops over all pixels from the statement that calls each way.
     """
-    place = place_of(window)
+    names = (("image", window.batch), ("row", window.outputs[ROW]), ("column", window.outputs[COLUMN]))
+    place = [name for name, size in names if size > 1]
     bodies = {suffix: without_unused(part.lines) for suffix, part in parts.items()}
     if not place and len(parts) == 1:
         (lines,) = bodies.values()
@@ -269,5 +360,114 @@ def pixel_functions(
 
 
 def _defined(lines: list[str]) -> set[str]:
-    """The constants the outermost lines define."""
     return {line.split()[2] for line in lines if line.startswith("const int32_t ")}
+
+
+Pool = MaxPool2d | AveragePool2d | SumPool2d
+_NARROW = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
+
+
+@dataclass(frozen=True)
+class PoolNest(Nest):
+    """The nest of a pool."""
+
+    operator: Pool
+
+    @property
+    def largest(self) -> bool:
+        return isinstance(self.operator, MaxPool2d)
+
+    def value(self, text: str) -> Expression:
+        """The pool's value from what was collected."""
+        operator, kind, taps = self.operator, self.region.source_dtype, prod(self.window.kernel)
+        if isinstance(operator, MaxPool2d):
+            return Expression(text, "int32_t", kind.low, kind.high)
+        low, high = (bound - operator.input_zero_point for bound in (kind.low, kind.high))
+        if isinstance(operator, AveragePool2d):
+            centred = self.centred(text, operator.input_zero_point) if operator.input_zero_point else text
+            return Expression(f"divide_rounded({centred}, {'count' if self.counted else taps})", "int32_t", low, high)
+        if min(taps * low, 0) < -(1 << 31) or max(taps * high, 0) >= 1 << 31:
+            raise Unsupported(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+        least, most = (min(taps * low, 0), max(taps * high, 0)) if self.counted else (taps * low, taps * high)
+        return Expression(self.centred(text, operator.input_zero_point), "int32_t", least, most)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the code counts the taps inside the image."""
+        return self.scope.compact or self.window.any_padded
+
+    def centred(self, text: str, zero_point: int) -> str:
+        """A sum of raw elements less their zero points."""
+        if self.scope.compact:
+            return f"{text} - {times('count', self.number('input_zero_point', zero_point))}"
+        if zero_point and self.counted:
+            return f"{text} {'-' if zero_point > 0 else '+'} {product('count', abs(zero_point))}"
+        return total(text, -prod(self.window.kernel) * zero_point)
+
+    def taps(self, channel: str, steps: list[str]) -> list[str]:
+        """The loops over the window of some channels."""
+        window, (rows, columns) = self.window, self.window.kernel
+        if columns == window.size[COLUMN] and not window.any_padded:
+            turn = [*steps, f"from += {window.channels};"]
+            return [self.pointer("top", "left", channel), *loop("tap", rows * columns, turn)]
+        left = total("left", self.first(COLUMN))
+        advance = [f"from += {window.channels};"] if columns > 1 else []
+        pointer = self.pointer(self.below(ROW, self.tap(ROW)), left, channel)
+        return self.rows([pointer, *self.columns([*steps, *advance])])
+
+    def one(self) -> list[str]:
+        """One pixel: some neighbouring channels in registers."""
+        channels, channel = self.window.channels, variable("channel", self.window.channels)
+        stem, start = ("best", self.region.source_dtype.low) if self.largest else ("sum", 0)
+        names = [f"{stem}_{lane}" for lane in range(channel_lanes(channels, 8))]
+        lines = [f"int32_t {name} = {start};" for name in names]
+        lines += [*self.taps(channel, self.collected(names)), *self.store("int32_t", names, self.value, channel)]
+        head = [*self.clamps(), self.place(channels), self.count()]
+        return [*head, *loop("channel", channels, lines, step=len(names))]
+
+    def collected(self, names: Sequence[str]) -> list[str]:
+        """The statements that take one element of each lane in."""
+        if self.largest:
+            return [f"{name} = from[{lane}] > {name} ? from[{lane}] : {name};" for lane, name in enumerate(names)]
+        return [f"{name} += from[{lane}];" for lane, name in enumerate(names)]
+
+    def write(self, name: str) -> list[str]:
+        parts = {"pixel": Part(ONE_PIXEL, self.one())}
+        return pixel_functions(name, self.scope, self.window, parts, lambda calls: pixel_loops(self.window, calls, 1))
+
+
+def pool_nest(region: Region, scope: Scope, operator: Pool) -> PoolNest:
+    """The nest of a region's pool; raises Unsupported where its sums may be too large."""
+    if region.pad is not None:
+        raise Unsupported("a Pad before a pool is not fused; the pool's own padding is.")
+    kind = region.require((*_NARROW, DType.INT32) if isinstance(operator, MaxPool2d) else _NARROW)
+    taps = prod(operator.kernel)
+    if taps * max(-kind.low, kind.high) >= 1 << 31 and not isinstance(operator, MaxPool2d):
+        raise Unsupported(f"a sum over {taps} elements of {kind.text} may leave 32 bits.")
+    window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
+    return PoolNest(region, scope, window, operator)
+
+
+@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True)
+def _pooling(region: Region, scope: Scope, operator: Pool) -> Writer:
+    nest = pool_nest(region, scope, operator)
+    return Writer(nest.write, lambda: nest.finish(nest.value("sum"), "0"))
+
+
+@kernel(MaxPool2d, AveragePool2d, table=FLOAT_FAMILIES)
+def _float_pooling(region: Region, scope: Scope, operator: MaxPool2d | AveragePool2d) -> Writer:
+    region.without_pad()
+    nest = Nest(region, scope, window_of(region, operator.kernel, operator.stride, own=operator.padding))
+    largest = isinstance(operator, MaxPool2d)
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        image = scope.input(region.source(), "input")
+        source = nest.input_index(nest.below(ROW, nest.tap(ROW)), nest.below(COLUMN, nest.tap(COLUMN)), places[3])
+        step = f"best = larger({image}[{source}], best);" if largest else f"sum += {image}[{source}];"
+        lines = nest.rows(nest.columns([step]))
+        if largest:
+            return [*nest.clamps(), "float best = -__builtin_inff();", *lines], Expression("best", "float")
+        head = [*nest.clamps(), nest.count(), "float sum = 0.0f;"]
+        return [*head, *lines], Expression("sum / (float)count", "float")
+
+    return write_elements(region, scope, element, PIXEL)

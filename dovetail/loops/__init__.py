@@ -1,16 +1,23 @@
 """Loop-level lowering for engines that take instructions: algorithm, schedule, instruction selection, trace, tokens."""
 
-from dovetail.loops.algorithm import Algorithm, Lanes, algorithm
-from dovetail.loops.digits import digit_rows, digits, ones
-from dovetail.loops.mismatch import LoopMismatch
-from dovetail.loops.replace import covered, replace_all, replace_first
-from dovetail.loops.staging import Demand, Pool, pools
-from dovetail.loops.store import stored
-from dovetail.loops.text import Procedure, memory, procedure
-from dovetail.loops.tokens import Access, Span, Tokens, tokens
+from dovetail.loops.algorithm import (
+    SHIFTS,
+    Algorithm,
+    Lanes,
+    algorithm,
+    bias_rows,
+    digit_rows,
+    digits,
+    ones,
+    shifts,
+)
+from dovetail.loops.matching import LoopMismatch, covered, replace_all, replace_first
+from dovetail.loops.procedures import Procedure, memory, procedure, stored
+from dovetail.loops.resources import Access, Demand, Pool, Span, Tokens, pools, tokens
 from dovetail.loops.trace import Allocation, Event, Issue, Release, Window, trace
 
 __all__ = [
+    "SHIFTS",
     "Access",
     "Algorithm",
     "Allocation",
@@ -26,6 +33,7 @@ __all__ = [
     "Tokens",
     "Window",
     "algorithm",
+    "bias_rows",
     "covered",
     "digit_rows",
     "digits",
@@ -35,6 +43,7 @@ __all__ = [
     "procedure",
     "replace_all",
     "replace_first",
+    "shifts",
     "stored",
     "tokens",
     "trace",

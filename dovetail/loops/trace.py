@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.errors import TargetError
-from dovetail.graph.types import Box
-from dovetail.loops.index import index_value, unmet
-from dovetail.loops.printing import expression_text
-from dovetail.loops.replace import uncovered
-from dovetail.loops.text import Procedure
+from dovetail.ir.types import Box
+from dovetail.loops.matching import index_value, uncovered, unmet
+from dovetail.loops.procedures import Procedure, expression_text, is_a
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,7 @@ class Issue:
 Event: TypeAlias = Allocation | Release | Issue
 
 
-def trace(
-    scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence[Procedure] = ()
-) -> tuple[Event, ...]:
+def trace(scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence[Procedure] = ()) -> tuple[Event, ...]:
     """What a procedure whose every statement is an instruction does for these sizes.
 
     Args:
@@ -84,20 +80,18 @@ class _Walker:
 
     def block(self, statements: Any) -> Iterator[Event]:
         """The events of a list of statements, in order; buffers made in it are released behind it."""
-        from exo.API_cursors import AllocCursor, CallCursor, ForCursor, IfCursor
-
         made: list[str] = []
         for statement in statements:
-            if isinstance(statement, AllocCursor):
+            if is_a(statement, "Alloc"):
                 made.append(statement.name())
                 yield self._allocate(statement)
-            elif isinstance(statement, CallCursor):
+            elif is_a(statement, "Call"):
                 yield self._issue(statement)
-            elif isinstance(statement, ForCursor):
+            elif is_a(statement, "For"):
                 for value in range(self.number(statement.lo()), self.number(statement.hi())):
                     self.values[statement.name()] = value
                     yield from self.block(statement.body())
-            elif isinstance(statement, IfCursor):
+            elif is_a(statement, "If"):
                 yield from self.block(statement.body() if self.number(statement.cond()) else statement.orelse() or ())
             else:
                 raise uncovered(self.scheduled, statement, self.instructions)
@@ -114,19 +108,18 @@ class _Walker:
         instruction = call.subproc()
         broken = unmet(call, self.values)
         if broken:
-            raise TargetError(f"{instruction.name()} {broken}", where=f"the schedule of {self.scheduled.name()}",
-                              hint="change the schedule or the tile so that the instruction's condition holds")
+            what = f"{instruction.name()} {broken}"
+            hint = "change the schedule or the tile so that the instruction's condition holds"
+            raise TargetError(what, where=f"the schedule of {self.scheduled.name()}", hint=hint)
         names = [argument.name() for argument in instruction.args()]
         return Issue(instruction.name(), dict(zip(names, map(self._operand, call.args()), strict=True)))
 
     def _operand(self, expression: Any) -> Window | int | str:
-        from exo.API_cursors import ReadCursor, WindowExprCursor
-
-        if isinstance(expression, WindowExprCursor):
+        if is_a(expression, "WindowExpr"):
             name = expression.name()
             box = tuple(self._interval(part) for part in expression.idx())
             return Window(name, self.buffers.get(name), box)
-        if isinstance(expression, ReadCursor) and expression.name() not in self.values and not len(expression.idx()):
+        if is_a(expression, "Read") and expression.name() not in self.values and not len(expression.idx()):
             return str(expression.name())
         return self.number(expression)
 
@@ -138,11 +131,9 @@ class _Walker:
         return at, at + 1
 
     def number(self, expression: Any) -> int:
-        """Value of an index expression."""
         value = index_value(expression, self.values)
         if value is None:
-            where = f"the schedule of {self.scheduled.name()}"
-            raise TargetError(f"'{expression_text(expression)}' is no index", where=where,
-                              hint="schedule with sizes of the tile only: an index is made of numbers and loop "
-                                   "variables")
+            what = f"'{expression_text(expression)}' is no index"
+            hint = "schedule with sizes of the tile only: an index is made of numbers and loop variables"
+            raise TargetError(what, where=f"the schedule of {self.scheduled.name()}", hint=hint)
         return value

@@ -3,22 +3,333 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dovetail.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.emit.runtime import runtime_path
-from dovetail.emit.runtime.linker import linker_script
+from dovetail import kernels
+from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.emit.firmware import linker_script, runtime_path
+from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
-from dovetail.mesh.loads import spread
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.types import Array, Box, DType, TensorType, box_shape
+from dovetail.kernels import CoreKernel
+from dovetail.mesh.layers import MeshLayer
+from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
-from dovetail.mesh.place import Placed
-from dovetail.mesh.program import HEADER_BYTES, ElementProgram, OperandPlace, element_program
-from dovetail.mesh.tables import Tables
+from dovetail.mesh.placement import Placed, Tables
 from dovetail.target.description import Target
+
+HEADER_BYTES = 32
+"""Bytes of `element_t`."""
+SUMS, FOLDED = "row_of_sums", "folded_bias"
+
+
+@dataclass(frozen=True)
+class OperandPlace:
+    """How an operand lies in an element's memory: a box of an image, NHWC."""
+
+    start: tuple[int, int, int]
+    """Row, column and channel of the image that lie first; they may be padding."""
+    row_bytes: int
+    column_bytes: int
+    itemsize: int
+    nbytes: int
+    """Of one input's slot."""
+    slots: int
+    fill: int
+    """The padding, as a byte: the buffer is filled with it before the first input."""
+
+
+@dataclass(frozen=True)
+class ElementProgram:
+    """The program of an element: equal texts are one program."""
+
+    source: str
+    """C text; ELEMENT_BYTES is defined elsewhere."""
+    constants: bytes
+    """The element's data up to its transfers: room for the header, then the constants."""
+    operands: tuple[OperandPlace, ...]
+    """Of the layer's readings in order, then of the partial sums."""
+    skip: int
+    """Bytes of the first operand before those it multiplies."""
+
+
+def element_program(stage: Stage, piece: int, target: Target) -> ElementProgram:
+    """The program of a piece.
+
+    Raises:
+        DovetailError: no kernel of the core computes what the array does not.
+    """
+    graph, reads = piece_graph(stage, piece)
+    if stage.layer.on_array:
+        return _on_array(stage, piece, graph, target)
+    return _on_core(stage, graph, reads, target)
+
+
+def _add(constants: bytearray, content: bytes) -> int:
+    """Add to an element's constants; returns the place."""
+    constants += bytes(-len(constants) % 16)
+    constants += content
+    return len(constants) - len(content)
+
+
+def _on_core(stage: Stage, graph: Graph, reads: Mapping[str, Box], target: Target) -> ElementProgram:
+    """Operands lie densely, one kernel computes the piece."""
+    kernel = kernels.generate(graph, "compute", core_traits(target.core))
+    places, pointers, constants = [], {}, bytearray(HEADER_BYTES)
+    for number, (reading, slots) in enumerate(zip(stage.layer.readings, stage.slots, strict=True)):
+        box = reads[reading.name]
+        image = box[1:] if len(box) == 4 else tuple((0, size) for size in reading.image)
+        places.append(_dense(image, reading.itemsize, slots))
+        pointers[reading.name] = _slot(number, places[number])
+    call = _call(kernel, pointers, "result", constants)
+    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, 0, [call])
+    return ElementProgram(source, bytes(constants), tuple(places), 0)
+
+
+def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> ElementProgram:
+    """Row by row: the array makes sums, a kernel finishes them."""
+    layer = stage.layer
+    parts, constants = layer.parts, bytearray(HEADER_BYTES)
+    assert parts is not None and parts.anchor is not None
+    anchor = next(node for node in graph.nodes if type(node.operator) is type(parts.anchor.operator))
+    rows, columns, outputs = _result_size(stage, piece)
+    places, skip = _array_operands(stage, piece, graph)
+    weights = _add(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
+    tail = _tail(graph, anchor, layer)
+    itemsize = graph.types[graph.outputs[0]].dtype.numpy.itemsize
+    row_bytes = columns * outputs * itemsize
+    target_row = f"result + row * {row_bytes}u"
+    sums = "sums" if tail else f"(int32_t *)(void *)({target_row})"
+    body = _job(stage, places[0], weights, sums, columns, outputs, graph, anchor)
+    kernel = None
+    if tail:
+        kernel = kernels.generate(tail, "finish", core_traits(target.core))
+        names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
+        pointers = {SUMS: "sums"}
+        for number in range(1, len(places)):
+            pointers[names[number]] = f"{_slot(number, places[number])} + row * {places[number].row_bytes}u"
+        body.append(_call(kernel, pointers, target_row, constants))
+    lines = [f"for (uint32_t row = 0; row < {rows}u; ++row) {{", *(f"    {line}" for line in body), "}"]
+    row_sums = -(-columns // 4) * 4 * outputs if tail else 0
+    source = _source(kernel, places, rows * row_bytes, row_sums, lines)
+    return ElementProgram(source, bytes(constants), tuple(places), skip)
+
+
+def _result_size(stage: Stage, piece: int) -> tuple[int, int, int]:
+    shape = box_shape(result_box(stage, piece))
+    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[1])
+
+
+def _job(
+    stage: Stage, image: OperandPlace, weights: int, sums: str, columns: int, outputs: int, graph: Graph, anchor: Node
+) -> list[str]:
+    """C that has the array compute a row of sums."""
+    layer, kind = stage.layer, graph.types[anchor.inputs[0]]
+    dense = layer.kind == "dense"
+    members = {
+        "image": f"{_slot(0, image)} + self->skip + row * {layer.stride[0] * image.row_bytes if not dense else 0}u",
+        "weights": f"element_data + {weights}u",
+        "sums": sums,
+        "image_row": f"{image.row_bytes}u",
+        "columns": f"{columns}u",
+        "outputs": f"{outputs}u",
+        "inputs": f"{kind.shape[-1] if dense else image.column_bytes}u",
+        "kernel_rows": f"{layer.kernel[0]}u",
+        "kernel_columns": f"{layer.kernel[1]}u",
+        "stride": f"{layer.stride[1]}u",
+        "kind": f"MAC_{layer.kind.upper()}",
+        "is_unsigned": f"{int(not kind.dtype.signed)}u",
+        "row_stride": f"{layer.stride[0]}u",
+    }
+    set_to = (f"    .{name} = {value}," for name, value in members.items())
+    return ["const mac_job_t job = {", *set_to, "};", "mac_start(&job);", "mac_wait();"]
+
+
+def _array_operands(stage: Stage, piece: int, graph: Graph) -> tuple[list[OperandPlace], int]:
+    """Where the operands of a piece on the array lie, and the bytes of the first that are skipped."""
+    layer, box = stage.layer, stage.boxes[piece]
+    first = layer.readings[0]
+    rows, columns, _ = _result_size(stage, piece)
+    spans = _wanted(stage, piece, 0)
+    skip = 0
+    if layer.kind == "dense":
+        place = _dense(spans, 1, stage.slots[0])
+        if first.image[0] * first.image[1] > 1:
+            skip = int(box[6]) - spans[0][0] * first.image[1] * first.image[2]
+    else:
+        high = (rows - 1) * first.step[0] + first.span[0]
+        wide = (columns - 1) * first.step[1] + first.span[1]
+        depth = spans[2][1] - spans[2][0]
+        start = (int(box[0]) * first.step[0] - first.lead[0], int(box[2]) * first.step[1] - first.lead[1], spans[2][0])
+        row = -(-wide // 16) * 16 * depth
+        pad = layer.parts.pad if layer.parts else None
+        fill = int(pad.operator.value) & 0xFF if pad else 0  # type: ignore[attr-defined]
+        place = OperandPlace(start, row, depth, 1, high * row, stage.slots[0], fill)
+    whole = tuple((int(box[2 * axis]), int(box[2 * axis + 1])) for axis in range(3))
+    others = zip(layer.readings[1:], stage.slots[1:], strict=True)
+    places = [place, *(_dense(whole, reading.itemsize, slots) for reading, slots in others)]
+    if PARTIAL in graph.inputs:
+        places.append(_dense(whole, 4, stage.slots[0]))
+    return places, skip
+
+
+def _dense(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> OperandPlace:
+    rows, columns, channels = (stop - start for start, stop in box)
+    column = channels * itemsize
+    nbytes = -(-rows * columns * column // 8) * 8  # kernels read arrays that begin at multiples of 8
+    return OperandPlace((box[0][0], box[1][0], box[2][0]), columns * column, column, itemsize, nbytes, slots, 0)
+
+
+def pack_weights(kind: str, weights: Array) -> Array:
+    """Weights as the array reads them: groups of 4 channels (16 of a dense layer), a group's innermost.
+
+    Args:
+        kind: of the layer.
+        weights: int8: [O, KH, KW, I], depthwise [1, KH, KW, C], dense [N, K].
+
+    Returns:
+        int8 [groups, KH, KW, I, 4]; depthwise [groups, KH, KW, 4]; dense [groups, K, 16].
+    """
+    if kind == "dense":
+        padded = np.pad(weights, ((0, -len(weights) % 16), (0, 0)))
+        return np.ascontiguousarray(padded.reshape(-1, 16, padded.shape[1]).transpose(0, 2, 1))
+    if kind == "depthwise":
+        padded = np.pad(weights[0], ((0, 0), (0, 0), (0, -weights.shape[3] % 4)))
+        return np.ascontiguousarray(padded.reshape(*padded.shape[:2], -1, 4).transpose(2, 0, 1, 3))
+    padded = np.pad(weights, ((0, -len(weights) % 4), (0, 0), (0, 0), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(-1, 4, *padded.shape[1:]).transpose(0, 2, 3, 4, 1))
+
+
+def _tail(graph: Graph, anchor: Node, layer: MeshLayer) -> Graph | None:
+    """The operators behind the sums, for one row of them; None where there are none."""
+    operator = anchor.operator
+    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
+    axes = {"dense": (1,), "depthwise": (0, 1, 2)}.get(layer.kind, (1, 2, 3))
+    folded = -operator.input_zero_point * weights.sum(axis=axes)  # type: ignore[attr-defined]
+    if len(anchor.inputs) > 2:
+        folded = folded + graph.constants[anchor.inputs[2]]
+    behind = graph.nodes[[node.output for node in graph.nodes].index(anchor.output) + 1 :]
+    if not behind and not folded.any():
+        return None
+    shape = graph.types[anchor.output].shape
+    row = (1, 1, *shape[2:]) if len(shape) == 4 else shape
+
+    def narrowed(kind: TensorType) -> TensorType:
+        return TensorType(row, kind.dtype) if kind.shape == shape else kind
+
+    nodes = (Node(Add(), (SUMS, FOLDED), anchor.output), *behind)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    constants = {name: graph.constants[name] for name in read if name in graph.constants}
+    constants[FOLDED] = folded.astype(np.int32)
+    types = {
+        name: graph.types[name] if name in graph.constants else narrowed(graph.types[name])
+        for name in graph.types
+        if name in read or any(name == node.output for node in nodes)
+    }
+    types |= {SUMS: TensorType(row, DType.INT32), FOLDED: TensorType(folded.shape, DType.INT32)}
+    inputs = (SUMS, *(name for name in graph.inputs if name in read))
+    return Graph("row", inputs, graph.outputs, nodes, types, constants)
+
+
+def _slot(number: int, place: OperandPlace) -> str:
+    """C of the present input's slot of an operand."""
+    return f"operand_{number} + (input % {place.slots}u) * {place.nbytes}u" if place.slots > 1 else f"operand_{number}"
+
+
+def _call(kernel: CoreKernel, pointers: Mapping[str, str], result: str, constants: bytearray) -> str:
+    """C of a kernel's call; its constants go into the element's data."""
+    arguments = []
+    for parameter in kernel.parameters:
+        const = "" if parameter.name == "output" else "const "
+        if parameter.is_constant:
+            content = np.ascontiguousarray(kernel.constants[parameter.value]).tobytes()
+            place = f"element_data + {_add(constants, content)}u"
+        else:
+            place = pointers[parameter.value] if const else result
+        cast = f"({const}{parameter.c_type} *)({const}void *)({place})"
+        arguments.append(place if place == "sums" else cast)
+    return f"{kernel.name}({', '.join(arguments)});"
+
+
+def _source(
+    kernel: CoreKernel | None, places: list[OperandPlace], result_bytes: int, sums: int, compute: list[str]
+) -> str:
+    lines = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""]
+    if kernel is not None:
+        lines += [kernels.helper_source(kernel.helpers), *kernel.declarations, kernel.shared, kernel.source]
+    lines.append('uint8_t element_data[ELEMENT_BYTES] __attribute__((aligned(16), section(".element")));')
+    for number, place in enumerate(places):
+        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
+    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
+    lines += [f"static int32_t sums[{sums}] __attribute__((aligned(16)));"] if sums else []
+    body = "\n".join(f"    {line}" for line in compute)
+    return "\n".join([*lines, _TRANSFERS, *_begin(places), _RUN % (body, result_bytes, result_bytes)])
+
+
+_TRANSFERS = """
+static mesh_transfer_t *transfers(void)
+{
+    const element_t *self = (const element_t *)(const void *)element_data;
+    return (mesh_transfer_t *)(void *)(element_data + self->transfers);
+}
+"""
+_RUN = """
+void element_run(uint32_t input)
+{
+    const element_t *self = (const element_t *)(const void *)element_data;
+    uint8_t *result = results[input & 1u];
+    if (self->fetches > 0u) {
+        mesh_fetch(transfers() + self->messages, self->fetches, input);
+    }
+    if (self->messages > 0u) {
+        mesh_wait(input);
+    }
+    if (input > 1u) {
+        mesh_sent(input - 2u);
+    }
+%s
+    mesh_release(input);
+    if (self->sends != 0u) {
+        mesh_send(self->key, input, result, %du);
+    }
+    if (self->stores != 0u) {
+        mesh_store(input, result, %du);
+    }
+}
+"""
+
+
+def _begin(places: list[OperandPlace]) -> list[str]:
+    """The function that makes ready: padding, and where messages belong."""
+    names = ", ".join(f"operand_{number}" for number in range(len(places)))
+    lines = [
+        "void element_begin(void)",
+        "{",
+        "    const element_t *self = (const element_t *)(const void *)element_data;",
+        f"    uint8_t *const operands[{len(places)}] = {{{names}}};",
+    ]
+    for number, place in enumerate(places):
+        if place.fill:
+            lines += [
+                f"    for (uint32_t i = 0; i < {place.slots * place.nbytes}u; ++i) {{",
+                f"        operand_{number}[i] = {place.fill}u;",
+                "    }",
+            ]
+    return [
+        *lines,
+        "    for (uint32_t i = 0; i < self->messages + self->fetches; ++i) {",
+        "        transfers()[i].target += (uint32_t)(uintptr_t)operands[transfers()[i].operand];",
+        "    }",
+        "    mesh_expect(transfers(), self->messages);",
+        "}",
+    ]
+
 
 _TRANSFER = struct.Struct("<13I")
 _HEADER = struct.Struct("<8I")
@@ -28,7 +339,7 @@ OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
 
 @dataclass(frozen=True)
 class Element:
-    """What one element is loaded with."""
+    """One element, with the program and data it is loaded with."""
 
     piece: int
     element: int
@@ -44,8 +355,6 @@ class MeshProject:
 
     programs: Mapping[str, str]
     """Program -> its C text."""
-    data_bytes: Mapping[str, int]
-    """Program -> bytes its elements' data may have."""
     elements: tuple[Element, ...]
     files: Mapping[str, bytes]
     """By relative path: programs, run-time, an image per chip."""
@@ -59,55 +368,44 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
         DovetailError: what the core would have to compute has no kernel.
     """
     if not parts.resident:
-        raise PlanError("programs are written for networks that are on the mesh as a whole", where=parts.graph.name,
-                        hint="use more chips or boards")  # fmt: skip
+        what = "programs are written for networks that are on the mesh as a whole"
+        raise PlanError(what, where=parts.graph.name, hint="use more chips or boards")
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     elements = []
     senders = senders_of(placed)
     for stage in placed.section.stages:
         for piece in range(stage.pieces):
-            made = element_program(stage, piece, parts.mesh, target)
+            made = element_program(stage, piece, target)
             name = names.setdefault(made.source, f"{stage.layer.name}_{len(names)}")
             data = _data(placed, stage, piece, made, tables, senders[stage.first + piece])
             sizes[name] = max(sizes.get(name, 0), len(data))
             number = stage.first + piece
             elements.append(Element(number, int(placed.element[number]), name, data))
     programs = {name: source for source, name in names.items()}
-    files = dict(_files(programs, sizes, target))
-    files.update(_images(placed, tables, elements))
-    return MeshProject(programs, sizes, tuple(elements), files)
+    files = {**dict(_files(programs, sizes, target)), **dict(_images(placed, tables, elements))}
+    return MeshProject(programs, tuple(elements), files)
 
 
 def senders_of(placed: Placed) -> list[list[int]]:
     """Per piece the pieces whose messages it is sent."""
-    traffic = placed.traffic
-    order = np.argsort(traffic.group, kind="stable")
-    start = np.searchsorted(traffic.group[order], np.arange(traffic.sets + 1))
-    owner, entry = spread(start, traffic.set_of_members())
     found: list[list[int]] = [[] for _ in range(placed.section.pieces)]
-    for member, sender in zip(traffic.members[owner].tolist(), order[entry].tolist(), strict=True):
-        found[member].append(sender)
+    for sender, reader in zip(*(ends.tolist() for ends in placed.traffic.pairs()), strict=True):
+        found[reader].append(sender)
     return [sorted(one) for one in found]
 
 
-def _data(
-    placed: Placed, stage: Stage, piece: int, made: ElementProgram, tables: Tables, senders: list[int]
-) -> bytes:
+def _data(placed: Placed, stage: Stage, piece: int, made: ElementProgram, tables: Tables, senders: list[int]) -> bytes:
     """An element's data: header, constants, transfers."""
     messages = [t for sender in senders for t in _messages(placed, stage, piece, made, tables, sender)]
     fetches = list(_fetches(placed, stage, piece, made))
-    start = -(-made.constants_end // 16) * 16
-    found = bytearray(start)
-    number = stage.first + piece
-    group = placed.traffic.group[number]
-    sends = int(placed.traffic.start[group + 1] > placed.traffic.start[group])
-    key = int(tables.key[number])
-    stores = int(placed.traffic.stores[number])
-    found[:HEADER_BYTES] = _HEADER.pack(key, sends, stores, made.skip, start, len(messages), len(fetches), 0)
-    for place, content in made.constants:
-        found[place : place + len(content)] = content
-    return bytes(found) + b"".join(_TRANSFER.pack(*transfer) for transfer in (*messages, *fetches))
+    constants = made.constants[HEADER_BYTES:] + bytes(-len(made.constants) % 16)
+    number, traffic = stage.first + piece, placed.traffic
+    group = traffic.group[number]
+    does = (int(traffic.start[group + 1] > traffic.start[group]), int(traffic.stores[number]), made.skip)
+    counts = (HEADER_BYTES + len(constants), len(messages), len(fetches), 0)
+    header = _HEADER.pack(int(tables.key[number]), *does, *counts)
+    return header + constants + b"".join(_TRANSFER.pack(*transfer) for transfer in (*messages, *fetches))
 
 
 def _messages(
@@ -143,13 +441,12 @@ def _fetches(placed: Placed, stage: Stage, piece: int, made: ElementProgram) -> 
 
 
 def _wanted(stage: Stage, piece: int, number: int) -> list[list[int]]:
+    """First and last + 1 along each axis of what a piece reads of an operand."""
     reading, box = stage.layer.readings[number], stage.boxes[piece][None]
     return [[int(end[0]) for end in read_span(reading, stage.layer, axis, box)] for axis in range(3)]
 
 
-def _transfer(
-    key: int, operand: int, place: OperandPlace, box: list[int], part: list[list[int]]
-) -> tuple[int, ...]:
+def _transfer(key: int, operand: int, place: OperandPlace, box: list[int], part: list[list[int]]) -> tuple[int, ...]:
     """Part of a dense message (of the elements of `box`) into an operand, as the fields of mesh_transfer_t."""
     size = place.itemsize
     columns, channels = box[3] - box[2], box[5] - box[4]
@@ -157,19 +454,21 @@ def _transfer(
     rows, wide, deep = (stop - start for start, stop in part)
     offsets = [a - b for (a, _), b in zip(part, place.start, strict=True)]
     target = offsets[0] * place.row_bytes + offsets[1] * place.column_bytes + offsets[2] * size
-    return (
-        key, source, target, operand, rows, wide, deep * size, columns * channels * size, channels * size,
-        place.row_bytes, place.column_bytes, place.slots, place.nbytes,
-    )  # fmt: skip
+    lies = (columns * channels * size, channels * size, place.row_bytes, place.column_bytes)
+    return (key, source, target, operand, rows, wide, deep * size, *lies, place.slots, place.nbytes)
 
 
 def _files(programs: Mapping[str, str], sizes: Mapping[str, int], target: Target) -> Iterator[tuple[str, bytes]]:
     """The files of all programs and what they share."""
     core = instruction_set(target.core.isa)
     script = linker_script(
-        target.memories, text=target.code, data=target.values, stack_bytes=target.core.stack,
-        extra={".element": target.code}, isa=target.core.isa,
-    )  # fmt: skip
+        target.memories,
+        text=target.code,
+        data=target.values,
+        stack_bytes=target.core.stack,
+        extra={".element": target.code},
+        isa=target.core.isa,
+    )
     for name in (core.start, *SHARED):
         yield f"runtime/{name}", runtime_path(name).read_bytes()
     for name in OWN:

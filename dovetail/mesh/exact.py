@@ -17,28 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.build.toolchain import compile_firmware, symbols
+from dovetail.codegen.build.elf import symbols
+from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.errors import PlanError, SimulationError
-from dovetail.graph.types import Array, box_slices
-from dovetail.mesh.element_device import BASE
-from dovetail.mesh.emit import Element, MeshProject, senders_of
-from dovetail.mesh.execute import result_box
+from dovetail.ir.types import Array, box_slices
+from dovetail.mesh.element import BASE
+from dovetail.mesh.emit import MeshProject, senders_of
+from dovetail.mesh.mapping import result_box
 from dovetail.mesh.partition import Partitioned, Stage
-from dovetail.mesh.place import Placed
-from dovetail.mesh.tables import Tables
-from dovetail.simulate.device import MemoryRegion
-from dovetail.simulate.protocol import (
-    Buffers,
-    DeviceSpec,
-    RunRequest,
-    SimulationResult,
-    SimulationSetup,
-    result_from_message,
-    run_to_message,
-    setup_to_json,
-)
-from dovetail.simulate.worker_process import WorkerProcess
+from dovetail.mesh.placement import Placed, Tables
+from dovetail.sim.device import DeviceSpec, MemoryRegion
+from dovetail.sim.protocol import Buffers, SimulationResult, SimulationSetup
+from dovetail.sim.worker import WorkerSession
 from dovetail.target.description import Target
 
 _LIMIT = 2_000_000_000
@@ -46,7 +37,7 @@ _LIMIT = 2_000_000_000
 
 @dataclass(frozen=True)
 class ExactRun:
-    """What the elements did."""
+    """Outputs of the elements, and what they used."""
 
     outputs: tuple[Mapping[str, Array], ...]
     """Per input, by the network's output names."""
@@ -85,29 +76,32 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
     start = instruction_set(target.core.isa).start
 
     def build(name: str) -> tuple[str, Path]:
-        """One of them."""
-        sources = [Path(f"programs/{name}/program.c"), Path(f"runtime/{start}"), Path("runtime/dovetail_rt.c"),
-                   Path("runtime/mesh_sim.c")]  # fmt: skip
+        shared = [folder / "runtime" / source for source in (start, "dovetail_rt.c", "mesh_sim.c")]
         return name, compile_firmware(
-            folder / "programs" / name, [folder / source for source in sources], linker_script=folder / "link.ld",
-            isa=target.core.isa, defines={"DOVETAIL_SIM": None}, include=(folder / "runtime",), flags=EMITTED_C,
+            folder / "programs" / name,
+            [folder / "programs" / name / "program.c", *shared],
+            linker_script=folder / "link.ld",
+            isa=target.core.isa,
+            defines={"DOVETAIL_SIM": None},
+            include=(folder / "runtime",),
+            flags=EMITTED_C,
             compiler_runtime="float" in project.programs[name],
-        )  # fmt: skip
+        )
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(pool.map(build, sorted(project.programs)))
 
 
-def used_bytes(firmware: Path, target: Target) -> int:
-    """Bytes of an element's memory a program takes, its stack, data and buffers included."""
-    known = symbols(firmware)
-    return known["__bss_end"].address - target.memory(target.code).base
-
-
 def run_exact(
-    parts: Partitioned, placed: Placed, tables: Tables, project: MeshProject, target: Target,
-    inputs: Sequence[Mapping[str, Array]], jobs: int = 2, scheduler: str | None = None,
-) -> ExactRun:  # fmt: skip
+    parts: Partitioned,
+    placed: Placed,
+    tables: Tables,
+    project: MeshProject,
+    target: Target,
+    inputs: Sequence[Mapping[str, Array]],
+    jobs: int = 2,
+    scheduler: str | None = None,
+) -> ExactRun:
     """Run every element over some inputs.
 
     Args:
@@ -126,12 +120,14 @@ def run_exact(
     """
     with tempfile.TemporaryDirectory() as folder:
         firmware = build_programs(project, target, Path(folder), jobs)
-        used = {name: used_bytes(path, target) for name, path in firmware.items()}
+        base = target.memory(target.code).base
+        used = {name: symbols(path)["__bss_end"].address - base for name, path in firmware.items()}
         over = [name for name in sorted(used) if used[name] > parts.mesh.usable]
         if over:
-            raise PlanError(f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}", where=over[0],
-                            hint="cut the layer into more pieces in the mapping file, or give fewer slots")
-        run = _spread_over(target, jobs, scheduler)
+            what = f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}"
+            hint = "cut the layer into more pieces in the mapping file, or give fewer slots"
+            raise PlanError(what, where=over[0], hint=hint)
+        run = _Cluster(target, scheduler) if scheduler else _Workers(target, jobs)
         try:
             return _waves(parts, placed, project, firmware, used, inputs, tables, run)
         finally:
@@ -142,46 +138,41 @@ class _Workers:
     """Processes that run elements, each with its share of a wave."""
 
     def __init__(self, target: Target, jobs: int) -> None:
-        self._target = target
         self._workers = [_Worker(target) for _ in range(jobs)]
         self._pool = ThreadPoolExecutor(jobs)
 
     def __call__(self, wave: Sequence[Job]) -> list[SimulationResult]:
         """Run elements; results in their order."""
-        shares = [range(number, len(wave), len(self._workers)) for number in range(len(self._workers))]
-        done = list(self._pool.map(lambda worker, share: [worker.run(wave[place]) for place in share],
-                                   self._workers, shares))  # fmt: skip
-        found: list[SimulationResult | None] = [None] * len(wave)
-        for share, results in zip(shares, done, strict=True):
-            for place, result in zip(share, results, strict=True):
-                found[place] = result
-        return [result for result in found if result is not None]
+        count = len(self._workers)
+        shares = [wave[number::count] for number in range(count)]
+        done = list(self._pool.map(lambda worker, share: [worker.run(job) for job in share], self._workers, shares))
+        return [done[place % count][place // count] for place in range(len(wave))]
 
     def close(self) -> None:
-        """End them."""
         self._pool.shutdown()
         for worker in self._workers:
             worker.close()
 
 
 class _Worker:
-    """One process."""
-
     def __init__(self, target: Target) -> None:
         self._target, self._loaded = target, ""
-        self._process = WorkerProcess("dovetail.mesh.element_worker", 600.0)
+        self._process = WorkerSession("dovetail.mesh.element", 600.0)
 
     def run(self, job: Job) -> SimulationResult:
-        """Run an element."""
         firmware, data, brought = job
         if firmware != self._loaded:
-            self._process.ask({"command": "load", "setup": setup_to_json(_setup(Path(firmware), self._target))})
+            target = self._target
+            assert target.mesh is not None
+            array = {"array": target.mesh.array.place}
+            device = DeviceSpec("dovetail.mesh.element:element_device", BASE, 4096, array)
+            memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
+            setup = SimulationSetup(Path(firmware), memories, (device,), target.core.isa, target.core.costs)
+            self._process.load(setup)
             self._loaded = firmware
-        message, blobs = run_to_message(RunRequest((data, *brought), {}, _LIMIT))
-        return result_from_message(*self._process.ask({"command": "run", **message}, blobs))
+        return self._process.run((data, *brought), {}, _LIMIT)
 
     def close(self) -> None:
-        """End it."""
         self._process.close()
 
 
@@ -207,7 +198,6 @@ class _Cluster:
         return [done[place % count][place // count] for place in range(len(wave))]
 
     def close(self) -> None:
-        """Leave the cluster."""
         self._client.close()
 
 
@@ -226,65 +216,54 @@ def run_remote(share: Sequence[tuple[bytes, Job]], target: Target) -> list[Simul
         worker.close()
 
 
-def _spread_over(target: Target, jobs: int, scheduler: str | None) -> _Workers | _Cluster:
-    return _Cluster(target, scheduler) if scheduler else _Workers(target, jobs)
-
-
-def _setup(firmware: Path, target: Target) -> SimulationSetup:
-    assert target.mesh is not None
-    device = DeviceSpec("dovetail.mesh.element_device:element_device", BASE, 4096, {"array": target.mesh.array.place})
-    memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-    return SimulationSetup(firmware, memories, (device,), target.core.isa, target.core.costs)
-
-
 def _waves(
-    parts: Partitioned, placed: Placed, project: MeshProject, firmware: Mapping[str, Path],
-    used: Mapping[str, int], inputs: Sequence[Mapping[str, Array]], tables: Tables,
+    parts: Partitioned,
+    placed: Placed,
+    project: MeshProject,
+    firmware: Mapping[str, Path],
+    used: Mapping[str, int],
+    inputs: Sequence[Mapping[str, Array]],
+    tables: Tables,
     run: Callable[[Sequence[Job]], list[SimulationResult]],
-) -> ExactRun:  # fmt: skip
+) -> ExactRun:
     """Stage after stage; of pieces that sum for each other, one after the other."""
-    senders = senders_of(placed)
+    senders, fetches = senders_of(placed), placed.traffic.fetches
     elements = {element.piece: element for element in project.elements}
-    tensors = [{f"dram {n}": np.ascontiguousarray(given[fetch.value]).tobytes()
-                for n, fetch in enumerate(placed.traffic.fetches)} for given in inputs]  # fmt: skip
-    sent: list[dict[int, bytes]] = [{} for _ in inputs]
+    tensors = [
+        {f"dram {n}": np.ascontiguousarray(given[fetch.value]).tobytes() for n, fetch in enumerate(fetches)}
+        for given in inputs
+    ]
+    sent: list[dict[str, bytes]] = [{} for _ in inputs]
     stored: list[dict[int, bytes]] = [{} for _ in inputs]
     results: dict[int, SimulationResult] = {}
-    fetching = {int(piece) for fetch in placed.traffic.fetches for piece in fetch.pieces}
+    fetching = {int(piece) for fetch in fetches for piece in fetch.pieces}
+
+    def job(piece: int) -> Job:
+        """What is to be run of a piece, once all it reads has been sent."""
+        keys = [str(int(tables.key[sender])) for sender in senders[piece]]
+        fetched = tensors if piece in fetching else [{} for _ in inputs]
+        brought = tuple({**{k: given[k] for k in keys}, **more} for given, more in zip(sent, fetched, strict=True))
+        return str(firmware[elements[piece].program]), {"element_data": elements[piece].data}, brought
+
     for stage in placed.section.stages:
         for turn in range(stage.cut.sums):
             pieces = range(stage.first + turn, stage.first + stage.pieces, stage.cut.sums)
-            wave = [_job(piece, elements, firmware, senders, sent, tables, tensors if piece in fetching else None)
-                    for piece in pieces]  # fmt: skip
-            for piece, result in zip(pieces, run(wave), strict=True):
+            for piece, result in zip(pieces, run([job(piece) for piece in pieces]), strict=True):
                 results[piece] = result
                 for number, inference in enumerate(result.inferences):
-                    for key, content in inference.outputs.items():
-                        if key == "stored":
-                            stored[number][piece] = content
-                        else:
-                            sent[number][int(key)] = content
-    outputs = tuple(_gathered(parts, placed, one) for one in stored)
-    order = range(placed.section.pieces)
+                    given = dict(inference.outputs)
+                    if "stored" in given:
+                        stored[number][piece] = given.pop("stored")
+                    sent[number].update(given)
+    done = [results[piece] for piece in range(placed.section.pieces)]
     return ExactRun(
-        outputs, sum(results[piece].executed_instructions or 0 for piece in order),
-        tuple(results[piece].inferences[0].total_cycles or 0 for piece in order),
-        tuple(used[elements[piece].program] for piece in order),
-        max(results[piece].stack_bytes or 0 for piece in order), len(project.programs),
-    )  # fmt: skip
-
-
-def _job(
-    piece: int, elements: Mapping[int, Element], firmware: Mapping[str, Path], senders: Sequence[Sequence[int]],
-    sent: Sequence[Mapping[int, bytes]], tables: Tables, tensors: Sequence[Buffers] | None,
-) -> Job:  # fmt: skip
-    element = elements[piece]
-    keys = [int(tables.key[sender]) for sender in senders[piece]]
-    brought = tuple(
-        {**{str(key): given[key] for key in keys}, **(tensors[number] if tensors else {})}
-        for number, given in enumerate(sent)
+        tuple(_gathered(parts, placed, one) for one in stored),
+        sum(one.executed_instructions or 0 for one in done),
+        tuple(one.inferences[0].total_cycles or 0 for one in done),
+        tuple(used[elements[piece].program] for piece in range(len(done))),
+        max(one.stack_bytes or 0 for one in done),
+        len(project.programs),
     )
-    return str(firmware[element.program]), {"element_data": element.data}, brought
 
 
 def _gathered(parts: Partitioned, placed: Placed, stored: Mapping[int, bytes]) -> dict[str, Array]:
@@ -297,8 +276,8 @@ def _gathered(parts: Partitioned, placed: Placed, stored: Mapping[int, bytes]) -
         result = np.zeros(kind.shape, kind.dtype.numpy)
         for piece in np.nonzero(stage.last)[0].tolist():
             if stage.first + piece not in stored:
-                raise SimulationError(f"piece {piece} stored nothing", where=stage.layer.name,
-                                      hint="look at the element's driver: every piece must store its result")
+                hint = "look at the element's driver: every piece must store its result"
+                raise SimulationError(f"piece {piece} stored nothing", where=stage.layer.name, hint=hint)
             box = result_box(stage, piece)
             part = np.frombuffer(stored[stage.first + piece], kind.dtype.numpy)
             result[box_slices(box)] = part.reshape([stop - start for start, stop in box])

@@ -1,22 +1,188 @@
-"""A network mapped to a mesh: partition, place and route in one line, and what it takes."""
+"""A network mapped to a mesh: partition, place and route in one line, its speed, and its pieces in numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from dovetail.graph.graph import Graph
+from dovetail.errors import ProgramError
+from dovetail.ir.crop import crop
+from dovetail.ir.graph import Graph, Node, evaluate
+from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.types import Array, Box, DType, TensorType, box_slices, full_box
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.execute import check_covered
-from dovetail.mesh.partition import Partitioned, partition_mesh
-from dovetail.mesh.place import TRIES, Placed, place
-from dovetail.mesh.simulate import Timing, simulate
-from dovetail.mesh.stream import simulate_stream
-from dovetail.mesh.tables import Tables, tables_of
+from dovetail.mesh.partition import Partitioned, Section, Stage, partition_mesh, read_span
+from dovetail.mesh.placement import TRIES, Placed, Tables, place, tables_of
+from dovetail.mesh.simulate import Timing, simulate, simulate_stream
 from dovetail.mesh.topology import Topology
-from dovetail.partition import Region
+from dovetail.mesh.traffic import Traffic
+from dovetail.schedule.partition import Region
+
+PARTIAL = "partial_sums"
+"""Name of the operand through which sums go from piece to piece."""
+
+
+def result_box(stage: Stage, piece: int) -> Box:
+    """The part of its layer's result a piece computes."""
+    shape = stage.layer.graph.types[stage.layer.graph.outputs[0]].shape
+    r0, r1, c0, c1, o0, o1 = (int(end) for end in stage.boxes[piece, :6])
+    if len(shape) == 4 and shape[0] == 1:
+        return ((0, 1), (r0, r1), (c0, c1), (o0, o1))
+    if len(shape) == 2 and shape[0] == 1:
+        return ((0, 1), (o0, o1))
+    return full_box(shape)
+
+
+def piece_graph(stage: Stage, piece: int) -> tuple[Graph, dict[str, Box]]:
+    """The computation of a piece, and the part it reads of each operand.
+
+    Of pieces that sum for each other, all but the first read `PARTIAL`, and all but the last give 32-bit sums.
+    """
+    layer = stage.layer
+    box = result_box(stage, piece)
+    if box == full_box(layer.graph.types[layer.graph.outputs[0]].shape):
+        cut = layer.graph
+        reads = {name: full_box(cut.types[name].shape) for name in cut.inputs}
+    else:
+        tile = crop(layer.graph, box)
+        cut, reads = tile.graph, tile.reads
+    if stage.cut.sums == 1:
+        return cut, reads
+    return _partial(stage, piece, cut, reads)
+
+
+def _partial(stage: Stage, piece: int, cut: Graph, reads: dict[str, Box]) -> tuple[Graph, dict[str, Box]]:
+    """A piece cut along what it sums over."""
+    parts = stage.layer.parts
+    assert parts is not None and parts.anchor is not None
+    span = (int(stage.boxes[piece, 6]), int(stage.boxes[piece, 7]))
+    place, count = piece % stage.cut.sums, stage.cut.sums
+    source, weights, *bias = parts.anchor.inputs
+    types, constants = dict(cut.types), dict(cut.constants)
+    narrowed = [source] if parts.pad is None else [parts.pad.inputs[0], source]
+    for name in (*narrowed, weights):
+        types[name] = TensorType((*types[name].shape[:-1], span[1] - span[0]), types[name].dtype)
+    constants[weights] = constants[weights][..., span[0] : span[1]]
+    reads = {**reads, narrowed[0]: (*reads[narrowed[0]][:-1], span)}
+    nodes: list[Node] = []
+    before = {node.output for node in (parts.pad, parts.anchor) if node is not None}
+    for node in cut.nodes:
+        if node.output == parts.anchor.output:
+            nodes += _summed(node, place, count, bias, types)
+        elif node.output in before or place == count - 1:
+            nodes.append(node)
+    outputs = cut.outputs if place == count - 1 else (nodes[-1].output,)
+    read = [name for node in nodes for name in node.inputs]
+    inputs = tuple(name for name in (*cut.inputs, PARTIAL) if name in read)
+    constants = {name: array for name, array in constants.items() if name in read}
+    graph = replace(cut, inputs=inputs, outputs=outputs, nodes=tuple(nodes), types=types, constants=constants)
+    return graph, {name: box for name, box in reads.items() if name in inputs}
+
+
+def _summed(node: Node, place: int, count: int, bias: list[str], types: dict[str, TensorType]) -> list[Node]:
+    """The anchor of a piece: the bias is added last, what comes from the piece before by a node of its own."""
+    kept = node.inputs if place == count - 1 else node.inputs[: len(node.inputs) - len(bias)]
+    if place == 0:
+        return [replace(node, inputs=kept)]
+    own = f"{node.output}_own"
+    types[own] = types[node.output]
+    types[PARTIAL] = TensorType(types[node.output].shape, DType.INT32)
+    return [replace(node, inputs=kept, output=own), Node(Add(), (own, PARTIAL), node.output, node.origin)]
+
+
+def execute(parts: Partitioned, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Compute a network piece by piece, each from the part it reads.
+
+    Returns:
+        An array per output.
+
+    Raises:
+        ProgramError: pieces overlap or leave something of a result out.
+    """
+    values: dict[str, Array] = dict(inputs)
+    for section in parts.sections:
+        for stage in section.stages:
+            values[stage.layer.graph.outputs[0]] = _stage(stage, values)
+    types = parts.graph.types
+    return {
+        name: values[parts.layers[index].graph.outputs[0]].reshape(types[name].shape)
+        for name, index in parts.outputs.items()
+    }
+
+
+def _stage(stage: Stage, values: Mapping[str, Array]) -> Array:
+    kind = stage.layer.graph.types[stage.layer.graph.outputs[0]]
+    result = np.zeros(kind.shape, kind.dtype.numpy)
+    times = np.zeros(kind.shape, np.int8)
+    partial: Array | None = None
+    for piece in range(stage.pieces):
+        graph, reads = piece_graph(stage, piece)
+        given = {}
+        for reading in stage.layer.readings:
+            if reading.name in graph.inputs:
+                whole = values[reading.value].reshape(stage.layer.graph.types[reading.name].shape)
+                given[reading.name] = np.ascontiguousarray(whole[box_slices(reads[reading.name])])
+        if PARTIAL in graph.inputs:
+            assert partial is not None
+            given[PARTIAL] = partial
+        found = evaluate(graph, given)[graph.outputs[0]]
+        partial = found
+        if stage.last[piece]:
+            slices = box_slices(result_box(stage, piece))
+            result[slices] = found
+            times[slices] += 1
+    if (times != 1).any():
+        raise ProgramError(
+            "pieces overlap or leave something out", where=stage.layer.name, hint="report this with the mapping file"
+        )
+    return result
+
+
+def check_covered(section: Section, traffic: Traffic) -> int:
+    """Check that every piece is sent all it reads: the boxes of its senders' messages, which do not overlap, hold as
+    many of the elements it reads as there are.
+
+    Returns:
+        How many messages pieces receive for one input.
+
+    Raises:
+        ProgramError: a piece lacks part of an operand.
+    """
+    sender, receiver = traffic.pairs()
+    boxes = np.concatenate([stage.boxes[:, :6] for stage in section.stages])
+    stage_of = np.repeat(np.arange(len(section.stages)), [stage.pieces for stage in section.stages])
+    place = {stage.layer.index: number for number, stage in enumerate(section.stages)}
+    for number, stage in enumerate(section.stages):
+        for reading in stage.layer.readings:
+            if reading.producer not in place:
+                continue
+            here = (stage_of[receiver] == number) & (stage_of[sender] == place[reading.producer])
+            _covered(stage, reading, receiver[here] - stage.first, boxes[sender[here]])
+    return len(sender)
+
+
+def _covered(stage: Stage, reading: Any, receiver: Any, boxes: Any) -> None:
+    readers = stage.readers(reading)
+    wanted, got = np.ones(stage.pieces), np.ones(len(receiver))
+    for axis in range(3):
+        low, high = read_span(reading, stage.layer, axis, stage.boxes)
+        wanted *= high - low
+        got *= np.clip(
+            np.minimum(high[receiver], boxes[:, 2 * axis + 1]) - np.maximum(low[receiver], boxes[:, 2 * axis]), 0, None
+        )
+    total = np.bincount(receiver, weights=got, minlength=stage.pieces)
+    short = [int(piece) for piece in readers if total[piece] != wanted[piece]]
+    if short:
+        piece = short[0]
+        raise ProgramError(
+            f"piece {piece} is sent {int(total[piece])} of the {int(wanted[piece])} elements it reads "
+            f"of '{reading.value}'",
+            where=stage.layer.name,
+            hint="report this with the mapping file",
+        )
 
 
 @dataclass(frozen=True)
@@ -40,7 +206,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Performance:
-    """What inputs take, in clocks."""
+    """Times of inputs, in clocks."""
 
     latency: float
     interval: float
@@ -65,9 +231,14 @@ def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, obj
 
 def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:
     """The stages behind partition."""
-    placed = [_placed(parts, index, topology) for index in range(len(parts.sections))]
-    tables = [tables_of(one) if one else None for one in placed]
-    return Mapped(parts, topology, tuple(placed), tuple(tables))
+    placed: list[Placed | None] = []
+    for index, section in enumerate(parts.sections):
+        found = None
+        if section.streaming is None:
+            found = place(section, topology, wanted(parts, index), max(1, TRIES // len(parts.sections)))
+            check_covered(section, found.traffic)
+        placed.append(found)
+    return Mapped(parts, topology, tuple(placed), tuple(tables_of(one) if one else None for one in placed))
 
 
 def wanted(parts: Partitioned, index: int) -> frozenset[int]:
@@ -75,15 +246,6 @@ def wanted(parts: Partitioned, index: int) -> frozenset[int]:
     own = {stage.layer.index for stage in parts.sections[index].stages}
     later = {reading.producer for layer in parts.layers if layer.index not in own for reading in layer.readings}
     return frozenset(own & ({*parts.outputs.values()} | later))
-
-
-def _placed(parts: Partitioned, index: int, topology: Topology) -> Placed | None:
-    section = parts.sections[index]
-    if section.streaming is not None:
-        return None
-    found = place(section, topology, wanted(parts, index), max(1, TRIES // len(parts.sections)))
-    check_covered(section, found.traffic)
-    return found
 
 
 def measure(mapped: Mapped, inputs: int = 12) -> Performance:
@@ -104,10 +266,9 @@ def measure(mapped: Mapped, inputs: int = 12) -> Performance:
             load = _loading(placed) / mesh.rates.dram
             clocks.append(timing.latency + load)
             bounds.append(timing.bound + load)
-    slowest = int(np.argmax(clocks))
-    name = parts.sections[slowest].stages[0].layer.name
-    return Performance(sum(clocks), sum(clocks), sum(bounds), f"sections one after the other, most of all {name}",
-                       None, tuple(clocks))  # fmt: skip
+    name = parts.sections[int(np.argmax(clocks))].stages[0].layer.name
+    bottleneck = f"sections one after the other, most of all {name}"
+    return Performance(sum(clocks), sum(clocks), sum(bounds), bottleneck, None, tuple(clocks))
 
 
 def _loading(placed: Placed) -> int:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.graph.graph import Graph
-from dovetail.mesh.choice import Objective, choose
-from dovetail.mesh.cuts import Costs, Cut, Ints, Sizes, bounds, costs_of, frontier
-from dovetail.mesh.layers import INPUT, Layer, Reading, layers_of, output_layers
-from dovetail.mesh.slabs import Group, choose_slabs
-from dovetail.mesh.stream import Streaming
+from dovetail.ir.graph import Graph
+from dovetail.mesh.choice import Group, Objective, Streaming, choose, choose_slabs, stream_layer, worth
+from dovetail.mesh.layers import (
+    INPUT,
+    Costs,
+    Cut,
+    Ints,
+    MeshLayer,
+    Reading,
+    Sizes,
+    bounds,
+    costs_of,
+    frontier,
+    frontier_or_empty,
+    grain,
+    layers_of,
+    output_layers,
+)
 from dovetail.mesh.topology import Topology
-from dovetail.partition import Region
+from dovetail.schedule.partition import Region
 from dovetail.target.mesh import Mesh
 
 
@@ -24,7 +37,7 @@ from dovetail.target.mesh import Mesh
 class Stage:
     """A layer cut into pieces, numbered by rows, columns, channels, sums, the last fastest."""
 
-    layer: Layer
+    layer: MeshLayer
     cut: Cut
     boxes: NDArray[np.int64]
     """[pieces, 8]: first and last + 1 of rows, columns, channels, sums."""
@@ -50,6 +63,10 @@ class Stage:
         """The pieces that give results: of those that sum for each other, the last."""
         return np.asarray(np.arange(self.pieces) % self.cut.sums == self.cut.sums - 1)
 
+    def readers(self, reading: Reading) -> Ints:
+        """The pieces that read an operand: the first is summed over, the others are for what gives results."""
+        return np.nonzero(self.last | (reading is self.layer.readings[0]))[0]
+
 
 @dataclass(frozen=True)
 class Section:
@@ -72,7 +89,7 @@ class Partitioned:
     """A network in pieces."""
 
     graph: Graph
-    layers: tuple[Layer, ...]
+    layers: tuple[MeshLayer, ...]
     outputs: dict[str, int]
     """Network output -> layer."""
     mesh: Mesh
@@ -85,14 +102,12 @@ class Partitioned:
         return len(self.sections) == 1 and self.sections[0].streaming is None
 
 
-def partition_mesh(
-    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
-) -> Partitioned:
+def partition_mesh(graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective) -> Partitioned:
     """Cut a network into pieces.
 
     Args:
         graph: the integer graph.
-        regions: its regions, as `dovetail.partition` makes them.
+        regions: its regions, as `dovetail.schedule.partition` makes them.
         topology: the mesh it shall run on.
         objective: what for.
 
@@ -100,24 +115,20 @@ def partition_mesh(
         PlanError: a layer's smallest piece does not fit an element.
         ModelError: the network does not run on a mesh.
     """
-    mesh = topology.mesh
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
-    levels = _levels(layers)
-    found = _resident(layers, levels, topology, objective)
-    if found is None:
-        from dovetail.mesh.sections import sections_of
-
-        return Partitioned(graph, layers, outputs, mesh, objective, sections_of(layers, topology))
-    return Partitioned(graph, layers, outputs, mesh, objective, (found,))
+    found = _resident(layers, topology, objective)
+    sections = (found,) if found else sections_of(layers, topology)
+    return Partitioned(graph, layers, outputs, topology.mesh, objective, sections)
 
 
-def _resident(
-    layers: Sequence[Layer], levels: Sequence[int], topology: Topology, objective: Objective
-) -> Section | None:
+def _resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
     """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
     mesh, elements = topology.mesh, len(topology.elements)
     chips, capacity = len(topology.places), topology.capacity
+    levels: list[int] = []  # layers on the longest way from the network's inputs, 1 for the first
+    for layer in layers:
+        levels.append(1 + max((levels[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
     tried: list[list[tuple[int, ...]]] = []
     for most in (max(levels) + 1, 2, 1):
         slots = [_slots(layer, levels, objective, most) for layer in layers]
@@ -125,27 +136,22 @@ def _resident(
             continue
         tried.append(slots)
         slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
-        cuts = slabs.cuts if slabs else _anywhere(layers, slots, mesh, elements, objective)
+        if slabs:
+            return section(layers, slabs[1], slots, mesh, slabs[0])
+        fronts = [frontier_or_empty(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
+        cuts = choose(fronts, elements, objective)
         if cuts is not None:
-            return section(layers, cuts, slots, mesh, slabs.groups if slabs else ())
+            return section(layers, cuts, slots, mesh)
     return None
 
 
-def _anywhere(
-    layers: Sequence[Layer], slots: Sequence[tuple[int, ...]], mesh: Mesh, elements: int, objective: Objective
-) -> list[Cut] | None:
-    """Cuts of all layers together, wherever their pieces lie; None where they do not fit."""
-    try:
-        found = [frontier(layer, mesh, held, elements) for layer, held in zip(layers, slots, strict=True)]
-    except PlanError:
-        return None
-    return choose(found, elements, objective)
-
-
 def section(
-    layers: Sequence[Layer], cuts: Sequence[Cut], slots: Sequence[tuple[int, ...]], mesh: Mesh,
+    layers: Sequence[MeshLayer],
+    cuts: Sequence[Cut],
+    slots: Sequence[tuple[int, ...]],
+    mesh: Mesh,
     groups: tuple[Group, ...] = (),
-) -> Section:  # fmt: skip
+) -> Section:
     """Resident stages of some layers."""
     stages: list[Stage] = []
     first = 0
@@ -155,7 +161,7 @@ def section(
     return Section(tuple(stages), groups)
 
 
-def make_stage(layer: Layer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first: int) -> Stage:
+def make_stage(layer: MeshLayer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first: int) -> Stage:
     """A layer cut in one way, every piece's box and costs.
 
     Raises:
@@ -167,33 +173,21 @@ def make_stage(layer: Layer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, first
     stage = Stage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first)
     most = int(stage.memory.max())
     if most > mesh.usable:
-        raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name,
-                        hint="cut the layer into more pieces")  # fmt: skip
+        hint = "cut the layer into more pieces"
+        raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name, hint=hint)
     return stage
 
 
-def axis_bounds(layer: Layer, cut: Cut, mesh: Mesh) -> tuple[Ints, Ints, Ints, Ints]:
-    """Where the parts of rows, columns, channels and sums begin and end."""
-    height, width, channels = layer.image
-    array = mesh.array
-    step = array.dense_outputs if layer.kind == "dense" else array.rows
-    return (
-        bounds(height, cut.rows),
-        bounds(width, cut.columns, array.columns if layer.on_array else 1),
-        bounds(channels, cut.channels, step),
-        bounds(layer.summed, cut.sums, layer.unit),
-    )
-
-
-def _boxes(layer: Layer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
-    limits = axis_bounds(layer, cut, mesh)
+def _boxes(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
     shape = (cut.rows, cut.columns, cut.channels, cut.sums)
+    sizes, steps = (*layer.image, layer.summed), (*grain(layer, mesh), layer.unit)
+    limits = [bounds(size, parts, step) for size, parts, step in zip(sizes, shape, steps, strict=True)]
     index = np.indices(shape).reshape(4, -1)
     spans = [(limit[place], limit[place + 1]) for limit, place in zip(limits, index, strict=True)]
     return np.stack([end for span in spans for end in span], axis=1)
 
 
-def read_span(reading: Reading, layer: Layer, axis: int, boxes: NDArray[np.int64]) -> tuple[Ints, Ints]:
+def read_span(reading: Reading, layer: MeshLayer, axis: int, boxes: NDArray[np.int64]) -> tuple[Ints, Ints]:
     """First and last + 1 of what pieces read of an operand along its rows (0), columns (1) or channels (2)."""
     size = reading.image[axis]
     whole = np.zeros(len(boxes), np.int64), np.full(len(boxes), size)
@@ -213,18 +207,86 @@ def read_span(reading: Reading, layer: Layer, axis: int, boxes: NDArray[np.int64
     return np.maximum(start, 0), np.minimum(stop, size)
 
 
-def _levels(layers: Sequence[Layer]) -> list[int]:
-    """Layers on the longest way from the network's inputs, 1 for the first."""
-    found: list[int] = []
-    for layer in layers:
-        found.append(1 + max((found[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
-    return found
-
-
-def _slots(layer: Layer, levels: Sequence[int], objective: Objective, most: int) -> tuple[int, ...]:
+def _slots(layer: MeshLayer, levels: Sequence[int], objective: Objective, most: int) -> tuple[int, ...]:
     """Inputs' worth of each operand: one for latency. For throughput one more than there are layers on the way, so that
     a value that waits for others holds nobody up, if no more than `most`."""
     if objective is Objective.LATENCY:
         return (1,) * len(layer.readings)
     waits = [levels[layer.index] - (levels[r.producer] if r.producer != INPUT else 0) for r in layer.readings]
     return tuple(min(1 + wait, most) for wait in waits)
+
+
+_LONGEST = 12
+"""Layers of a section at most."""
+
+
+def sections_of(layers: Sequence[MeshLayer], topology: Topology) -> tuple[Section, ...]:
+    """The sections that take the least time one after the other, by dynamic programming over layers.
+
+    Raises:
+        PlanError: a layer fits neither way (says what its smallest piece takes), or DRAM is too small.
+    """
+    mesh, elements = topology.mesh, len(topology.elements)
+    needed = sum(layer.constant_bytes + layer.result_bytes for layer in layers)
+    if needed > mesh.dram_bytes * len(topology.places):
+        what = f"weights and values take {needed} bytes, the DRAM has {mesh.dram_bytes * len(topology.places)}"
+        raise PlanError(what, where="mesh", hint="use more chips")
+    dram = mesh.rates.dram * len(topology.places)
+    streams = [_streamed(layer, topology) for layer in layers]
+    fronts = [frontier_or_empty(layer, mesh, (1,) * len(layer.readings), elements) for layer in layers]
+    best: list[tuple[float, int, list[Cut] | None]] = [(0.0, 0, None)]
+    for end in range(1, len(layers) + 1):
+        streaming = streams[end - 1]
+        options: list[tuple[float, int, list[Cut] | None]] = []
+        if streaming is not None:
+            options.append((best[end - 1][0] + streaming.estimate, end - 1, None))
+        for begin in range(max(0, end - _LONGEST), end):
+            cuts = choose(fronts[begin:end], elements, Objective.LATENCY)
+            if cuts is not None:
+                time = best[begin][0] + worth(fronts[begin:end], cuts, Objective.LATENCY)
+                options.append((time + _moved(layers, begin, end) / dram, begin, cuts))
+        if not options:
+            frontier(layers[end - 1], mesh, (1,) * len(layers[end - 1].readings), elements)  # raises, with the levers
+            hint = "use more elements with --boards or --chips"
+            raise PlanError("neither resident nor streamed does it fit", where=layers[end - 1].name, hint=hint)
+        best.append(min(options, key=lambda option: option[0]))
+    found_sections: list[Section] = []
+    end = len(layers)
+    while end:
+        _, begin, cuts = best[end]
+        if cuts is None:
+            streaming = streams[begin]
+            assert streaming is not None
+            found_sections.append(Section((streamed_stage(layers[begin], streaming, topology),), streaming=streaming))
+        else:
+            members = layers[begin:end]
+            found_sections.append(section(members, cuts, [(1,) * len(layer.readings) for layer in members], mesh))
+        end = begin
+    return tuple(reversed(found_sections))
+
+
+def streamed_stage(layer: MeshLayer, streaming: Streaming, topology: Topology) -> Stage:
+    """The pieces of a streamed layer; their memory is what a round takes."""
+    roomy = replace(topology.mesh, usable=1 << 40)
+    stage = make_stage(layer, streaming.cut, (1,) * len(layer.readings), roomy, 0)
+    none = np.zeros(stage.pieces, np.int64)
+    costs = replace(stage.costs, fixed=np.full(stage.pieces, streaming.memory), slot=none, others=none)
+    return replace(stage, costs=costs)
+
+
+def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
+    """How a layer is streamed on one chip; None where it cannot be."""
+    try:
+        return stream_layer(layer, topology.mesh, topology.capacity)
+    except PlanError:
+        return None
+
+
+def _moved(layers: Sequence[MeshLayer], begin: int, end: int) -> int:
+    """Bytes through DRAM of a resident section: weights, what it takes from before, what later layers want."""
+    own = layers[begin:end]
+    readings = [reading for layer in own for reading in layer.readings if not begin <= reading.producer < end]
+    taken = {reading.value: prod(reading.image) * reading.itemsize for reading in readings}
+    wanted = {len(layers) - 1, *(reading.producer for layer in layers[end:] for reading in layer.readings)}
+    given = sum(layer.result_bytes for layer in own if layer.index in wanted)
+    return sum(layer.constant_bytes for layer in own) + sum(taken.values()) + given

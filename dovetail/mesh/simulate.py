@@ -6,31 +6,33 @@ each link of its tree in turn: it waits until the link is free, holds it for its
 
 Nothing can wait for ever. Stages are numbered so that messages go up; a piece waits for pieces of lower stages at the
 same input, or for readers at an earlier input. So the least (input, stage) that waits has nothing to wait for. Links:
-see `trees`.
+see `topology`.
+
+A streamed layer has a model of its own: DRAM serves requests in the order they come; an element computes a round when
+its operands are there, and its result is written while the next is computed.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
-from dovetail.mesh.place import Placed
-from dovetail.mesh.routes import Router, Tree
-from dovetail.mesh.traffic import Fetch, expected
+from dovetail.mesh.choice import Streaming
+from dovetail.mesh.layers import Ints
+from dovetail.mesh.placement import Placed, Router, Tree
+from dovetail.mesh.traffic import Fetch, Floats
+from dovetail.target.mesh import Mesh
 
-Ints = NDArray[Any]
-Floats = NDArray[Any]
 _START, _FINISH, _SENT, _HOP = range(4)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a stream of inputs takes, in clocks of the elements."""
+    """Times of a stream of inputs, in clocks of the elements."""
 
     latency: float
     """From the start to the first input's results in DRAM."""
@@ -56,14 +58,14 @@ class Timing:
 class _Segment:
     """Part of a tree on one chip, with the link between chips that leads to it."""
 
-    link: list[int]
-    before: list[int]
+    link: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
     """Place in this segment of the link before, -1 for where the message enters."""
-    onward: list[tuple[int, int]]
+    onward: list[tuple[int, int]] = field(default_factory=list)
     """Segments on other chips, and the place here their links begin at."""
-    members: Ints
+    members: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Readers here."""
-    leaves: Ints
+    leaves: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Place here of the link that leads to each reader, -1 where it enters."""
     stored: int = -1
     """Place of the DRAM the message is stored in, -1 for none."""
@@ -113,7 +115,7 @@ class _Model:
         self.free = [0.0] * len(self.rates)
         self.busy = [0.0] * len(self.rates)
         self.port_free = np.zeros(self.pieces)
-        need = expected(placed.traffic)
+        need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
         for sender in range(self.pieces, count):
             need[self.senders.members[sender]] += 1
         self.missing = np.repeat(need[None], inputs, axis=0)
@@ -133,7 +135,6 @@ class _Model:
         self.events: list[tuple[float, int, int, int, int, float]] = []
 
     def run(self) -> Timing:
-        """All inputs."""
         for sender in range(self.pieces, len(self.sent)):
             self._send(sender, 0.0)
         for piece in np.nonzero(self.missing[0] == 0)[0].tolist():
@@ -142,21 +143,20 @@ class _Model:
             now, kind, who, which, segment, tail = heapq.heappop(self.events)
             if kind == _HOP:
                 self._travel(who, which, segment, now, tail)
-            elif kind == _START:
-                self._begin(who, now)
-            elif kind == _FINISH:
+                continue
+            if kind == _FINISH:
                 self._finish(who, now)
-            else:
+            elif kind == _SENT:
                 self.sent[who] += 1
                 self.sending[who] = False
                 self._send(who, now)
-                if who < self.pieces:
-                    self._begin(who, now)
+            if who < self.pieces:
+                self._begin(who, now)
         if min(self.sent) < self.inputs:
             stuck = self.sent.index(min(self.sent))
-            raise SimulationError(f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages",
-                                  where="mesh",
-                                  hint="report this with the mapping file; give the stages more slots meanwhile")
+            what = f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages"
+            hint = "report this with the mapping file; give the stages more slots meanwhile"
+            raise SimulationError(what, where="mesh", hint=hint)
         return self._timing()
 
     def _begin(self, piece: int, now: float) -> None:
@@ -182,7 +182,6 @@ class _Model:
                 for sender in sources[row[sources] == 0].tolist():
                     self._send(sender, now)
         self._send(piece, now)
-        self._begin(piece, now)
 
     def _send(self, sender: int, now: float) -> None:
         which = self.sent[sender]
@@ -236,15 +235,18 @@ class _Model:
         ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
         interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
         element = int(np.argmax(self.clocks))
-        ports = _port_clocks(self.senders, self.pieces, self.port)
+        received = np.zeros(self.pieces)
+        for members, size in zip(self.senders.members, self.senders.size, strict=True):
+            received[members] += size
+        ports = np.maximum(received, self.senders.size[: self.pieces]) / self.port  # the busier direction
         limits = [
             (self.clocks[element], f"the MAC array or core of {self._stage_of(element)}"),
             (float(ports.max()), f"the port of an element of {self._stage_of(int(ports.argmax()))}"),
             (float(busy.max()), self.router.links.name(int(busy.argmax()))),
         ]
         bound, name = max(limits)
-        return Timing(self.done[0], max(interval, bound), bound, name, tuple(self.done), self.start, self.finish, busy,
-                      len(self.senders.size))  # fmt: skip
+        times = (tuple(self.done), self.start, self.finish, busy)
+        return Timing(self.done[0], max(interval, bound), bound, name, *times, len(self.senders.size))
 
     def _stage_of(self, piece: int) -> str:
         found = [stage for stage in self.placed.section.stages if stage.first <= piece]
@@ -255,18 +257,17 @@ def _senders(placed: Placed, router: Router) -> _Senders:
     traffic, count = placed.traffic, placed.topology.routers
     code = placed.chip * count + placed.router
     segments, members, held = [], [], []
-    chips, routers = placed.chip.tolist(), placed.router.tolist()
     known: dict[tuple[int, int, int, bool], list[_Segment]] = {}
-    for piece, group in enumerate(traffic.group.tolist()):
-        span = slice(traffic.start[group], traffic.start[group + 1])
-        key = (chips[piece], routers[piece], group, bool(traffic.stores[piece]))
+    sources = (placed.chip, placed.router, traffic.group, traffic.stores)
+    for key in zip(*(ends.tolist() for ends in sources), strict=True):
+        span = slice(traffic.start[key[2]], traffic.start[key[2] + 1])
         if key not in known:
             known[key] = _split(router.to_set(*key), router, traffic.members[span], code, count)
         segments.append(known[key])
         members.append(traffic.members[span])
         held.append(traffic.held[span])
     sizes = traffic.size.tolist()
-    slots = _first_slots(placed)
+    slots = np.concatenate([np.full(stage.pieces, stage.slots[0]) for stage in placed.section.stages])
     for fetch in traffic.fetches:
         for chip, pieces, size in _shared(placed, fetch):
             own = np.array(pieces)
@@ -278,17 +279,13 @@ def _senders(placed: Placed, router: Router) -> _Senders:
     return _Senders(np.array(sizes, float), segments, members, held)
 
 
-def _split(
-    tree: Tree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False
-) -> list[_Segment]:
-    """A tree in segments."""
-    none = np.zeros(0, np.int64)
-    found = [_Segment([], [], [], none, none)]
+def _split(tree: Tree, router: Router, members: Ints, code: Ints, count: int, fetched: bool = False) -> list[_Segment]:
+    found = [_Segment()]
     home: list[tuple[int, int]] = []
     for link, before in zip(tree.link, tree.before, strict=True):
         owner, place = home[before] if before >= 0 else (0, -1)
         if link < router.links.noc:
-            found.append(_Segment([], [], [], none, none))
+            found.append(_Segment())
             found[owner].onward.append((len(found) - 1, place))
             owner, place = len(found) - 1, -1
         segment = found[owner]
@@ -305,18 +302,12 @@ def _split(
     return found
 
 
-def _first_slots(placed: Placed) -> Ints:
-    """[pieces] inputs' worth each holds of its first operand."""
-    return np.concatenate([np.full(stage.pieces, stage.slots[0]) for stage in placed.section.stages])
-
-
 def _shared(placed: Placed, fetch: Fetch) -> list[tuple[int, list[int], int]]:
     """(chip, pieces, bytes) of what is read once from a chip's DRAM for pieces that read the same part."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    pieces = fetch.pieces.tolist()
-    boxes, sizes = fetch.boxes.tolist(), fetch.size.tolist()
-    for piece, box, size in zip(pieces, boxes, sizes, strict=True):
-        groups.setdefault((int(placed.chip[piece]), size, *box), []).append(piece)
+    keys = np.column_stack((placed.chip[fetch.pieces], fetch.size, fetch.boxes)).tolist()
+    for piece, key in zip(fetch.pieces.tolist(), keys, strict=True):
+        groups.setdefault(tuple(key), []).append(piece)
     return [(key[0], members, key[1]) for key, members in groups.items()]
 
 
@@ -336,8 +327,84 @@ def _reverse(senders: _Senders, pieces: int) -> tuple[list[list[Ints]], list[lis
     return sources, depths
 
 
-def _port_clocks(senders: _Senders, pieces: int, port: float) -> Floats:
-    """[pieces] clocks the port of each is held for one input, the busier direction."""
-    counts = np.array([len(members) for members in senders.members])
-    received = np.bincount(np.concatenate(senders.members), weights=np.repeat(senders.size, counts), minlength=pieces)
-    return np.maximum(received, senders.size[:pieces]) / port
+def simulate_stream(streaming: Streaming, mesh: Mesh) -> float:
+    """Clocks from the first request to the last result in DRAM."""
+    return _Stream(streaming, mesh).run()
+
+
+_NEED, _GOT, _DONE, _WROTE = range(4)
+
+
+class _Stream:
+    """Groups are parts of the image, whose pieces (one per part of the channels) read the same bands."""
+
+    def __init__(self, streaming: Streaming, mesh: Mesh) -> None:
+        self.plan, self.rate = streaming, mesh.rates.dram
+        shape = (streaming.cut.rows * streaming.cut.columns, streaming.cut.channels)
+        self.round: NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.busy: NDArray[np.bool_] = np.zeros(shape, bool)
+        self.wrote: NDArray[np.int64] = np.zeros(shape, np.int64)
+        self.bands, self.weights = (np.zeros(count, np.int64) for count in shape)
+        self.asked_bands, self.asked_weights = self.bands.copy(), self.weights.copy()
+        self.free = self.last = 0.0
+        self.events: list[tuple[float, int, int, int, int]] = []
+        self.count = 0
+        self.per_weights = 1 if streaming.depths > 1 else streaming.bands
+        self.loads = streaming.rounds // self.per_weights
+
+    def run(self) -> float:
+        self._ask(0.0)
+        while self.events:
+            now, _, kind, group, part = heapq.heappop(self.events)
+            if kind == _NEED:
+                self.bands[group] += 1
+            elif kind == _GOT:
+                self.weights[part] += 1
+            elif kind == _DONE:
+                self._finished(group, part, now)
+            else:
+                self.wrote[group, part] += 1
+            self._ask(now)
+            self._start(now)
+        if (self.round < self.plan.rounds).any():
+            raise RuntimeError("a streamed layer stops")
+        return self.last
+
+    def _push(self, time: float, kind: int, group: int, part: int) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (time, self.count, kind, group, part))
+
+    def _serve(self, now: float, size: int) -> float:
+        self.free = max(self.free, now) + size / self.rate
+        return self.free
+
+    def _ask(self, now: float) -> None:
+        """Ask for what there is room for: two bands of each group, two sets of weights of each part."""
+        rounds = self.round.min(axis=1)
+        for group in np.nonzero((self.asked_bands < self.plan.rounds) & (self.asked_bands < rounds + 2))[0].tolist():
+            self.asked_bands[group] += 1
+            self._push(self._serve(now, self.plan.band_bytes), _NEED, group, 0)
+        loads = self.round.min(axis=0) // self.per_weights
+        held = 2 if self.loads > 1 else 1
+        for part in np.nonzero((self.asked_weights < self.loads) & (self.asked_weights < loads + held))[0].tolist():
+            self.asked_weights[part] += 1
+            self._push(self._serve(now, self.plan.weight_bytes), _GOT, 0, part)
+
+    def _start(self, now: float) -> None:
+        ready = (
+            ~self.busy
+            & (self.round < self.plan.rounds)
+            & (self.bands[:, None] > self.round)
+            & (self.weights[None] > self.round // self.per_weights)
+            & (self.round // self.plan.depths - self.wrote < 2)
+        )
+        for group, part in np.argwhere(ready).tolist():
+            self.busy[group, part] = True
+            self._push(now + self.plan.clocks, _DONE, group, part)
+
+    def _finished(self, group: int, part: int, now: float) -> None:
+        self.busy[group, part] = False
+        self.round[group, part] += 1
+        if self.round[group, part] % self.plan.depths == 0:
+            self.last = self._serve(now, self.plan.result_bytes)
+            self._push(self.last, _WROTE, group, part)

@@ -1,19 +1,134 @@
-"""A mesh description in numbers: chips and their links, routes between them, elements and the routers they are at."""
+"""A mesh in numbers: chips and their links, elements and the routers they are at, and the routes between them.
+
+Routers are ranked. A route goes down in rank first and then only up ("up*/down*" routing), so that no cycle of links
+can wait for one another: those down have falling ranks, those up rising ones, and none goes from up to down. From
+one source every router is reached through one router before it, so routes to many destinations are a tree.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import TargetError
-from dovetail.mesh.trees import FAR, Trees, grid_trees, safe_trees
+from dovetail.mesh.layers import Ints
 from dovetail.target.mesh import Faults, Mesh, Place
 
-Ints = NDArray[Any]
+FAR = 1 << 20
+"""Hops to what cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Routes between all pairs of routers."""
+
+    parent: NDArray[np.int32]
+    """[source, router]: the router before it on the way; itself at the source, -1 where there is no way."""
+    hops: NDArray[np.int32]
+    """[source, router]: links on the way; `FAR` where there is no way."""
+
+    @property
+    def connected(self) -> bool:
+        """True where every router reaches every other."""
+        return bool((self.hops < FAR).all())
+
+
+def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
+    """Routes that fall and then rise in rank, the shortest of those that fall as far as they can.
+
+    Args:
+        neighbours: [routers, directions] router in each direction, -1 where there is no link.
+        rank: [routers] all different.
+    """
+    count = len(neighbours)
+    # a column per router, a row per source, so that one operation serves all sources
+    hops = np.full((count, count), FAR, np.int32)
+    parent = np.full((count, count), -1, np.int32)
+    np.fill_diagonal(hops, 0)
+    np.fill_diagonal(parent, np.arange(count))
+    order = np.argsort(rank)
+    # of equally short ways some sources take one and some another
+    spread = (np.add.outer(np.arange(count) * 7, np.arange(count) * 13) // 4) % 2 == 0
+    for down in (True, False):
+        known = hops.copy() if not down else hops
+        for router in order[::-1] if down else order:
+            for before in neighbours[router]:
+                if before < 0 or (rank[before] < rank[router]) == down:
+                    continue
+                longer = hops[:, before] + 1
+                better = (longer < hops[:, router]) | ((longer == hops[:, router]) & (longer < FAR) & spread[:, before])
+                if not down:  # what is reached falling keeps its route: one router before it, whatever comes behind
+                    better &= known[:, router] >= FAR
+                hops[better, router] = longer[better]
+                parent[better, router] = before
+    hops[hops > FAR] = FAR
+    return Trees(parent, hops)
+
+
+def safe_trees(neighbours: Ints, rank: Ints) -> Trees:
+    """`ranked_trees` by the given ranks where they connect everything, else by hops from a router in the middle."""
+    found = ranked_trees(neighbours, rank)
+    if found.connected:
+        return found
+    hops = _plain_hops(neighbours)
+    middle = int(np.argmin(np.where(hops >= FAR, FAR, hops).max(axis=1)))
+    return ranked_trees(neighbours, np.lexsort((rank, hops[middle])).argsort())
+
+
+def _plain_hops(neighbours: Ints) -> NDArray[np.int32]:
+    """[routers, routers]: hops by any route."""
+    count = len(neighbours)
+    hops = np.full((count, count), FAR, np.int32)
+    np.fill_diagonal(hops, 0)
+    for step in range(count):
+        reached = hops == step
+        if not reached.any():
+            break
+        for direction in range(neighbours.shape[1]):
+            near = neighbours[:, direction]
+            have = near >= 0
+            new = np.zeros_like(reached)
+            new[:, near[have]] = reached[:, have]
+            hops[new & (hops >= FAR)] = step + 1
+    return hops
+
+
+def grid_trees(width: int, height: int) -> Trees:
+    """X-Y routes over a whole grid: along the row first, then along the column. Router number: row * width + column."""
+    x, y = np.arange(width * height) % width, np.arange(width * height) // width
+    right, below = x[None] - x[:, None], y[None] - y[:, None]
+    across = np.arange(width * height)[None] - np.where(below != 0, np.sign(below) * width, np.sign(right))
+    return Trees(across.astype(np.int32), (np.abs(right) + np.abs(below)).astype(np.int32))
+
+
+def tree_links(trees: Trees, source: Ints, flow: Ints, router: Ints) -> tuple[Ints, Ints]:
+    """The links flows take to many destinations, each once.
+
+    Args:
+        trees: the routes.
+        source: [flows] the router each begins at.
+        flow: [pairs] which flow, and router: [pairs] one of its destinations.
+
+    Returns:
+        Flow and the router at the end of the link, for every link of every flow, the farthest from the source first.
+    """
+    count = len(trees.parent)
+    code = np.unique(flow * count + router)
+    hops = trees.hops[source[code // count], code % count]
+    order = np.argsort(-hops, kind="stable")
+    code, hops = code[order], hops[order]
+    edges = np.searchsorted(-hops, -np.arange(int(hops.max(initial=0)) + 1))
+    found, carried = [], np.zeros(0, np.int64)
+    for level in range(len(edges) - 1, 0, -1):
+        here = np.unique(np.concatenate((carried, code[edges[level] : edges[level - 1]])))
+        found.append(here)
+        which, place = here // count, here % count
+        carried = which * count + trees.parent[source[which], place]
+    everything = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return everything // count, everything % count
 
 
 @dataclass(frozen=True)
@@ -76,7 +191,7 @@ def build_topology(mesh: Mesh) -> Topology:
     _check(mesh)
     places = mesh.places()
     index = {place: number for number, place in enumerate(places)}
-    neighbours = _neighbours(mesh, places, index)
+    neighbours = _neighbours(mesh, index)
     x, y = np.array(places).T
     span = int(y.max() - y.min()) + 1
     between = safe_trees(neighbours, (x + y) * span + (y - y.min()))
@@ -89,10 +204,9 @@ def build_topology(mesh: Mesh) -> Topology:
             hint="mark their elements as faulty and leave the chips out, or repair a link",
         )
     inside = grid_trees(mesh.grid.width, mesh.grid.height)
-    detours = {index[chip]: _detour(mesh, chip) for chip in dict.fromkeys(chip for chip, _, _ in mesh.faults.noc)
-               if chip in index}  # fmt: skip
-    router_of = _routers(mesh)
-    return Topology(mesh, places, neighbours, between, inside, detours, router_of, _usable(mesh, places, router_of))
+    faulty = dict.fromkeys(chip for chip, _, _ in mesh.faults.noc if chip in index)
+    detours = {index[chip]: _detour(mesh, chip) for chip in faulty}
+    return Topology(mesh, places, neighbours, between, inside, detours, _routers(mesh), _usable(mesh, index))
 
 
 def _check(mesh: Mesh) -> None:
@@ -116,13 +230,13 @@ def _check(mesh: Mesh) -> None:
     ]
     for wrong, sentence in problems:
         if wrong:
-            raise TargetError(sentence, where="mesh description",
-                              hint="mend the Mesh of the target, or --boards, --chips and --faults")
+            hint = "mend the Mesh of the target, or --boards, --chips and --faults"
+            raise TargetError(sentence, where="mesh description", hint=hint)
 
 
-def _neighbours(mesh: Mesh, places: tuple[Place, ...], index: dict[Place, int]) -> Ints:
-    found = np.full((len(places), len(mesh.directions)), -1, np.int64)
-    for chip, (x, y) in enumerate(places):
+def _neighbours(mesh: Mesh, index: dict[Place, int]) -> Ints:
+    found = np.full((len(index), len(mesh.directions)), -1, np.int64)
+    for chip, (x, y) in enumerate(index):
         for way, (dx, dy) in enumerate(mesh.directions):
             found[chip, way] = index.get((x + dx, y + dy), -1)
     for place, way in mesh.faults.links:
@@ -152,8 +266,8 @@ def _detour(mesh: Mesh, chip: Place) -> Trees:
     columns, rows = np.arange(width * height) % width, np.arange(width * height) // width
     trees = safe_trees(found, (columns + rows) * height + rows)
     if not trees.connected:
-        raise TargetError(f"dead links on chip {chip} cut routers off, so that their elements cannot be reached",
-                          where="mesh description", hint="mark the chip's elements as faulty")  # fmt: skip
+        what = f"dead links on chip {chip} cut routers off, so that their elements cannot be reached"
+        raise TargetError(what, where="mesh description", hint="mark the chip's elements as faulty")
     return trees
 
 
@@ -165,9 +279,9 @@ def _routers(mesh: Mesh) -> Ints:
     return np.repeat(np.array(numbers, np.int64), grid.elements)
 
 
-def _usable(mesh: Mesh, places: tuple[Place, ...], router_of: Ints) -> Ints:
+def _usable(mesh: Mesh, index: dict[Place, int]) -> Ints:
     """Elements in the order of placement: board by board, along columns of chips up and down."""
-    per = mesh.per_chip
+    places, per = list(index), mesh.per_chip
     board = len(mesh.board) if mesh.chips is None else len(places)
     order = []
     for first in range(0, len(places), board):
@@ -178,7 +292,6 @@ def _usable(mesh: Mesh, places: tuple[Place, ...], router_of: Ints) -> Ints:
             order += inside if turn % 2 == 0 else inside[::-1]
     alive = np.ones((len(places), per), bool)
     alive[:, per - mesh.reserved :] = False
-    index = {place: number for number, place in enumerate(places)}
     for place, number in mesh.faults.elements:
         if place in index:
             alive[index[place], number] = False
@@ -192,11 +305,14 @@ def random_faults(mesh: Mesh, share: float, seed: int) -> Mesh:
     places, grid = mesh.places(), mesh.grid
     dead = np.argwhere(generator.random((len(places), mesh.per_chip)) < share)
     ways = range(len(mesh.directions) // 2)
-    links = frozenset(
-        (place, way) for place in places for way in ways if generator.random() < share
-    )
-    pairs = [((x, y), (x + dx, y + dy)) for y in range(grid.height) for x in range(grid.width)
-             for dx, dy in ((1, 0), (0, 1)) if x + dx < grid.width and y + dy < grid.height]  # fmt: skip
+    links = frozenset((place, way) for place in places for way in ways if generator.random() < share)
+    pairs = [
+        ((x, y), (x + dx, y + dy))
+        for y in range(grid.height)
+        for x in range(grid.width)
+        for dx, dy in ((1, 0), (0, 1))
+        if x + dx < grid.width and y + dy < grid.height
+    ]
     hit = np.argwhere(generator.random((len(places), len(pairs))) < share)
     noc = frozenset((places[chip], *pairs[pair]) for chip, pair in hit)
     elements = frozenset((places[chip], int(number)) for chip, number in dead)

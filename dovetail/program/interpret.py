@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.errors import ProgramError
-from dovetail.graph.graph import Graph, evaluate
-from dovetail.graph.types import Array
-from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, store
-from dovetail.program.printer import print_statement
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.types import Array
+from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, print_statement, store
 from dovetail.target.description import Target
-
-
-def interpret(program: Program, target: Target, inputs: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """The outputs of successive inferences, every statement carried out on placed memory.
-
-    Raises:
-        ProgramError: an engine finds other bytes than its packed constants.
-    """
-    machine, found = Machine(program, target), []
-    for arrays in inputs:
-        for name, array in arrays.items():
-            machine.write(program.inputs[name], array)
-        for index, statement in enumerate(program.statements):
-            machine.step(index, statement)
-        machine.bring(len(program.statements))
-        found.append({name: machine.read(view) for name, view in program.outputs.items()})
-    return found
 
 
 def check_program(program: Program, target: Target, graph: Graph, inputs: Mapping[str, Array]) -> None:
@@ -77,9 +59,9 @@ def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dic
 def _require_equal(where: str, name: str, actual: Array, expected: Array) -> None:
     if not np.array_equal(actual, expected):
         count = int((actual != expected).sum())
-        raise ProgramError(f"{count} of {actual.size} elements of '{name}' differ from the graph", where=where,
-                           hint="look at the offload's tile and layout declarations; of a target of Dovetail's, "
-                                "report this")
+        what = f"{count} of {actual.size} elements of '{name}' differ from the graph"
+        hint = "look at the offload's tile and layout declarations; of a target of Dovetail's, report this"
+        raise ProgramError(what, where=where, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -180,15 +162,16 @@ class Machine:
         self.bring(index)
         if isinstance(statement, Copy):
             self._copy(statement)
-        elif isinstance(statement, Launch):
-            for name, array in statement.packed.items():
+        elif isinstance(statement, Launch | Call):
+            for name, array in statement.packed.items() if isinstance(statement, Launch) else ():
                 if not np.array_equal(self.read(statement.operands[name]), array.reshape(-1).view(np.uint8)):
                     line = print_statement(self.program, index).strip()
-                    raise ProgramError(f"the bytes of {name} are not its packed constants", where=f"statement {line}",
-                                       hint="look at the offload's constants: they must not depend on more than the "
-                                            "match and the tile")
-            self._compute(statement)
-        elif isinstance(statement, Call):
+                    raise ProgramError(
+                        f"the bytes of {name} are not its packed constants",
+                        where=f"statement {line}",
+                        hint="look at the offload's constants: they must not depend on more than the match and "
+                        "the tile",
+                    )
             self._compute(statement)
 
     def _copy(self, copy: Copy) -> None:
@@ -205,3 +188,16 @@ class Machine:
         graph, place = statement.graph, self.place(statement)
         operands = {name: self.read(statement.operands[name], place) for name in graph.inputs}
         self.write(statement.result, evaluate(graph, operands)[graph.outputs[0]], place)
+
+
+def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
+    """Seeded inputs, contents of states too, that use the whole range of their types."""
+    generator = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for name in graph.inputs:
+        kind = graph.types[name]
+        if kind.dtype.is_integer:
+            found[name] = generator.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
+        else:
+            found[name] = generator.random(kind.shape, dtype=np.float32)
+    return found

@@ -2,6 +2,7 @@
 
 Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
 `Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
+`print_program` writes it as text for people.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
-from dovetail.graph.graph import Graph
-from dovetail.graph.layout import Layout, axis_offsets, check_part, physical_shape
-from dovetail.graph.types import Array, Box, DType, Shape, TensorType, box_shape
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout, axis_offsets, check_part, physical_shape
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
 from dovetail.target.pattern import Match
 
 CORE = "core"
@@ -66,12 +68,12 @@ class View:
     layout: Layout | None = None
     """The physical dimensions; None for the axes in their order."""
 
-    @property
+    @cached_property
     def physical(self) -> Shape:
         """Sizes of the physical dimensions, unused parts of last blocks included."""
         return self.type.shape if self.layout is None else physical_shape(self.layout, self.type.shape)
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """First byte and one past the last byte of the blocks touched, relative to the buffer."""
         if 0 in self.type.shape:
@@ -91,13 +93,14 @@ class View:
         (start, stop), (first, last) = self.span, other.span
         if stop <= first or last <= start:
             return True
-        one, two = self._comb(), other._comb()
+        one, two = self._comb, other._comb
         if one is None or two is None or one[0] != two[0]:
             return False
         period, begin, width = one
         ahead = (two[1] - begin) % period
         return width <= ahead and ahead + two[2] <= period
 
+    @cached_property
     def _comb(self) -> tuple[int, int, int] | None:
         """Period, first byte and width of the teeth where the view is the same stretch of bytes in every period."""
         width = self.type.dtype.numpy.itemsize
@@ -139,10 +142,7 @@ class View:
 
 def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
     """Row-major byte strides."""
-    strides = [dtype.numpy.itemsize]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()
+    return tuple(dtype.numpy.itemsize * step for step in dense_steps(shape))
 
 
 def dense_view(buffer: str, kind: TensorType, offset: int = 0, layout: Layout | None = None) -> View:
@@ -312,11 +312,16 @@ def writes(statement: Statement) -> tuple[View, ...]:
     return (statement.result,) if isinstance(statement, Call) else ()
 
 
+def touches(statement: Statement) -> list[tuple[View, bool]]:
+    """Every view a statement reads, then every one it writes; True for these."""
+    return [*((view, False) for view in reads(statement)), *((view, True) for view in writes(statement))]
+
+
 def load(memory: Array, view: View, base: int) -> Array:
     """A copy of the logical array that lies in `view`, whose buffer begins at byte `base` of `memory` (uint8)."""
     if view.layout is None:
         return _strided(memory, view, base).copy()
-    found = memory[_byte_places(view, base)].view(view.type.dtype.numpy)
+    found = memory[byte_places(view, base)].view(view.type.dtype.numpy)
     return np.asarray(found.reshape(view.type.shape))
 
 
@@ -326,7 +331,7 @@ def store(memory: Array, view: View, base: int, array: Array) -> None:
         _strided(memory, view, base)[...] = array
         return
     held = np.ascontiguousarray(array, dtype=view.type.dtype.numpy)
-    memory[_byte_places(view, base)] = held.reshape(*held.shape, 1).view(np.uint8)
+    memory[byte_places(view, base)] = held.reshape(*held.shape, 1).view(np.uint8)
 
 
 def element_places(view: View, base: int) -> Array:
@@ -342,7 +347,8 @@ def element_places(view: View, base: int) -> Array:
     return places
 
 
-def _byte_places(view: View, base: int) -> Array:
+def byte_places(view: View, base: int) -> Array:
+    """Index of every byte of every element: `element_places` with an axis of bytes behind."""
     return element_places(view, base)[..., None] + np.arange(view.type.dtype.numpy.itemsize)
 
 
@@ -350,3 +356,64 @@ def _strided(memory: Array, view: View, base: int) -> Array:
     start, stop = view.span
     raw = memory[base + start : base + stop]
     return np.ndarray(view.type.shape, view.type.dtype.numpy, buffer=raw.data, strides=view.strides)
+
+
+def overwritten(call: Call, buffers: Mapping[str, Buffer]) -> str | None:
+    """The operand a placed call writes its result over; None for most."""
+
+    def place(view: View) -> tuple[str, int | None]:
+        buffer = buffers[view.buffer]
+        return buffer.memory, None if buffer.address is None else buffer.address + view.offset
+
+    for value, view in call.operands.items():
+        if view.buffer != call.result.buffer and place(view) == place(call.result):
+            return value
+    return None
+
+
+def print_program(program: Program) -> str:
+    """The whole program as text: buffers by address, then numbered statements."""
+    lines = [f"program {program.name}"]
+    for buffer in sorted(program.buffers.values(), key=lambda b: (b.memory, b.address or -1, b.name)):
+        place = "by the linker" if buffer.address is None else f"0x{buffer.address:08x}"
+        lines.append(
+            f"  buffer {buffer.name}: {buffer.nbytes} bytes in {buffer.memory} at {place} ({buffer.role.value})"
+        )
+    for index in range(len(program.statements) + 1):
+        for move in program.moves.get(index, ()):
+            lines.append(f"        {'to' if move.to_engine else 'from'} {move.engine}: {_view(move.view)}")
+        if index < len(program.statements):
+            lines.append(print_statement(program, index))
+    return "\n".join(lines) + "\n"
+
+
+def print_statement(program: Program, index: int) -> str:
+    """One statement as a line."""
+    statement = program.statements[index]
+    if isinstance(statement, Begin):
+        return f"{program.layers[statement.layer]}:"
+    return f"  {index:4d}  {_body(program, statement)}"
+
+
+def _body(program: Program, statement: Statement) -> str:
+    if isinstance(statement, Copy):
+        padding = f" padded from {list(statement.before)} with {statement.fill}" if any(statement.before) else ""
+        if statement.fills_border:
+            fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
+            return f"{program.dma}: fill the border of {_view(statement.destination)} from {fill}"
+        return f"{program.dma}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
+    if isinstance(statement, Launch | Call):
+        who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
+        kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
+        operands = ", ".join(map(_view, statement.operands.values()))
+        return f"{who}: {kinds} of {operands} into {_view(statement.result)}"
+    if isinstance(statement, Wait):
+        return f"wait for {statement.queue} to finish {statement.statement}"
+    raise TypeError(f"unknown statement {statement}")
+
+
+def _view(view: View) -> str:
+    place = f"+{view.offset}" if view.offset else ""
+    strides = "" if view.is_dense else f" strides {list(view.strides)}"
+    layout = f" as {view.layout}" if view.layout is not None else ""
+    return f"{view.buffer}{place} {view.type}{layout}{strides}"

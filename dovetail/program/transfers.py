@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
-from dovetail.graph.layout import Layout, axis_offsets, row_major
+from dovetail.ir.layout import Layout, axis_offsets, row_major
 from dovetail.program.ir import Copy, View
 
 _MOST_AXES = 3
@@ -100,12 +100,12 @@ def strips(transfer: Transfer) -> tuple[Transfer, ...]:
         (beside, 0, transfer.rows, (0, 0), (left, 0)),
         (beside + left + transfer.row_bytes, 0, transfer.rows, (0, 0), (right, 0)),
     ]
+    blank = replace(transfer, source_row_stride=0, source_plane_stride=0, border=False)
     return tuple(
-        replace(transfer, source=start, destination=start, row_bytes=length, rows=rows, pad_rows=above, pad_bytes=side,
-                source_row_stride=0, source_plane_stride=0, border=False)
-        for start, length, rows, above, side in found
+        replace(blank, source=start, destination=start, row_bytes=size, rows=rows, pad_rows=above, pad_bytes=side)
+        for start, size, rows, above, side in found
         if above[0] or side[0]
-    )  # fmt: skip
+    )
 
 
 def _nests(copy: Copy) -> Iterator[_Nest]:
@@ -119,8 +119,11 @@ def _nests(copy: Copy) -> Iterator[_Nest]:
     for combination in product(*parts):
         first = [start for start, _ in combination]
         digits = [(axis, count, step) for axis, (_, counts) in enumerate(combination) for count, step in counts]
-        axes = [(axis, step, _Axis(n, *(way.apart(axis, first[axis], step) for way in ways)))
-                for axis, n, step in digits if n > 1]  # fmt: skip
+        axes = [
+            (axis, step, _Axis(n, *(way.apart(axis, first[axis], step) for way in ways)))
+            for axis, n, step in digits
+            if n > 1
+        ]
         walked = [along for _, _, along in axes if min(along.source, along.destination) >= 0]
         single = [(axis, step, along.size) for axis, step, along in axes if along not in walked]
         for chosen in product(*(range(count) for _, _, count in single)):
@@ -222,5 +225,10 @@ def _padded(copy: Copy) -> Iterator[Transfer]:
     row = _Axis(prod(source.physical[column:]) * source.type.dtype.numpy.itemsize, 1, 1)
     image = [row, outer[column - 1], *planes]
     for transfer in _split(_Nest(source.offset, destination.offset, ()), image):
-        yield replace(transfer, pad_rows=pads[1], pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
-                      fill=copy.fill & 0xFF, border=copy.fills_border)  # fmt: skip
+        yield replace(
+            transfer,
+            pad_rows=pads[1],
+            pad_bytes=(pads[2][0] * pixel, pads[2][1] * pixel),
+            fill=copy.fill & 0xFF,
+            border=copy.fills_border,
+        )

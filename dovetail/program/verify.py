@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.errors import ProgramError
-from dovetail.graph.types import Array
+from dovetail.ir.crop import reads_in_place
+from dovetail.ir.types import Array
 from dovetail.kernels import may_overwrite
-from dovetail.program.in_place import overwritten, reads_in_place
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -24,12 +24,14 @@ from dovetail.program.ir import (
     Statement,
     View,
     Wait,
-    element_places,
+    byte_places,
+    overwritten,
+    print_statement,
     queue_of,
     reads,
+    touches,
     writes,
 )
-from dovetail.program.printer import print_statement
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 
@@ -116,8 +118,10 @@ def _check_buffer(buffer: Buffer, target: Target) -> None:
         raise ProgramError("it has no address")
     end = memory.base + memory.size
     if not memory.base <= buffer.address <= end - buffer.nbytes:
-        raise ProgramError(f"its {buffer.nbytes} bytes at 0x{buffer.address:x} are outside {memory.name} "
-                           f"(0x{memory.base:x} to 0x{end:x})")
+        raise ProgramError(
+            f"its {buffer.nbytes} bytes at 0x{buffer.address:x} are outside {memory.name} "
+            f"(0x{memory.base:x} to 0x{end:x})"
+        )
     if buffer.address % memory.alignment:
         raise ProgramError(f"its address 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
 
@@ -129,7 +133,7 @@ def _step(state: _State, index: int, statement: Statement) -> None:
         _check_wait(state, index, statement)
         state.running = [r for r in state.running if r.queue != statement.queue or r.index > statement.statement]
         return
-    for view in (*reads(statement), *writes(statement)):
+    for view, _ in touches(statement):
         _check_view(state, view)
     _check_shapes(state, statement)
     _check_apart(state, statement)
@@ -143,12 +147,10 @@ def _step(state: _State, index: int, statement: Statement) -> None:
             raise ProgramError(f"writes to the constant {view.buffer}")
         _check_free(state, view, queue, is_write=True)
         _mark(state, view)
-    if queue != CORE:
-        touched = [*((view, False) for view in reads(statement)), *((view, True) for view in writes(statement))]
-        for view, is_write in touched:
-            buffer = state.program.buffers[view.buffer]
-            if buffer.address is not None:
-                state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), view, is_write))
+    for view, is_write in touches(statement) if queue != CORE else ():
+        buffer = state.program.buffers[view.buffer]
+        if buffer.address is not None:
+            state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), view, is_write))
 
 
 def _check_wait(state: _State, index: int, wait: Wait) -> None:
@@ -177,8 +179,8 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         if not fits or (not any(before) and not statement.before and inner != outer):
             raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
         if state.target.dma is None and state.program.dma != CORE:
-            raise ProgramError(f"{state.target.name} has no DMA",
-                               hint="give the target a Dma, or the memory of the core as the engine's memory")
+            hint = "give the target a Dma, or the memory of the core as the engine's memory"
+            raise ProgramError(f"{state.target.name} has no DMA", hint=hint)
         transfers(statement)
         return
     if isinstance(statement, Launch):
@@ -188,18 +190,17 @@ def _check_shapes(state: _State, statement: Statement) -> None:
             read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
             needed = engine.constants if engine.constants and name in statement.packed else engine.memory
             if memory != needed and not (read_only and state.target.reads_constants(engine)):
-                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}",
-                                   hint="look at Engine.memory and Engine.constants of the target")
+                hint = "look at Engine.memory and Engine.constants of the target"
+                raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}", hint=hint)
         if (statement.queue != CORE) != bool(engine.wait):
-            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for",
-                               hint="give the Engine a wait= function exactly if its driver returns before the work "
-                                    "is done")
+            hint = "give the Engine a wait= function exactly if its driver returns before the work is done"
+            raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for", hint=hint)
         for name, array in statement.packed.items():
             if statement.operands[name].type.nbytes != array.nbytes:
-                raise ProgramError(f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} "
-                                   "bytes",
-                                   hint="look at the Offload's constants: they must have the bytes of their declared "
-                                        "type")
+                raise ProgramError(
+                    f"constant {name} has {statement.operands[name].type.nbytes} of {array.nbytes} bytes",
+                    hint="look at the Offload's constants: they must have the bytes of their declared type",
+                )
     if isinstance(statement, Launch | Call):
         graph = statement.graph
         for name in graph.inputs:
@@ -237,14 +238,10 @@ def _check_apart(state: _State, statement: Statement) -> None:
             (start, stop), (first, last) = _absolute(a, written), _absolute(b, read)
             if start < last and first < stop and name != over:
                 raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
-    if isinstance(statement, Call) and over is not None:
-        _check_overwritten(statement, over)
-
-
-def _check_overwritten(call: Call, operand: str) -> None:
-    """The operand a call writes its result over is read only at the place of each element, before that is written."""
-    if not reads_in_place(call.graph, operand) or not may_overwrite(call.graph):
-        raise ProgramError(f"writes its result over '{operand}', which it reads at other places too: lifetimes overlap")
+    if over is None or not isinstance(statement, Call):
+        return
+    if not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
+        raise ProgramError(f"writes its result over '{over}', which it reads at other places too: lifetimes overlap")
 
 
 def _check_states(state: _State, statement: Statement) -> None:
@@ -269,18 +266,15 @@ def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:
     start, stop = _absolute(buffer, view)
     for other in state.running:
         overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
-        if overlap and other.queue != queue and (is_write or other.is_write) and _meet(state, view, other.view):
+        if not overlap or other.queue == queue or not (is_write or other.is_write):
+            continue
+        if np.isin(_bytes(state, view), _bytes(state, other.view)).any():
             deed = "writes" if is_write else "reads"
             doing = "writing" if other.is_write else "reading"
             raise ProgramError(
                 f"{deed} {view.buffer} while {other.queue} may still be {doing} there (statement {other.index}): "
                 "a wait is missing"
             )
-
-
-def _meet(state: _State, a: View, b: View) -> bool:
-    """True when two views touch a byte both, looked at byte by byte."""
-    return bool(np.isin(_bytes(state, a), _bytes(state, b)).any())
 
 
 def _bytes(state: _State, view: View) -> Array:
@@ -327,11 +321,11 @@ def _owners(state: _State, view: View) -> Array:
     assert buffer.address is not None
     owner = state.owner[buffer.memory]
     base = buffer.address - state.target.memory(buffer.memory).base
-    size = view.type.dtype.numpy.itemsize
     if view.layout is None:
-        shape, strides = (*view.type.shape, size), tuple(4 * stride for stride in (*view.strides, 1))
+        shape = (*view.type.shape, view.type.dtype.numpy.itemsize)
+        strides = tuple(4 * stride for stride in (*view.strides, 1))
         return np.lib.stride_tricks.as_strided(owner[base + view.offset :], shape, strides)
-    return np.asarray(owner[element_places(view, base)[..., None] + np.arange(size)])
+    return np.asarray(owner[byte_places(view, base)])
 
 
 def _absolute(buffer: Buffer, view: View) -> tuple[int, int]:

@@ -1,4 +1,8 @@
-"""Convolutions and fully connected layers on integers: weights, bias and the factors of the requantisation."""
+"""Convolutions and fully connected layers on integers: weights, bias and the factors of the requantisation.
+
+A batch normalisation behind a layer whose weights are quantised already goes into the weights' scales. The integers
+stay, so the layer is what was trained; networks trained with quantisation (QONNX, PyTorch) have it so.
+"""
 
 from __future__ import annotations
 
@@ -8,57 +12,45 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.graph.types import Array, DType
-from dovetail.operators.arithmetic import Add, Requantize, Rounding
-from dovetail.operators.base import Operator
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
-from dovetail.operators.movement import Pad
-from dovetail.quantize.multiplier import multiplier_arrays
-from dovetail.quantize.steps import Bounds, Emitter, Quantised, Target
-
-Linear = Conv2d | DepthwiseConv2d | FullyConnected
+from dovetail.ir.graph import Node
+from dovetail.ir.operators.arithmetic import Add, Dequantize, Rounding
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear, accumulator_type
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.rewrite import Draft
+from dovetail.ir.types import Array, DType
+from dovetail.quantize.context import Emitter, Quantised, Request
 
 _SAME_SCALE = 1e-3
 """Relative difference below which a bias counts as quantised with input scale * weight scale, as TFLite does."""
+_WIDER = {DType.INT2: DType.INT4, DType.INT4: DType.INT8}
 
 
-def lower_linear(
-    emitter: Emitter,
-    operator: Linear,
-    x: Quantised,
-    weights: Quantised,
-    bias: Quantised | Array | None,
-    target: Target,
-    bounds: Bounds,
-    stem: str,
-) -> str:
-    """Pad-free convolution or matrix product -> Requantize -> Clip; returns the name of the integers."""
-    axis = 3 if isinstance(operator, DepthwiseConv2d) else 0
+def linear(ask: Request[Linear]) -> str:
+    """Sums of products without padding, bias, requantisation, clip."""
+    (x,), weights, operator = ask.activations(ask.operands[:1]), ask.operands[1], ask.operator
+    if not isinstance(weights, Quantised):
+        raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
+    bias, axis = ask.operands[2] if len(ask.operands) > 2 else None, operator.weight_axis
     if not weights.per_tensor and weights.axis != axis:
         what = f"{weights.name} is quantised along axis {weights.axis}, only output channels (axis {axis}) may be"
         raise ModelError(what, hint="quantise the weights per output channel or per tensor")
-    weights = _without_zero_point(emitter, operator, weights)
-    on_integers = replace(operator, input_zero_point=x.target.zero_point, weight_zero_point=int(weights.zero_point[0]))
+    weights = _without_zero_point(ask.emitter, operator, weights)
+    on_integers = operator.with_zero_points(x.form.zero_point, int(weights.zero_point[0]))
     operands = [x.name, weights.name]
     if bias is not None:
         scale = x.scale.astype(np.float64) * weights.scale
         array = _integer_bias(bias, scale, weights.kind.shape[axis], accumulator_type(x.kind.dtype))
-        stem_of_bias = bias.name if isinstance(bias, Quantised) else f"{stem}_bias"
-        operands.append(_bias_constant(emitter, bias, array, stem_of_bias))
-    total = emitter.add(on_integers, operands, emitter.fresh(f"{stem}_accumulator"))
-    scaling = Requantize(_rounding(emitter, x, bias), 0, target.zero_point)
+        operands.append(_bias_constant(ask, bias, array))
+    total = ask.add(on_integers, operands, "accumulator")
     # All in double: kernel_util.cc's PopulateConvolutionQuantizationParams for convolutions. For dense layers older
     # sources multiply in float32; what TensorFlow Lite Micro computes today fits the double product alone.
-    factors = multiplier_arrays(x.target.scale * float(scale) / target.scale for scale in weights.scale)
-    scaled = emitter.requantize(total, factors, scaling, emitter.fresh(f"{stem}_scaled"))
-    return emitter.clip(scaled, target, bounds, stem)
-
-
-def _rounding(emitter: Emitter, x: Quantised, bias: Quantised | Array | None) -> Rounding:
-    """WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits."""
+    factors = [x.form.scale * float(scale) / ask.target.scale for scale in weights.scale]
+    # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
     narrow = isinstance(bias, Quantised) and bias.kind.dtype is DType.INT32
-    return Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else emitter.rounding
+    rounding = Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else None
+    return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
 
 
 def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) -> Quantised:
@@ -69,18 +61,16 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) 
     if weights.array is None:
         if weights.per_tensor:
             return weights
-        raise ModelError(f"{kind} has weights computed at run time with a zero point per channel ({weights.name})",
-                         hint="quantise them per tensor, or symmetrically")
+        what = f"{kind} has weights computed at run time with a zero point per channel ({weights.name})"
+        raise ModelError(what, hint="quantise them per tensor, or symmetrically")
     shape = [1] * weights.array.ndim
     shape[weights.axis] = weights.zero_point.size
     centred = weights.array.astype(np.int64) - weights.zero_point.reshape(shape)
     low, high = int(centred.min()), int(centred.max())
     if DType.INT8.low <= low and high <= DType.INT8.high:
-        name = emitter.constant(f"{weights.name}_centred", centred.astype(np.int8))
-        zeros = np.zeros_like(weights.zero_point)
-        return replace(
-            weights, name=name, kind=emitter.builder.type_of(name), zero_point=zeros, array=centred.astype(np.int8)
-        )
+        array, zeros = centred.astype(np.int8), np.zeros_like(weights.zero_point)
+        name = emitter.constant(f"{weights.name}_centred", array)
+        return replace(weights, name=name, kind=emitter.builder.type_of(name), zero_point=zeros, array=array)
     if np.all(weights.zero_point == weights.zero_point[0]):
         return replace(weights, zero_point=weights.zero_point[:1])
     raise ModelError(
@@ -90,14 +80,14 @@ def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) 
     )
 
 
-def _bias_constant(emitter: Emitter, bias: Quantised | Array, array: Array, stem: str) -> str:
+def _bias_constant(ask: Request[Linear], bias: Quantised | Array, array: Array) -> str:
     """The bias of the model where it can stay as it is, else a new constant."""
-    kept = isinstance(bias, Quantised) and bias.array is not None
-    if isinstance(bias, Quantised) and kept and bias.array is not None:
+    stem = bias.name if isinstance(bias, Quantised) else f"{ask.stem}_bias"
+    if isinstance(bias, Quantised) and bias.array is not None:
         if bias.array.dtype == array.dtype and np.array_equal(bias.array, array):
             return bias.name
         stem = f"{stem}_rescaled"
-    return emitter.constant(stem, array)
+    return ask.emitter.constant(stem, array)
 
 
 def _integer_bias(bias: Quantised | Array, scale: Array, channels: int, dtype: DType) -> Array:
@@ -154,3 +144,52 @@ def scaled_afterwards(
     scale = emitter.constant(f"{stem}_steps", weights.scale.reshape(-1).astype(np.float32))
     scaled = emitter.add(Binary(BinaryKind.MULTIPLY), [total, scale], emitter.fresh(f"{stem}_scaled") if bias else stem)
     return emitter.add(Add(), [scaled, *bias], stem) if bias else scaled
+
+
+def fold_into_scales(draft: Draft, node: Node) -> str | None:
+    """(w * s) x + b, times f, plus c: (w * s * f) x + (b * f + c); a negative f turns the sign of the integers."""
+    parameters = _normalisation(draft, node)
+    layer = draft.made_by(node.inputs[0], Conv2d, DepthwiseConv2d, FullyConnected) if parameters else None
+    if parameters is None or layer is None or draft.users(layer.output) != 1:
+        return None
+    weights = draft.made_by(layer.inputs[1], Dequantize)
+    if weights is None or any(name not in draft.constants for name in (*weights.inputs, *layer.inputs[2:])):
+        return None
+    factor, offset = parameters
+    axis = layer.operator.weight_axis or 0
+    integers, scale, zeros = (draft.constants[name] for name in weights.inputs)
+    assert isinstance(weights.operator, Dequantize)
+    along = weights.operator.axis % integers.ndim
+    if (scale.size > 1 and along != axis) or (factor == 0).any() or zeros.any():
+        return None
+    dtype = draft.types[weights.inputs[0]].dtype
+    shape = [factor.size if index == axis else 1 for index in range(integers.ndim)]
+    turned = integers.astype(np.int64) * np.sign(factor).astype(np.int64).reshape(shape)
+    if turned.max(initial=0) > dtype.high:
+        if dtype not in _WIDER:
+            return None
+        dtype = _WIDER[dtype]
+    steps = (scale.astype(np.float64) * np.abs(factor)).astype(np.float32)
+    names = [
+        draft.constant(turned.astype(dtype.numpy), dtype, weights.inputs[0]),
+        draft.constant(steps, DType.FLOAT32, weights.inputs[1]),
+        draft.constant(np.zeros(steps.size, np.int32), DType.INT32, weights.inputs[2]),
+    ]
+    scaled = draft.add(Dequantize(axis), names, weights, weights.output)
+    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(factor.size)
+    row = draft.constant((bias * factor + offset).astype(np.float32), DType.FLOAT32, f"{node.output}_bias")
+    return draft.add(layer.operator, [layer.inputs[0], scaled, row], replace(layer, output=node.output))
+
+
+def _normalisation(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+    """Factor and offset per channel [C] of a batch normalisation, which the frontends give as a 1x1 depthwise layer."""
+    operator = node.operator
+    if not isinstance(operator, DepthwiseConv2d) or operator.stride != (1, 1):
+        return None
+    constants = [draft.constants.get(name) for name in node.inputs[1:]]
+    channels = draft.types[node.inputs[0]].shape[-1]
+    weights = constants[0]
+    if weights is None or weights.shape != (1, 1, 1, channels) or weights.dtype != np.float32:
+        return None
+    offset = constants[1] if len(constants) > 1 else np.zeros(channels)
+    return None if offset is None else (weights.reshape(-1).astype(np.float64), offset.astype(np.float64))

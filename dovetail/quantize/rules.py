@@ -1,242 +1,364 @@
-"""How each arithmetic operator is computed on integers: one function per operator, listed in `RULES`.
+"""How each arithmetic operator is computed on integers: one rule per operator, in `RULES` by its type.
 
 The factors and their rounding are TFLite Micro's, whose sources the comments name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.graph.types import DType
-from dovetail.operators.activation import FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
-from dovetail.operators.arithmetic import Add, Lookup, Offset, Requantize
-from dovetail.operators.base import Operator
-from dovetail.operators.elementwise import Binary, BinaryKind
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
-from dovetail.operators.pooling import AveragePool2d, SumPool2d
-from dovetail.operators.reduction import Normalise, Reduce, ReduceKind
-from dovetail.operators.selection import Resample
-from dovetail.quantize.linear import lower_linear
-from dovetail.quantize.multiplier import mean_multiplier, multiplier_arrays, softmax_parameters
-from dovetail.quantize.rules_fixed import (
-    divide,
-    log_softmax,
-    matrix_product,
-    negative_part,
-    normalise,
-    refusal,
-    resample,
-    sixteen_bits,
-    slope_per_channel,
-    softmax_16,
-    squared_difference,
-    two_slopes,
-)
-from dovetail.quantize.steps import Bounds, Emitter, Operand, Quantised, Target, activations
-from dovetail.quantize.tables import Step, unary_table
+from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Add, Lookup, Offset, Rounding, quantize_multiplier
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare
+from dovetail.ir.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.movement import Resample
+from dovetail.ir.operators.reduction import AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
+from dovetail.ir.types import Array, DType
+from dovetail.quantize.context import Quantised, QuantParameters, Request
+from dovetail.quantize.linear import linear
+from dovetail.quantize.tables import unary_table
 
-_SUMMED = (DType.INT8, DType.UINT8, DType.INT16)
+BYTES = (DType.INT8, DType.UINT8)
+_Q15 = QuantParameters(DType.INT16, 2.0**-15, 0)
 
-Rule = Callable[[Emitter, Operator, Sequence[Operand], Target, Bounds, str], str]
-"""(emitter, float operator, operands, quantisation and range of the result, its name) -> name of the integers.
+Rule = Callable[[Request[Any]], str]
+"""Gives the name of the integers; raises ModelError for operands it has no integer form for."""
 
-Raises ModelError for operands it has no integer form for."""
+RULES: dict[type[Operator], Rule] = dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), linear)
+"""The rule of each operator that computes. What chooses elements (`Operator.chosen_from`) and Clamp need none."""
+
+_BINARY: dict[BinaryKind, Rule] = {}
+"""Rules of functions of two values, the product's aside."""
 
 
-def emit_requantized(emitter: Emitter, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
-    """x in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in double)."""
-    (x,) = activations(Requantize(), [x])
-    name, source = x.name, x.target
-    if source.scale == target.scale and source.zero_point != target.zero_point:
-        offset = target.zero_point - source.zero_point
-        if (source.dtype.low + offset, source.dtype.high + offset) == (target.dtype.low, target.dtype.high):
-            shifted = stem if bounds.open else emitter.fresh(f"{stem}_offset")
-            name, source = emitter.add(Offset(offset, target.dtype), [name], shifted), target
-    if source != target:
-        return emitter.scale_to(name, [source.scale / target.scale], target, bounds, stem, source.zero_point)
-    if bounds.integers(target) == (target.dtype.low, target.dtype.high):
-        return name
-    return emitter.clip(name, target, bounds, stem)
+def _rule(*kinds: type[Operator] | BinaryKind) -> Callable[[Rule], Rule]:
+    """Make a function the rule of some operators, or of some functions of two values."""
+
+    def register(rule: Rule) -> Rule:
+        for kind in kinds:
+            if isinstance(kind, BinaryKind):
+                _BINARY[kind] = rule
+            else:
+                RULES[kind] = rule
+        return rule
+
+    return register
 
 
-def _add(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
+@_rule(Add, BinaryKind.SUBTRACT)
+def _add(ask: Request[Operator]) -> str:
     """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc).
 
     A difference is computed alike (sub_common.cc).
     """
-    values = activations(operator, operands)
-    left_shift = 15 if target.dtype is DType.INT16 else 20
-    twice_larger = 2.0 * max(float(value.scale[0]) for value in values)
-    terms = []
-    for side, value in zip(("left", "right", *map(str, range(2, len(values)))), values, strict=False):
-        scaling = Requantize(emitter.rounding, value.target.zero_point, 0, left_shift)
-        factors = multiplier_arrays([value.target.scale / twice_larger])
-        terms.append(emitter.requantize(value.name, factors, scaling, emitter.fresh(f"{stem}_{side}")))
+    values = ask.activations()
+    left_shift = 15 if ask.target.dtype is DType.INT16 else 20
+    terms, twice_larger = _with_one_scale(ask, values, left_shift)
     total = terms[0]
     for term in terms[1:]:
-        total = emitter.add(operator, [total, term], emitter.fresh(f"{stem}_accumulator"))
-    return emitter.scale_to(total, [twice_larger / ((1 << left_shift) * target.scale)], target, bounds, stem)
+        total = ask.add(ask.operator, [total, term], "accumulator")
+    return ask.finish(total, [twice_larger / ((1 << left_shift) * ask.target.scale)])
 
 
-def _binary(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
-    """A difference as a sum; a product of the centred integers, scaled once (micro/kernels/mul_common.cc)."""
-    assert isinstance(operator, Binary)
-    if operator.kind in _BINARY:
-        return _BINARY[operator.kind](emitter, operator, operands, target, bounds, stem)
-    values = activations(operator, operands)
-    if operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
-        raise refusal(operator, values[0])
-    if all(value.kind.dtype.bits > 8 and value.target.zero_point for value in values):
-        raise ModelError("a product of two 16-bit values with zero points may leave 32 bits",
-                         hint="quantise one of the two symmetrically, with the zero point 0")
+def _with_one_scale(ask: Request[Any], values: list[Quantised], left_shift: int) -> tuple[list[str], float]:
+    """The values without zero points, raised by some bits, in steps of twice the larger scale; and that scale."""
+    twice_larger = 2.0 * max(value.form.scale for value in values)
+    sides = ("left", "right", *map(str, range(2, len(values))))
     terms = [
-        emitter.add(Offset(-value.target.zero_point, DType.INT32), [value.name], emitter.fresh(f"{stem}_{side}"))
-        for side, value in zip(("left", "right"), values, strict=True)
+        ask.scaled(value.name, [value.form.scale / twice_larger], side, (value.form.zero_point, 0), left_shift)
+        for side, value in zip(sides, values, strict=False)
     ]
-    product = emitter.add(operator, terms, emitter.fresh(f"{stem}_product"))
-    factor = values[0].target.scale * values[1].target.scale / target.scale
-    return emitter.scale_to(product, [factor], target, bounds, stem)
+    return terms, twice_larger
 
 
-def _reduce(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
+@_rule(Binary)
+def _binary(ask: Request[Binary]) -> str:
+    """A product of the centred integers, scaled once (micro/kernels/mul_common.cc); others have rules of their own."""
+    if ask.operator.kind in _BINARY:
+        return _BINARY[ask.operator.kind](ask)
+    values = ask.activations()
+    if ask.operator.kind is not BinaryKind.MULTIPLY or any(value.kind.dtype.bits > 16 for value in values):
+        raise ask.refuse(values[0])
+    if all(value.kind.dtype.bits > 8 and value.form.zero_point for value in values):
+        hint = "quantise one of the two symmetrically, with the zero point 0"
+        raise ModelError("a product of two 16-bit values with zero points may leave 32 bits", hint=hint)
+    terms = [_centred(ask, value, side) for side, value in zip(("left", "right"), values, strict=True)]
+    product = ask.add(ask.operator, terms, "product")
+    return ask.finish(product, [values[0].form.scale * values[1].form.scale / ask.target.scale])
+
+
+def _centred(ask: Request[Any], x: Quantised, word: str) -> str:
+    """x less its zero point, int32."""
+    return ask.add(Offset(-x.form.zero_point, DType.INT32), [x.name], word)
+
+
+@_rule(BinaryKind.DIVIDE)
+def _divide(ask: Request[Binary]) -> str:
+    """A quotient of 8-bit values (micro/kernels/div.cc: the factor in float32)."""
+    a, b = ask.activations()
+    if any(value.kind.dtype not in BYTES for value in (a, b)):
+        raise ask.refuse(a)
+    factor = np.float32(a.form.scale) / (np.float32(b.form.scale) * np.float32(ask.target.scale))
+    zero_points = (a.form.zero_point, b.form.zero_point, ask.target.zero_point)
+    return ask.clip(
+        ask.add(FixedDivide(*zero_points, *quantize_multiplier(float(factor))), [a.name, b.name], "quotient")
+    )
+
+
+@_rule(BinaryKind.SQUARED_DIFFERENCE)
+def _squared_difference(ask: Request[Binary]) -> str:
+    """Both operands scaled to twice the larger scale, 7 bits of head-room (micro/kernels/squared_difference.cc)."""
+    values = ask.activations()
+    if any(value.kind.dtype.bits > 16 for value in values):
+        raise ask.refuse(values[0])
+    left_shift = 0 if any(value.kind.dtype.bits > 8 for value in values) else 7
+    terms, twice_larger = _with_one_scale(ask, values, left_shift)
+    square = ask.add(ask.operator, terms, "square")
+    return ask.finish(square, [twice_larger * twice_larger / ((1 << 2 * left_shift) * ask.target.scale)])
+
+
+@_rule(BinaryKind.PRELU)
+def _slope_per_channel(ask: Request[Binary]) -> str:
+    """PRelu (micro/kernels/prelu_common.cc): one product for each sign. A float slope is taken in 8 bits."""
+    (x,) = ask.activations(ask.operands[:1])
+    given = ask.operands[1]
+    (slope,) = ask.activations([given if isinstance(given, Quantised) else _quantised_slope(ask, given)])
+    if x.kind.dtype.bits > 16 or slope.kind.dtype.bits > 8:
+        raise ask.refuse(x)
+    terms = [_negative_part(ask, x), _centred(ask, slope, "slope")]
+    falling = ask.add(Binary(BinaryKind.MULTIPLY), terms, "product")
+    scale = x.form.scale
+    return _two_slopes(ask, x, falling, (scale / ask.target.scale, scale * slope.form.scale / ask.target.scale))
+
+
+def _quantised_slope(ask: Request[Any], slope: Array) -> Quantised:
+    """Float slopes as int8 without a zero point."""
+    scale = np.array([max(float(np.abs(slope).max()), 1e-6) / 127], np.float32)
+    name = ask.constant("slopes", np.rint(slope / scale[0]).astype(np.int8))
+    return Quantised(name, ask.emitter.builder.type_of(name), scale, np.zeros(1, np.int64), 0, None)
+
+
+def _negative_part(ask: Request[Any], x: Quantised) -> str:
+    """x less its zero point where that is negative, else 0."""
+    zero = ask.constant("none", np.zeros(1, np.int32))
+    terms = [_centred(ask, x, "lowered"), zero]
+    return ask.emitter.add(Binary(BinaryKind.MINIMUM), terms, f"{ask.stem}_falling")
+
+
+def _two_slopes(ask: Request[Any], x: Quantised, falling: str, factors: tuple[float, float]) -> str:
+    """Positive values scaled by the first factor, plus `falling`, which is 0 where they are positive, by the second."""
+    zero = ask.constant("zero", np.zeros(1, np.int32))
+    terms = [_centred(ask, x, "centred"), zero]
+    rising = ask.emitter.add(Binary(BinaryKind.MAXIMUM), terms, f"{ask.stem}_rising")
+    above = ask.scaled(rising, [factors[0]], "above", (0, ask.target.zero_point))
+    below = ask.scaled(falling, [factors[1]], "below")
+    return ask.clip(ask.add(Add(), [above, below], "sum"))
+
+
+@_rule(Reduce)
+def _reduce(ask: Request[Reduce]) -> str:
     """The sum of the centred integers, scaled once; a mean's count is part of the factor, as for an average pool."""
-    assert isinstance(operator, Reduce)
-    (x,) = activations(operator, operands)
-    if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in _SUMMED:
-        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail",
-                         hint="quantise its operand to 8 bits, or compile it with --float")
-    summed = Reduce(ReduceKind.SUM, operator.axes, x.target.zero_point)
+    (x,), operator = ask.activations(), ask.operator
+    if operator.kind not in (ReduceKind.SUM, ReduceKind.MEAN) or x.kind.dtype not in (*BYTES, DType.INT16):
+        hint = "quantise its operand to 8 bits, or compile it with --float"
+        raise ModelError(f"{operator.kind.value} of {x.kind.dtype.text} has no integer form in Dovetail", hint=hint)
     try:
-        total = emitter.add(summed, [x.name], emitter.fresh(f"{stem}_accumulator"))
+        total = ask.add(Reduce(ReduceKind.SUM, operator.axes, x.form.zero_point), [x.name], "accumulator")
     except ValueError as error:
         raise ModelError(str(error), hint="reduce fewer elements at a time") from None
-    factor = x.target.scale / target.scale
     count = prod(x.kind.shape[axis] for axis in operator.axes) if operator.kind is ReduceKind.MEAN else 1
-    scaling = Requantize(emitter.rounding, 0, target.zero_point)
-    scaled = emitter.requantize(total, mean_multiplier(factor, count), scaling, emitter.fresh(f"{stem}_scaled"))
-    return emitter.clip(scaled, target, bounds, stem)
+    return ask.finish(total, _mean_multiplier(x.form.scale / ask.target.scale, count))
 
 
-def _average_pool(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
+def _mean_multiplier(real: float, count: int) -> tuple[Array, Array]:
+    """real / count as TFLite's MEAN has it: the multiplier of `real` divided by the count, rounded down.
+
+    Not in the sources at hand; found by comparing forms with what TensorFlow Lite Micro computes.
+    """
+    multiplier, shift = quantize_multiplier(real)
+    raised = min(count.bit_length() - 1, 32, 31 + shift)
+    divided = (multiplier << raised) // count
+    return np.array([divided], np.int32), np.array([shift - raised], np.int32)
+
+
+@_rule(AveragePool2d)
+def _average_pool(ask: Request[AveragePool2d]) -> str:
     """Equal quantisation: TFLite's integer average. Else its MEAN: the sum, scaled by the scales and 1/count."""
-    assert isinstance(operator, AveragePool2d)
-    (x,) = activations(operator, operands)
-    inner = emitter.fresh(f"{stem}_accumulator")
-    if x.target == target and not operator.scaled_sum:
-        return emitter.clip(emitter.add(operator, [x.name], inner), target, bounds, stem)
-    factor = x.target.scale / target.scale
+    (x,), operator = ask.activations(), ask.operator
+    inner = ask.fresh("accumulator")
+    if x.form == ask.target and not operator.scaled_sum:
+        return ask.clip(ask.emitter.add(operator, [x.name], inner))
+    factor = x.form.scale / ask.target.scale
     if any(max(pair) for pair in operator.padding):
         # The count is not the same everywhere, so the mean is taken first, with 8 more bits to round it finely.
-        raising = Requantize(emitter.rounding, x.target.zero_point, 0, 8)
-        raised = emitter.requantize(x.name, multiplier_arrays([1.0]), raising, emitter.fresh(f"{stem}_raised"))
-        average = emitter.add(operator, [raised], inner)
-        return emitter.scale_to(average, [factor / 256], target, bounds, stem)
-    pool = SumPool2d(operator.kernel, operator.stride, operator.padding, x.target.zero_point)
-    total = emitter.add(pool, [x.name], inner)
-    scaling = Requantize(emitter.rounding, 0, target.zero_point)
-    parameters = mean_multiplier(factor, prod(operator.kernel))
-    scaled = emitter.requantize(total, parameters, scaling, emitter.fresh(f"{stem}_scaled"))
-    return emitter.clip(scaled, target, bounds, stem)
+        raised = ask.scaled(x.name, [1.0], "raised", (x.form.zero_point, 0), 8)
+        return ask.finish(ask.emitter.add(operator, [raised], inner), [factor / 256])
+    pool = SumPool2d(operator.kernel, operator.stride, operator.padding, x.form.zero_point)
+    return ask.finish(ask.emitter.add(pool, [x.name], inner), _mean_multiplier(factor, prod(operator.kernel)))
 
 
-def _softmax(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
-    """TFLite's fixed-point softmax, requantised where the result has another scale than its 1/256."""
-    assert isinstance(operator, Softmax)
-    (x,) = activations(operator, operands)
+def softmax_parameters(scale: float, beta: float) -> tuple[int, int, int]:
+    """(multiplier, shift, diff_min) of `FixedSoftmax` for 8-bit inputs of this scale."""
+    real = min(beta * scale * (1 << 26), float((1 << 31) - 1))
+    multiplier, shift = quantize_multiplier(real)
+    return multiplier, shift, -math.floor(31 * (1 << 26) / 2**shift)
+
+
+@_rule(Softmax)
+def _softmax(ask: Request[Softmax]) -> str:
+    """TFLite's fixed-point softmax (of int16 micro/kernels/softmax_common.cc), requantised where the result has another
+    scale than its 1/256."""
+    (x,), target = ask.activations(), ask.target
     if x.kind.dtype is DType.INT16:
-        return softmax_16(emitter, operator.beta, x, target, bounds, stem)
-    if x.kind.dtype not in (DType.INT8, DType.UINT8):
+        fixed = FixedSoftmax16(*quantize_multiplier(x.form.scale * ask.operator.beta / (10.0 / 65535.0)))
+        return ask.native(fixed, x, _Q15)
+    if x.kind.dtype not in BYTES:
         raise ModelError(f"softmax of {x.kind.dtype.text} has no integer form", hint="quantise its operand to 8 bits")
-    parameters = softmax_parameters(x.target.scale, operator.beta)
-    native = replace(target, scale=2.0**-target.dtype.bits, zero_point=target.dtype.low)
-    fits = target == native and target.dtype in (DType.INT8, DType.UINT8, DType.INT16) and bounds.open
-    if fits:
-        return emitter.add(FixedSoftmax(*parameters, target.dtype), [x.name], stem)
-    fine = emitter.add(FixedSoftmax(*parameters, DType.INT16), [x.name], emitter.fresh(f"{stem}_fine"))
-    return emitter.scale_to(fine, [2.0**-16 / target.scale], target, bounds, stem, DType.INT16.low)
+    parameters = softmax_parameters(x.form.scale, ask.operator.beta)
+    own = QuantParameters(target.dtype, 2.0**-target.dtype.bits, target.dtype.low)
+    if target == own and target.dtype in (*BYTES, DType.INT16) and ask.bounds.open:
+        return ask.emitter.add(FixedSoftmax(*parameters, target.dtype), [x.name], ask.stem)
+    fine = ask.add(FixedSoftmax(*parameters, DType.INT16), [x.name], "fine")
+    return ask.finish(fine, [2.0**-16 / target.scale], DType.INT16.low)
 
 
-def _unary(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
+@_rule(LogSoftmax)
+def _log_softmax(ask: Request[LogSoftmax]) -> str:
+    """TFLite's fixed-point log-softmax, requantised where the result has another scale than its 1/16."""
+    (x,) = ask.activations()
+    if x.kind.dtype is not DType.INT8:
+        raise ask.refuse(x)
+    multiplier, shift, diff_min = softmax_parameters(x.form.scale, 1.0)
+    back = quantize_multiplier(2.0 ** (31 - shift) / multiplier)
+    return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, QuantParameters(DType.INT8, 1 / 16, 127))
+
+
+@_rule(Normalise)
+def _normalise(ask: Request[Normalise]) -> str:
+    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128."""
+    (x,) = ask.activations()
+    if not ask.operator.summed or x.kind.dtype is not DType.INT8:
+        raise ask.refuse(x)
+    return ask.native(FixedNormalise(x.form.zero_point), x, QuantParameters(DType.INT8, 1 / 128, 0))
+
+
+@_rule(Unary)
+def _unary(ask: Request[Unary]) -> str:
     """A table of the 256 results; of 16 bits what TFLite Micro has."""
-    assert isinstance(operator, Unary)
-    (x,) = activations(operator, operands)
-    if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
-        return sixteen_bits(emitter, operator.kind is UnaryKind.TANH, x, target, bounds, stem)
-    if x.kind.dtype is DType.INT16 and operator.kind in (UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE):
-        return _bent(emitter, operator, x, target, bounds, stem)
-    if x.kind.dtype not in (DType.INT8, DType.UINT8):
-        what = f"{operator.kind.name} of {x.kind.dtype.text} has no table in Dovetail"
+    (x,), kind = ask.activations(), ask.operator.kind
+    if x.kind.dtype is DType.INT16 and kind in (UnaryKind.SIGMOID, UnaryKind.TANH):
+        return _sigmoid_of_16_bits(ask, x, kind is UnaryKind.TANH)
+    if x.kind.dtype is DType.INT16 and kind in (UnaryKind.LEAKY_RELU, UnaryKind.ABSOLUTE):
+        return _bent(ask, x)
+    if x.kind.dtype not in BYTES:
+        what = f"{kind.name} of {x.kind.dtype.text} has no table in Dovetail"
         raise ModelError(what, hint="quantise its operand to 8 bits")
-    source = Step(x.kind.dtype, x.target.scale, x.target.zero_point)
-    table = unary_table(operator, source, Step(target.dtype, target.scale, target.zero_point))
-    limited = np.clip(table, *bounds.integers(target)).astype(table.dtype)
-    name = emitter.constant(f"{stem}_table", limited, target.dtype)
-    return emitter.add(Lookup(), [x.name, name], stem)
+    table = unary_table(ask.operator, x.form, ask.target)
+    limited = np.clip(table, *ask.bounds.integers(ask.target)).astype(table.dtype)
+    return ask.emitter.add(Lookup(), [x.name, ask.constant("table", limited, ask.target.dtype)], ask.stem)
 
 
-def _bent(emitter: Emitter, operator: Unary, x: Quantised, target: Target, bounds: Bounds, stem: str) -> str:
+def _bent(ask: Request[Unary], x: Quantised) -> str:
     """One line for each sign, its factor in double (micro/kernels/leaky_relu_common.cc, Abs of elementwise.cc)."""
-    above = x.target.scale / target.scale
-    falling = negative_part(emitter, x, stem)
-    if operator.kind is UnaryKind.LEAKY_RELU:
-        below = x.target.scale * operator.alpha / target.scale
-        return two_slopes(emitter, x, falling, (above, below), target, bounds, stem)
-    zero = emitter.constant(f"{stem}_nothing", np.zeros(1, np.int32))
-    rising = emitter.add(Binary(BinaryKind.SUBTRACT), [zero, falling], emitter.fresh(f"{stem}_turned"))
-    return two_slopes(emitter, x, rising, (above, above), target, bounds, stem)
+    above = x.form.scale / ask.target.scale
+    falling = _negative_part(ask, x)
+    if ask.operator.kind is UnaryKind.LEAKY_RELU:
+        return _two_slopes(ask, x, falling, (above, x.form.scale * ask.operator.alpha / ask.target.scale))
+    zero = ask.constant("nothing", np.zeros(1, np.int32))
+    rising = ask.add(Binary(BinaryKind.SUBTRACT), [zero, falling], "turned")
+    return _two_slopes(ask, x, rising, (above, above))
 
 
-def _linear(
-    emitter: Emitter, operator: Operator, operands: Sequence[Operand], target: Target, bounds: Bounds, stem: str
-) -> str:
-    """Sums of products, bias, requantisation: see `dovetail.quantize.linear`."""
-    assert isinstance(operator, (Conv2d, DepthwiseConv2d, FullyConnected))
-    (x,) = activations(operator, operands[:1])
-    weights = operands[1]
-    if not isinstance(weights, Quantised):
-        raise ModelError(f"the weights of {type(operator).__name__} are float", hint="quantise the weights too")
-    bias = operands[2] if len(operands) > 2 else None
-    return lower_linear(emitter, operator, x, weights, bias, target, bounds, stem)
+def _sigmoid_of_16_bits(ask: Request[Unary], x: Quantised, tangent: bool) -> str:
+    """Sigmoid and tanh of int16 (micro/kernels/{logistic_common,tanh}.cc): a factor to steps of 1/12288."""
+    power = int(np.rint(np.log2(x.form.scale)))
+    shift = power + 12
+    if x.form.scale == 2.0**power and 0 <= shift <= int(tangent):
+        fixed = Sigmoid16(3 << shift, 0, tangent)
+    else:
+        factor, shift = x.form.scale * 4096.0 * 3.0, 0
+        while factor <= 32767.0 / 2 and shift <= 30:
+            factor, shift = factor * 2, shift + 1
+        fixed = Sigmoid16(int(factor), shift, tangent)
+    if x.form.zero_point or x.form.scale * 12288 > 32767:
+        hint = "quantise it symmetrically, with a scale of at most 2.67"
+        raise ModelError(f"a 16-bit sigmoid of {x.name} needs the zero point 0 and a smaller scale", hint=hint)
+    return ask.native(fixed, x, _Q15)
 
 
-_BINARY: dict[BinaryKind, Rule] = {
-    BinaryKind.SUBTRACT: _add,
-    BinaryKind.DIVIDE: divide,
-    BinaryKind.PRELU: slope_per_channel,
-    BinaryKind.SQUARED_DIFFERENCE: squared_difference,
-}
-"""Rules of functions of two values, the product's aside."""
+@_rule(MatrixProduct)
+def _matrix_product(ask: Request[MatrixProduct]) -> str:
+    """Sums of products of two activations (micro/kernels/batch_matmul.cc); of a constant matrix as a dense layer."""
+    a, b = ask.activations()
+    if any(value.kind.dtype not in (*BYTES, DType.INT16) for value in (a, b)):
+        raise ask.refuse(a)
+    wide = a.kind.dtype is DType.INT16
+    name, zero_points = ask.fresh("accumulator"), (a.form.zero_point, b.form.zero_point)
+    if b.array is not None and b.array.ndim == 2 and not wide:
+        rows = ask.emitter.constant(f"{b.name}_rows", np.ascontiguousarray(b.array.T), b.kind.dtype)
+        total = ask.emitter.add(FullyConnected(*zero_points), [a.name, rows], name)
+    else:
+        total = ask.emitter.add(MatrixProduct(*zero_points), [a.name, b.name], name)
+    factors = [a.form.scale * b.form.scale / ask.target.scale]
+    rounding = Rounding.WIDE if wide else None
+    return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
 
-RULES: dict[type[Operator], Rule] = {
-    Conv2d: _linear,
-    DepthwiseConv2d: _linear,
-    FullyConnected: _linear,
-    Add: _add,
-    Binary: _binary,
-    Reduce: _reduce,
-    AveragePool2d: _average_pool,
-    Softmax: _softmax,
-    LogSoftmax: log_softmax,
-    MatrixProduct: matrix_product,
-    Resample: resample,
-    Normalise: normalise,
-    Unary: _unary,
-}
-"""The rule of each operator that computes. Movement, maxima, minima and Clamp need none: `lowering` passes through."""
+
+_WEIGHT_BITS = 10
+"""Fraction bits of TFLite's interpolation weights (reference/resize_bilinear.h)."""
+
+
+@_rule(Resample)
+def _resample(ask: Request[Resample]) -> str:
+    """Weights in steps of 1/1024, the sum of products rounded once, halves away from zero."""
+    (x,), axes = ask.activations(ask.operands[:1]), ask.operator.axes
+    if x.kind.dtype not in BYTES or len(axes) > 2:
+        raise ask.refuse(x)
+    names = [x.name]
+    for places, weights in zip(ask.operands[1::2], ask.operands[2::2], strict=True):
+        assert isinstance(places, np.ndarray) and isinstance(weights, np.ndarray)
+        steps = np.rint(weights.astype(np.float64) * (1 << _WEIGHT_BITS)).astype(np.int32)
+        names += [ask.constant("places", places), ask.constant("weights", steps)]
+    total = ask.add(ask.operator, names, "sum")
+    bits = _WEIGHT_BITS * len(axes)
+    if x.form == ask.target:
+        # Doubled, then halved by the multiplier without a rounding, so that the shift alone rounds.
+        factors = (np.array([1 << 30], np.int32), np.array([-bits], np.int32))
+        return ask.clip(ask.scaled(total, factors, "mean", left_shift=1))
+    return ask.finish(total, [x.form.scale / ask.target.scale / (1 << bits)], x.form.zero_point << bits)
+
+
+def compare(ask: Request[Compare]) -> str:
+    """A comparison of quantised values, as exact as TFLite Micro's (micro/kernels/comparisons.cc): both in steps of
+    1/256 of a unit, scaled by their own scales. The result is bool."""
+    terms = []
+    for side, value in zip(("left", "right"), ask.activations(), strict=True):
+        if value.kind.dtype.bits > 16:
+            raise ask.refuse(value)
+        terms.append(ask.scaled(value.name, [value.form.scale], side, (value.form.zero_point, 0), 8))
+    return ask.emitter.add(ask.operator, terms, ask.stem)
+
+
+def requantize(ask: Request[Operator]) -> str:
+    """The one operand in another quantisation (micro/kernels/quantize_common.cc: the quotient of the scales in
+    double)."""
+    (x,), target = ask.activations(), ask.target
+    name, source = x.name, x.form
+    if source.scale == target.scale and source.zero_point != target.zero_point:
+        offset = target.zero_point - source.zero_point
+        if (source.dtype.low + offset, source.dtype.high + offset) == (target.dtype.low, target.dtype.high):
+            shifted = ask.stem if ask.bounds.open else ask.fresh("offset")
+            name, source = ask.emitter.add(Offset(offset, target.dtype), [name], shifted), target
+    if source != target:
+        return ask.finish(name, [source.scale / target.scale], source.zero_point)
+    if ask.bounds.integers(target) == (target.dtype.low, target.dtype.high):
+        return name
+    return ask.clip(name)

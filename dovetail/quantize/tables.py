@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.graph.types import Array, DType
-from dovetail.operators import gemmlowp
-from dovetail.operators.activation import UNARY_FUNCTIONS, Unary, UnaryKind
-from dovetail.operators.arithmetic import Rounding, fixed_point
-from dovetail.quantize.multiplier import quantize_multiplier
+from dovetail.ir.operators import gemmlowp
+from dovetail.ir.operators.activation import UNARY_FUNCTIONS, Unary, UnaryKind
+from dovetail.ir.operators.arithmetic import Rounding, fixed_point, quantize_multiplier
+from dovetail.ir.types import Array, DType
+from dovetail.quantize.context import QuantParameters
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one integer of a tensor stands for: (q - zero_point) * scale."""
-
-    dtype: DType
-    scale: float
-    """A float32 value."""
-    zero_point: int
-
-
-def unary_table(operator: Unary, x: Step, y: Step) -> Array:
+def unary_table(operator: Unary, x: QuantParameters, y: QuantParameters) -> Array:
     """The result for every value of x's type, lowest first, in y's type.
 
     TFLite Micro's values for int8 SIGMOID and TANH with their fixed output scale, HARD_SWISH and LEAKY_RELU;
@@ -47,29 +36,21 @@ def unary_table(operator: Unary, x: Step, y: Step) -> Array:
     return np.asarray(np.clip(found, y.dtype.low, y.dtype.high).astype(y.dtype.numpy))
 
 
-def _in_q4(centred: Array, scale: float) -> tuple[Array, int]:
-    """The operand in Q4.27, and the largest step that does not saturate."""
-    multiplier, shift = quantize_multiplier(scale * (1 << 27))
-    exponent = max(shift, math.frexp(scale * (1 << 27))[1])  # beyond 30 no step but 0 is in reach, and that saturates
+def _logistic(operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array | None:
+    """Sigmoid and tanh: in Q4.27, saturated beyond a radius of steps."""
+    tangent = operator.kind is UnaryKind.TANH
+    if (y.scale, y.zero_point) != ((1 / 128, 0) if tangent else (1 / 256, -128)):
+        return None
+    multiplier, shift = quantize_multiplier(x.scale * (1 << 27))
+    exponent = max(shift, math.frexp(x.scale * (1 << 27))[1])  # beyond 30 no step but 0 is in reach, and that saturates
     radius = math.floor(15 * (1 << 27) / 2**exponent)
-    kept = np.clip(centred, -radius, radius)
-    return fixed_point(kept, multiplier, shift, Rounding.DOUBLE), radius
-
-
-def _sigmoid(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
-    if (y.scale, y.zero_point) != (1 / 256, -128):
-        return None
-    raw, radius = _in_q4(centred, x.scale)
-    inner = gemmlowp.rounding_shift(gemmlowp.sigmoid(raw), 23) + y.zero_point
-    return np.where(centred <= -radius, -128, np.where(centred >= radius, 127, inner))
-
-
-def _tanh(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
-    if (y.scale, y.zero_point) != (1 / 128, 0):
-        return None
-    raw, radius = _in_q4(centred, x.scale)
-    inner = gemmlowp.rounding_shift(gemmlowp.tanh(raw), 24)
-    return np.where(centred <= -radius, -128, np.where(centred >= radius, 127, inner))
+    raw = fixed_point(np.clip(centred, -radius, radius), multiplier, shift, Rounding.DOUBLE)
+    fine = (
+        gemmlowp.rounding_shift(gemmlowp.tanh(raw), 24)
+        if tangent
+        else gemmlowp.rounding_shift(gemmlowp.sigmoid(raw), 23)
+    )
+    return np.where(centred <= -radius, -128, np.where(centred >= radius, 127, fine + y.zero_point))
 
 
 def _high_product16(a: Array, b: int) -> Array:
@@ -87,7 +68,7 @@ def _multiplier16(real: float) -> tuple[int, int]:
     return min((multiplier + (1 << 15)) >> 16, 32767), shift
 
 
-def _hard_swish(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+def _hard_swish(_operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array | None:
     fine = np.float32(1 / 128) * np.float32(x.scale)
     output_multiplier, output_shift = _multiplier16(float(fine / np.float32(y.scale)))
     relu_multiplier, relu_shift = _multiplier16(float(fine / (np.float32(3.0) / np.float32(32768.0))))
@@ -105,7 +86,7 @@ def _hard_swish(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | N
     return gemmlowp.rounding_shift(towards_zero, -output_shift) + y.zero_point
 
 
-def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array:
+def _leaky_relu(operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array:
     alpha = np.float32(x.scale) * np.float32(operator.alpha) / np.float32(y.scale)
     identity = np.float32(x.scale) / np.float32(y.scale)
     pairs = [quantize_multiplier(abs(float(factor))) for factor in (identity, alpha)]
@@ -114,14 +95,14 @@ def _leaky_relu(operator: Unary, centred: Array, x: Step, y: Step) -> Array:
     return np.asarray(np.where(centred >= 0, above, below) + y.zero_point)
 
 
-def _absolute(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+def _absolute(_operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array | None:
     if x.scale == y.scale:
         return np.asarray(np.abs(centred) + y.zero_point)
     multiplier, shift = quantize_multiplier(x.scale / y.scale)
     return np.asarray(fixed_point(np.abs(centred), multiplier, shift, Rounding.DOUBLE) + y.zero_point)
 
 
-def _reciprocal_root(_operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+def _reciprocal_root(_operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array | None:
     """micro/kernels/elementwise.cc, with 20 bits more in between; from 0 down the largest value."""
     multiplier, shift = quantize_multiplier(1.0 / (math.sqrt(x.scale) * y.scale))
     inverse, inverse_shift = gemmlowp.inverse_root(np.maximum(centred, 1))
@@ -130,7 +111,7 @@ def _reciprocal_root(_operator: Unary, centred: Array, x: Step, y: Step) -> Arra
     return np.where(centred > 0, scaled, y.dtype.high)
 
 
-def _looked_up(operator: Unary, centred: Array, x: Step, y: Step) -> Array | None:
+def _looked_up(operator: Unary, centred: Array, x: QuantParameters, y: QuantParameters) -> Array | None:
     """The function in float32, rounded with halves away from zero (kernels/internal/common.h: LUTPopulateInt8)."""
     operand = (np.float32(x.scale) * centred.astype(np.float32)).astype(np.float32)
     with np.errstate(all="ignore"):
@@ -142,9 +123,9 @@ def _looked_up(operator: Unary, centred: Array, x: Step, y: Step) -> Array | Non
     return np.asarray(np.clip(away, -(1 << 20), 1 << 20).astype(np.int64) + y.zero_point)
 
 
-_EXACT: dict[UnaryKind, Callable[[Unary, Array, Step, Step], Array | None]] = {
-    UnaryKind.SIGMOID: _sigmoid,
-    UnaryKind.TANH: _tanh,
+_EXACT: dict[UnaryKind, Callable[[Unary, Array, QuantParameters, QuantParameters], Array | None]] = {
+    UnaryKind.SIGMOID: _logistic,
+    UnaryKind.TANH: _logistic,
     UnaryKind.HARD_SWISH: _hard_swish,
     UnaryKind.LEAKY_RELU: _leaky_relu,
     UnaryKind.ABSOLUTE: _absolute,

@@ -1,7 +1,8 @@
 """The public interface a target is written against."""
 
-from dovetail.graph.crop import Tile, crop
-from dovetail.graph.layout import Layout, blocked
+from dovetail.ir.crop import Tile, crop
+from dovetail.ir.layout import Layout, blocked, from_notation
+from dovetail.target import costs
 from dovetail.target.description import (
     Command,
     Core,
@@ -18,6 +19,9 @@ from dovetail.target.description import (
     Mirror,
     Offload,
     Operand,
+    Ordered,
+    Ordering,
+    OrderRequest,
     Pointer,
     Policy,
     Quantisation,
@@ -28,55 +32,29 @@ from dovetail.target.description import (
     Struct,
     Target,
 )
-from dovetail.target.knobs import Choice, Knob, Space
-from dovetail.target.ordering import Ordered, Ordering, OrderRequest
-from dovetail.target.pattern import Constraint, Match, Scope, apply, constant, maybe, operand
-from dovetail.target.registers import JobRegisters
-from dovetail.target.rtl import Rtl, RtlPort
+from dovetail.target.devices import JobRegisters, Rtl, RtlPort
+from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
+from dovetail.target.pattern import (
+    Choice,
+    Constraint,
+    Knob,
+    Leaf,
+    Match,
+    Pattern,
+    Scope,
+    Space,
+    apply,
+    constant,
+    maybe,
+    one_of,
+    operand,
+)
 
 __all__ = [
-    "CValue",
-    "Choice",
-    "Command",
-    "Constraint",
-    "Core",
-    "CoreInstruction",
-    "Deployed",
-    "Derived",
-    "DeviceModel",
-    "Dma",
-    "Engine",
-    "JobRegisters",
-    "Knob",
-    "Launched",
-    "Layout",
-    "LibraryCall",
-    "Match",
-    "Memory",
-    "Mirror",
-    "Offload",
-    "Operand",
-    "OrderRequest",
-    "Ordered",
-    "Ordering",
-    "Pointer",
-    "Policy",
-    "Quantisation",
-    "Raw",
-    "Recipe",
-    "RegisterMemory",
-    "Rewrite",
-    "Rtl",
-    "RtlPort",
-    "Scope",
-    "Space",
-    "Struct",
-    "Target",
-    "Tile",
-    "apply",
-    "blocked",
-    "constant",
-    "crop",
-    "maybe",
-    "operand",
-]
+    "CValue", "Choice", "Command", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
+    "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
+    "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
+    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
+    "RtlPort", "Scope", "Space", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop",
+    "from_notation", "maybe", "one_of", "operand",
+]  # fmt: skip

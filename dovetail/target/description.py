@@ -7,17 +7,50 @@ compiler knows any target by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.graph.graph import Graph
-from dovetail.graph.layout import Layout
-from dovetail.graph.types import Array, DType
-from dovetail.target.knobs import Choice, Space
+from dovetail.errors import TargetError
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout
+from dovetail.ir.types import Array, DType
 from dovetail.target.mesh import Mesh
-from dovetail.target.ordering import Ordering
-from dovetail.target.pattern import Constraint, Match, Pattern
+from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
+
+
+@dataclass(frozen=True)
+class OrderRequest:
+    """What a user asks for."""
+
+    settings: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the hardware that differ from the target's own."""
+    rules: Path | None = None
+    """A file of the user's own rules, in the target's own form."""
+    seconds: float = 5.0
+    """To spend on better orders than the first."""
+    inputs: Mapping[str, Array] | None = None
+    """Inputs to execute the order on; None to leave that out."""
+    progress: Callable[[str], None] = lambda text: None
+    """Told what is being done, and every better order."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """An order, ready to show."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """A table for people: one row per layer."""
+    notes: tuple[str, ...]
+    """Sentences below it: how long it takes, how near to the bound that is."""
+    files: Mapping[str, bytes]
+    """What is written out, by relative path."""
+
+
+Ordering = Callable[[Graph, OrderRequest], Ordered]
+"""Orders a graph, integer or float; raises DovetailError where it cannot."""
+
 
 IN_PLACE_ALIGNMENT = 64
 """Bytes packed constants are aligned to that an engine reads where they lie."""
@@ -96,18 +129,18 @@ class Core:
 
     isa: str
     """Instruction set: "rv32imc" and its like, "cortex-m4", "cortex-m7" or "cortex-m33"
-    (`dovetail/build/instruction_sets.py` says what compilers, linker and start-up code make of it)."""
+    (`dovetail/codegen/build/instruction_sets.py` says what compilers, linker and start-up code make of it)."""
     stack: int = 4096
     """Bytes of stack reserved."""
     costs: Mapping[str, int] = field(default_factory=dict)
     """Cycles per instruction class where they differ from the stated default of the instruction set: the fields of
-    `simulate.riscv_costs.CoreCosts` or `simulate.arm_costs.CortexMCosts`."""
+    `sim.riscv_costs.CoreCosts` or `sim.arm.CortexMCosts`. `dovetail.target.costs` has sets of published cores."""
     instructions: tuple[CoreInstruction, ...] = ()
     """What it can do beyond `isa`, the preferred first."""
     extension: str = ""
-    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/simulate/riscv_own.c`
+    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.c`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
-    registers (see `dovetail.simulate.extension`); empty for none."""
+    registers (see `dovetail.sim.riscv`); empty for none."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -294,8 +327,9 @@ class Engine:
     wait: str = ""
     """C function that waits until the launch with a given ticket has finished; empty where it has finished when the
     call that starts it returns."""
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """More C files to compile or include with the driver: path below the project's `driver` -> where it is."""
+    files: Mapping[str, Path | Callable[[], str]] = field(default_factory=dict)
+    """More C files to compile or include with the driver: path below the project's `driver` -> where it is, or a
+    function that gives its text (`dovetail.target.queue_driver` makes such)."""
     headers: tuple[str, ...] = ()
     """Which of `files` declare the functions of the commands."""
     prepare: str = ""
@@ -361,7 +395,7 @@ class Quantisation:
     """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
     shifts: bool = False
     """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
-    result none smaller. Needs `symmetric`, and one scale per layer."""
+    result none smaller. Shifts per channel where weights have scales per channel."""
     ternary: bool = False
     """Weights of 2 bits are -1, 0 or 1."""
     operand_bits: int = 8
@@ -449,3 +483,39 @@ class Target:
     def policy(self, name: str | None) -> Policy:
         """The policy of that name, the default for None; raises KeyError when there is none."""
         return self.policies[0] if name is None else {policy.name: policy for policy in self.policies}[name]
+
+
+MOST_CORES = 64
+"""Cores a target may have: what the mailbox of the simulated chip has registers for."""
+
+
+def with_cores(target: Target, count: int | None) -> Target:
+    """The target with so many cores like its own; as it is for None.
+
+    Raises:
+        TargetError: the number is not from 1 to `MOST_CORES`, or the target says itself which further cores it has.
+    """
+    if count is None or count == len(target.cores):
+        return target
+    if not 1 <= count <= MOST_CORES:
+        hint = f"give a number from 1 to {MOST_CORES}"
+        raise TargetError(f"{count} cores are asked for", where=target.name, hint=hint)
+    if target.workers:
+        what = f"it has {len(target.cores)} cores of its own, {count} are asked for"
+        raise TargetError(what, where=target.name, hint="leave --cores out, or change the target file")
+    return replace(target, workers=(target.core,) * (count - 1))
+
+
+def check_cores(target: Target) -> None:
+    """Raise TargetError where a further core cannot run the firmware of core 0, or one has no speed."""
+    first = target.core
+    for number, core in enumerate(target.cores):
+        where = f"core {number} of {target.name}"
+        if core.speed <= 0:
+            raise TargetError(f"its speed is {core.speed}", where=where, hint="give a speed above 0")
+        if (core.isa, core.instructions, core.extension) != (first.isa, first.instructions, first.extension):
+            what = f"it is of another kind ({core.isa}) than core 0 ({first.isa}), whose firmware it has to run"
+            raise TargetError(what, where=where, hint="give all cores the same instruction set and instructions")
+        if core.stack < first.stack:
+            hint = "give it as many"
+            raise TargetError(f"it has {core.stack} bytes of stack, core 0 has {first.stack}", where=where, hint=hint)

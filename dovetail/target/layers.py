@@ -1,24 +1,30 @@
 """Convolutions and dense layers as a coarse engine is told them: the pattern, its parameters, and the usual limits.
 
-    patterns = requantised("convolution", Conv2d)        # with and without a bias
-    layer = layer_of(match)                              # weights, strides, padding, zero points, ...
-    limits = (INT8, ONE_IMAGE, kernel_at_most(3, 3))
+patterns = requantised("convolution", Conv2d)        # with and without a bias
+layer = layer_of(match)                              # weights, strides, padding, zero points, ...
+limits = (INT8, ONE_IMAGE, kernel_at_most(3, 3))
+
+The limits hold of other patterns too, where their parts go by the same names: the operator of a layer is "layer", with
+a "pad" before it or not, its operand is "x" and its weights "weights". `Constraint.worded` says a limit in other words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.graph.types import Array, TensorType
-from dovetail.operators.arithmetic import Clip, Requantize, Rounding
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.target.description import Operand
-from dovetail.target.pattern import Constraint, Match, Pattern, apply, constant, maybe, operand
+from dovetail.target.pattern import Constraint, Match, Pattern, apply, constant, maybe, one_of, operand
 
 Linear = Conv2d | DepthwiseConv2d | FullyConnected
+_SIGNED = ("int8", "int4", "int2")
 
 
 def requantised(name: str, kind: type[Linear]) -> dict[str, Pattern]:
@@ -35,8 +41,28 @@ def requantised(name: str, kind: type[Linear]) -> dict[str, Pattern]:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What `requantised` matched; a dense layer is a convolution of 1x1 over an image of one column."""
+class Window:
+    """How a layer walks over its operand, rows and columns in all pairs; a dense layer is a convolution of 1x1."""
+
+    kernel: tuple[int, int]
+    """Rows and columns of the weights."""
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    before: tuple[int, int]
+    """Rows and columns of padding above and to the left."""
+    after: tuple[int, int]
+    """... below and to the right."""
+    padding_value: int
+    """What padding holds, as an element of the operand; without padding the operand's zero point."""
+
+
+PIXEL = Window((1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 0)
+"""The window of what is computed pixel by pixel."""
+
+
+@dataclass(frozen=True)
+class Layer(Window):
+    """A layer `requantised` matched; a dense layer is a convolution of 1x1 over an image of one column."""
 
     weights: Array
     """OHWI; depthwise 1HWC."""
@@ -46,28 +72,14 @@ class Layer:
     """int32 [O]: what a sum is multiplied by, in units of 2**-31."""
     shift: Array
     """int32 [O]: the power of two that goes with it, negative to shift right."""
-    stride: tuple[int, int]
-    """Rows and columns, as in all pairs here."""
-    dilation: tuple[int, int]
-    before: tuple[int, int]
-    """Rows and columns of padding above and to the left."""
-    after: tuple[int, int]
-    """... below and to the right."""
     input_zero_point: int
     """Taken off every element of the operand; what stands for 0.0 in it."""
-    padding_value: int
-    """What padding holds, as an element of the operand."""
     output_zero_point: int
     """Added to every result behind the requantisation."""
     low: int
     """The least a result may be, zero point included."""
     high: int
     """The most."""
-
-    @property
-    def kernel(self) -> tuple[int, int]:
-        """Rows and columns of the weights."""
-        return (self.weights.shape[1], self.weights.shape[2])
 
 
 def linear_of(match: Match) -> Linear:
@@ -77,23 +89,40 @@ def linear_of(match: Match) -> Linear:
     return found
 
 
+def padding_of(match: Match) -> Pad:
+    """The padding of a layer's image, as an operator; of nothing where there is none."""
+    nothing = Pad((0,) * 4, (0,) * 4, linear_of(match).input_zero_point)
+    return match.operator("pad", Pad) if match.has("pad") else nothing
+
+
+def window_of(match: Match) -> Window:
+    """How a matched layer, requantised or not, walks over its operand."""
+    linear, pad, weights = linear_of(match), padding_of(match), match.type("weights").shape
+    walk = ((1, 1), (1, 1), (1, 1))
+    if not isinstance(linear, FullyConnected):
+        walk = ((weights[1], weights[2]), linear.stride, linear.dilation)
+    return Window(*walk, (pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
+
+
 def layer_of(match: Match) -> Layer:
     """Everything about a matched layer but where it lies."""
     linear, weights, clip = linear_of(match), match.array("weights"), match.operator("clip", Clip)
-    pad = match.operator("pad", Pad) if match.has("pad") else None
-    dense = isinstance(linear, FullyConnected)
-    per_channel = [np.zeros(1, np.int32) if name not in match.values else match.array(name)
-                   for name in ("bias", "multiplier", "shift")]  # fmt: skip
+    per_channel = [
+        np.zeros(1, np.int32) if name not in match.values else match.array(name)
+        for name in ("bias", "multiplier", "shift")
+    ]
     bias, multiplier, shift = (np.broadcast_to(values, match.result.shape[-1]) for values in per_channel)
     return Layer(
-        weights=weights[:, None, None] if dense else weights, bias=bias, multiplier=multiplier, shift=shift,
-        stride=(1, 1) if isinstance(linear, FullyConnected) else linear.stride,
-        dilation=(1, 1) if isinstance(linear, FullyConnected) else linear.dilation,
-        before=(pad.before[1], pad.before[2]) if pad else (0, 0), after=(pad.after[1], pad.after[2]) if pad else (0, 0),
+        **vars(window_of(match)),
+        weights=weights[:, None, None] if isinstance(linear, FullyConnected) else weights,
+        bias=bias,
+        multiplier=multiplier,
+        shift=shift,
         input_zero_point=linear.input_zero_point,
-        padding_value=int(pad.value) if pad else linear.input_zero_point,
-        output_zero_point=match.operator("requantize", Requantize).output_zero_point, low=clip.low, high=clip.high,
-    )  # fmt: skip
+        output_zero_point=match.operator("requantize", Requantize).output_zero_point,
+        low=clip.low,
+        high=clip.high,
+    )
 
 
 @dataclass(frozen=True)
@@ -118,51 +147,148 @@ def image_of(kind: TensorType, place: Operand) -> Image:
     return Image(place.address, *kind.shape[1:4], *place.strides[1:3])
 
 
+def sizes_of(shape: Shape) -> tuple[int, int, int]:
+    """Rows, columns and channels of one NHWC image; a vector (1 x channels) is an image of one pixel."""
+    return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[-1])
+
+
+def range_of(name: str) -> Callable[[Match], tuple[int, int]]:
+    """The least and the greatest of a constant, to be limited."""
+    return lambda m: (int(m.array(name).min()), int(m.array(name).max()))
+
+
+def keeps(limits: Sequence[Constraint], types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether a layer keeps limits of its shape and window before any pattern is matched, e.g. to choose rewrites.
+
+    Args:
+        limits: only of operand, weights and result types, and of the window without padding.
+        types: of every value of the graph.
+        node: a convolution or dense layer in it.
+    """
+    values = {"x": node.inputs[0], "weights": node.inputs[1]}
+    match = Match(Graph("", (), (), (), types), node.output, values, {"layer": node})
+    return all(limit.failure(match) is None for limit in limits)
+
+
 INT8 = (
-    Constraint("operand and result must be int8", lambda m: [m.type("x").dtype.text, m.result.dtype.text],
-               lambda v: v == ["int8", "int8"]),
-    Constraint("weights must be int8 or narrower, with zero point 0",
-               lambda m: [m.type("weights").dtype.text, linear_of(m).weight_zero_point],
-               lambda v: v[0] in ("int8", "int4", "int2") and v[1] == 0),
-)  # fmt: skip
+    one_of(
+        "operand and result must be int8", lambda m: [m.type("x").dtype.text, m.result.dtype.text], ["int8", "int8"]
+    ),
+    Constraint(
+        "weights must be int8 or narrower, with zero point 0",
+        lambda m: [m.type("weights").dtype.text, linear_of(m).weight_zero_point],
+        lambda v: v[0] in _SIGNED and v[1] == 0,
+    ),
+)
 """For an engine of signed bytes."""
-ONE_IMAGE = Constraint("the operand must be one image, or a matrix", lambda m: m.type("x").shape,
-                       lambda v: len(v) == 2 or (len(v) == 4 and v[0] == 1))  # fmt: skip
-NO_GROUPS = Constraint("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1],
-                       lambda v: v == 1)  # fmt: skip
-NO_MULTIPLIER = Constraint("the depth multiplier must be 1",
-                           lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1],
-                           lambda v: v == 1)  # fmt: skip
-NO_DILATION = Constraint("the dilation must be 1x1", lambda m: layer_of(m).dilation, lambda v: v == (1, 1))
-DOUBLE_ROUNDING = Constraint("requantisation must round twice, as TensorFlow Lite Micro does",
-                             lambda m: m.operator("requantize", Requantize).rounding.value,
-                             lambda v: v == Rounding.DOUBLE.value)  # fmt: skip
+NARROW_WEIGHTS = one_of("weights must be int8 or narrower", lambda m: m.type("weights").dtype.text, *_SIGNED)
+SYMMETRIC_WEIGHTS = one_of("weights must be symmetric (zero point 0)", lambda m: linear_of(m).weight_zero_point, 0)
+SYMMETRIC_OPERAND = one_of("activations must be symmetric (zero point 0)", lambda m: linear_of(m).input_zero_point, 0)
+ONE_IMAGE = Constraint(
+    "the operand must be one image, or a matrix",
+    lambda m: m.type("x").shape,
+    lambda v: len(v) == 2 or (len(v) == 4 and v[0] == 1),
+)
+BATCH = one_of("the batch must be 1", lambda m: m.result.shape[0], 1)
+"""Of images, and of a dense layer's rows."""
+BATCH_OF_IMAGES = Constraint(
+    BATCH.sentence, lambda m: m.result.shape[0] if len(m.result.shape) > 2 else 1, BATCH.accepts
+)
+"""Of images only: a dense layer may have any number of rows."""
+ONE_ROW = one_of("a dense layer must have one row of operands", lambda m: m.type("x").shape[:-1], (1,))
+ALL_INT8 = Constraint(
+    "values must be int8",
+    lambda m: [m.graph.types[value].dtype for value in (*m.graph.inputs, m.root)],
+    lambda v: set(v) == {DType.INT8},
+)
+"""Every operand and the result, of any pattern."""
+INT8_WEIGHTS = one_of(
+    "weights must be int8, zero point 0",
+    lambda m: (m.type("weights").dtype, linear_of(m).weight_zero_point),
+    (DType.INT8, 0),
+)
+NO_GROUPS = one_of("the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], 1)
+NO_MULTIPLIER = one_of(
+    "the depth multiplier must be 1", lambda m: m.type("weights").shape[-1] // m.type("x").shape[-1], 1
+)
+NO_DILATION = one_of("the dilation must be 1x1", lambda m: window_of(m).dilation, (1, 1))
+ZERO_PADDING = one_of("padding must be zeros", lambda m: m.operator("pad", Pad).value if m.has("pad") else 0, 0)
+PADDING_OF_ZERO_POINT = Constraint(
+    "padding must be the zero point",
+    lambda m: (padding_of(m).value, linear_of(m).input_zero_point),
+    lambda v: v[0] == v[1],
+)
+EVEN_STRIDES = Constraint(
+    "strides of rows and columns must be equal", lambda m: window_of(m).stride, lambda v: v[0] == v[1]
+)
+DOUBLE_ROUNDING = one_of(
+    "requantisation must round twice, as TensorFlow Lite Micro does",
+    lambda m: m.operator("requantize", Requantize).rounding.value,
+    Rounding.DOUBLE.value,
+)
+ALL_DOUBLE_ROUNDING = one_of(
+    "requantisations must be rounded twice",
+    lambda m: {node.operator.rounding for node in m.nodes.values() if isinstance(node.operator, Requantize)},
+    {Rounding.DOUBLE},
+)
+"""Of a pattern with any number of requantisations."""
+ONE_SCALE = one_of(
+    "multiplier and shift must be one for all channels",
+    lambda m: max(
+        m.graph.types[value].elements
+        for node in m.nodes.values()
+        if isinstance(node.operator, Requantize)
+        for value in node.inputs[1:]
+    ),
+    1,
+)
 
 
 def kernel_at_most(rows: int, columns: int) -> Constraint:
     """Rows and columns of the weights."""
-    return Constraint(f"the kernel must be at most {rows}x{columns}", lambda m: layer_of(m).kernel,
-                      lambda v: v[0] <= rows and v[1] <= columns)  # fmt: skip
+    return Constraint(
+        f"the kernel must be at most {rows}x{columns}",
+        lambda m: window_of(m).kernel,
+        lambda v: v[0] <= rows and v[1] <= columns,
+    )
+
+
+def kernels_of(*allowed: int) -> Constraint:
+    """As many rows as columns of the weights, one of these numbers."""
+    return Constraint(f"the kernel must be {_squares(allowed)}", lambda m: window_of(m).kernel, _square_of(allowed))
 
 
 def strides_of(*allowed: int) -> Constraint:
     """The same stride along rows and columns, one of these."""
-    return Constraint(f"the strides must be {' or '.join(f'{one}x{one}' for one in allowed)}",
-                      lambda m: layer_of(m).stride, lambda v: v[0] == v[1] and v[0] in allowed)  # fmt: skip
+    return Constraint(f"the strides must be {_squares(allowed)}", lambda m: window_of(m).stride, _square_of(allowed))
+
+
+def _squares(sizes: Sequence[int]) -> str:
+    return " or ".join(f"{size}x{size}" for size in sizes)
+
+
+def _square_of(allowed: Sequence[int]) -> Callable[[tuple[int, int]], bool]:
+    return lambda pair: pair[0] == pair[1] and pair[0] in allowed
 
 
 def zero_padding_at_most(most: int) -> tuple[Constraint, ...]:
     """Padding of rows and columns on any side, of real zeros."""
     return (
-        Constraint(f"padding must be of rows and columns, at most {most}",
-                   lambda m: m.operator("pad", Pad).before + m.operator("pad", Pad).after if m.has("pad") else (0,) * 8,
-                   lambda v: max(v) <= most and v[0] == v[3] == v[4] == v[7] == 0),
-        Constraint("padding must have the operand's zero point",
-                   lambda m: [layer_of(m).padding_value, layer_of(m).input_zero_point], lambda v: v[0] == v[1]),
-    )  # fmt: skip
+        Constraint(
+            f"padding must be of rows and columns, at most {most}",
+            lambda m: m.operator("pad", Pad).before + m.operator("pad", Pad).after if m.has("pad") else (0,) * 8,
+            lambda v: max(v) <= most and v[0] == v[3] == v[4] == v[7] == 0,
+        ),
+        Constraint(
+            "padding must have the operand's zero point",
+            lambda m: [window_of(m).padding_value, linear_of(m).input_zero_point],
+            lambda v: v[0] == v[1],
+        ),
+    )
 
 
 def sizes_below(limit: int) -> Constraint:
     """Everything's extent."""
-    return Constraint(f"every size must be below {limit:,}", lambda m: max(*m.type("x").shape, *m.result.shape),
-                      lambda v: v < limit)  # fmt: skip
+    return Constraint(
+        f"every size must be below {limit:,}", lambda m: max(*m.type("x").shape, *m.result.shape), lambda v: v < limit
+    )

@@ -1,4 +1,4 @@
-"""The pattern language: what an engine can compute, said as a nest of operators, and the limits, said as sentences.
+"""What an engine can be asked: patterns as nests of operators, limits as sentences, and knobs, what may be chosen.
 
     x = operand("x")
     conv = apply(Conv2d, maybe(Pad, x, name="pad"), constant("weights"), name="conv")
@@ -10,14 +10,75 @@ Patterns are data; matching is one function. A pattern that does not match says 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
 from typing import Any, TypeVar
 
-from dovetail.graph.graph import Graph, Node
-from dovetail.graph.types import Array, TensorType
-from dovetail.operators.base import Operator
-from dovetail.target.knobs import Choice
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.types import Array, TensorType
+
+Value = int | str
+"""The setting of a knob."""
+Choice = Mapping[str, Value]
+"""Settings by knob name; a knob that is absent is left to whoever declared it."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing that may be chosen."""
+
+    name: str
+    """A lower-case identifier, unique among the knobs of a region."""
+    values: tuple[Value, ...]
+    """What it may be set to, at least one."""
+    sentence: str
+    """What it sets and in which unit."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices there are for one region."""
+
+    knobs: tuple[Knob, ...]
+    problem: Callable[[Choice], str | None] = lambda choice: None
+    """The sentence why a choice (whole or partial, every value one of its knob's) is not allowed; None when it is.
+    A choice that is not allowed is never tried."""
+
+    @property
+    def size(self) -> int:
+        """Number of whole choices, those that are not allowed included."""
+        return prod(len(knob.values) for knob in self.knobs)
+
+    def point(self, index: int) -> dict[str, Value]:
+        """The whole choice number `index` of `size`, the last knob turning fastest."""
+        found: dict[str, Value] = {}
+        for knob in reversed(self.knobs):
+            index, position = divmod(index, len(knob.values))
+            found[knob.name] = knob.values[position]
+        return {knob.name: found[knob.name] for knob in self.knobs}
+
+    def points(self) -> Iterator[dict[str, Value]]:
+        """Every whole choice that is allowed, in the order of `point`."""
+        names = [knob.name for knob in self.knobs]
+        for values in product(*(knob.values for knob in self.knobs)):
+            choice = dict(zip(names, values, strict=True))
+            if self.problem(choice) is None:
+                yield choice
+
+    def refusal(self, choice: Choice) -> str | None:
+        """Why a choice is none of this space: an unknown knob, a value out of range, a problem. None when it is one."""
+        known = {knob.name: knob for knob in self.knobs}
+        for name, value in choice.items():
+            if name not in known:
+                return f"there is no knob '{name}' here; there is {', '.join(known) or 'none'}"
+            allowed = known[name].values
+            if not any(type(value) is type(one) and value == one for one in allowed):
+                return f"{name} = {value} is out of range; it may be {', '.join(map(str, allowed))}"
+        return self.problem(choice)
+
 
 OperatorT = TypeVar("OperatorT", bound=Operator)
 
@@ -47,6 +108,7 @@ class Apply:
 
 
 Pattern = Leaf | Apply
+"""A nest of operators, or one of the values it reads."""
 
 
 def operand(name: str) -> Leaf:
@@ -57,6 +119,13 @@ def operand(name: str) -> Leaf:
 def constant(name: str) -> Leaf:
     """A value known at compile time."""
     return Leaf(name, constant=True)
+
+
+def leaves(pattern: Pattern) -> dict[str, bool]:
+    """Names of the values a pattern reads, and whether they must be known at compile time."""
+    if isinstance(pattern, Leaf):
+        return {pattern.name: pattern.constant}
+    return {name: known for part in pattern.inputs for name, known in leaves(part).items()}
 
 
 def apply(operator: type[Operator], *inputs: Pattern, name: str = "", why: str = "") -> Apply:
@@ -107,6 +176,13 @@ class Match:
         """Type of the value the pattern computes."""
         return self.graph.types[self.root]
 
+    @property
+    def work(self) -> int:
+        """Multiply-accumulates, or elements of the result where there are none."""
+        types = self.graph.types
+        macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in self.graph.nodes)
+        return macs or self.result.elements
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -146,6 +222,15 @@ class Constraint:
         value = self.measure(match)
         return None if self.accepts(value) else f"{self.sentence}; here: {value}"
 
+    def worded(self, sentence: str) -> Constraint:
+        """The same limit, said in other words."""
+        return replace(self, sentence=sentence)
+
+
+def one_of(sentence: str, measure: Callable[[Match], Any], *allowed: Any, scope: Scope = Scope.ALL) -> Constraint:
+    """A limit to some values."""
+    return Constraint(sentence, measure, lambda value: value in allowed, scope)
+
 
 def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch:
     """Find `pattern` computing the value `root`.
@@ -157,7 +242,6 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
     nodes: dict[str, Node] = {}
 
     def visit(part: Pattern, value: str) -> str | None:
-        """Match a part of the pattern at a value; the first difference, None where there is none."""
         if isinstance(part, Leaf):
             return bind(part, value)
         node = producers.get(value)
@@ -174,14 +258,9 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
         if len(node.inputs) != len(part.inputs):
             return f"expects {part.operator.__name__} with {len(part.inputs)} operands, found {len(node.inputs)}"
         nodes[part.name] = node
-        for inner, name in zip(part.inputs, node.inputs, strict=True):
-            failure = visit(inner, name)
-            if failure:
-                return failure
-        return None
+        return next(filter(None, map(visit, part.inputs, node.inputs)), None)
 
     def bind(leaf: Leaf, value: str) -> str | None:
-        """Match a leaf at a value; the difference, None where there is none."""
         if leaf.constant and value not in graph.constants:
             return f"{leaf.name} must be known at compile time; '{value}' is not"
         if values.setdefault(leaf.name, value) != value:

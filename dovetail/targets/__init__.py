@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.errors import TargetError
-from dovetail.target.description import Target
+from dovetail.target import Target
 from dovetail.user_file import import_file
 
 BUILT_IN = {
@@ -43,8 +43,8 @@ def load_target(name: str) -> Target:
     elif name.endswith(".py") and Path(name).is_file():
         module = import_file(Path(name))
     else:
-        raise TargetError("there is no such target", where=f"target '{name}'",
-                          hint=f"use one of {', '.join(BUILT_IN)}, or the path of a target file")
+        hint = f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
+        raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
     target = getattr(module, variable, None)
     if not isinstance(target, Target):
         raise TargetError("the file does not define TARGET", where=name, hint="end the file with TARGET = Target(...)")
@@ -64,10 +64,10 @@ def _check_names(target: Target, where: str) -> None:
     named += [(f"the constants of {engine.name}", engine.constants) for engine in target.engines if engine.constants]
     for what, memory in named:
         if memory not in memories:
-            raise TargetError(f"there is no memory '{memory}' for {what}", where=where,
-                              hint=f"the memories are {', '.join(memories)}")
+            hint = f"the memories are {', '.join(memories)}"
+            raise TargetError(f"there is no memory '{memory}' for {what}", where=where, hint=hint)
     for engine in target.engines:
-        missing = [path for path in engine.files.values() if not path.is_file()]
+        missing = [path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()]
         if missing:
-            raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where,
-                              hint=f"write {missing[0]}, or change `files` of the engine")
+            hint = f"write {missing[0]}, or change `files` of the engine"
+            raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where, hint=hint)

@@ -1,7 +1,9 @@
 """Plain Cortex-M microcontrollers: one core with the DSP extension, flash and RAM, no accelerator.
 
-Instructions are exact on all of them. Cycles of all three follow the Cortex-M4's table (`simulate/arm_costs.py`): Arm
-publishes none for the Cortex-M7, which issues up to two instructions at once, and none for the Cortex-M33.
+Instructions are exact on all of them. Cycles of all three follow the Cortex-M4's table (`sim/arm.py`): Arm
+publishes none for the Cortex-M7, which issues up to two instructions at once, and none for the Cortex-M33. For the
+Cortex-M7 they are therefore more than the core takes, up to twice as many; for neither has their error been measured,
+as no RTL of these cores is public.
 
 The DSP extension multiplies two pairs of 16-bit numbers at once (Armv7-M Architecture Reference Manual, SXTB16 and
 SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, the second of taps 1 and 3.

@@ -17,10 +17,10 @@ TARGET = Target(
 )
 
 HALF_CLOCK = {
-    "alu": 2, "load": 2, "store": 2, "multiply": 2, "multiply_high": 10, "divide": 70, "branch_not_taken": 2,
-    "branch_taken": 6, "jump": 4, "system": 8, "load_use": 2, "interrupt_entry": 8,
-}  # fmt: skip
-"""Twice the cycles of `simulate.riscv_costs.CoreCosts`, counted by the clock of the other core."""
+    **dict.fromkeys(("alu", "load", "store", "multiply", "branch_not_taken", "load_use"), 2),
+    **dict(multiply_high=10, divide=70, branch_taken=6, jump=4, system=8, interrupt_entry=8),
+}
+"""Twice the cycles of `sim.riscv_costs.CoreCosts`, counted by the clock of the other core."""
 
 BIG_SMALL = replace(
     TARGET,

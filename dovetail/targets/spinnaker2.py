@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dovetail.target.description import Core, Memory, Policy, Target
-from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
+from dovetail.target import Core, Count, Grid, MacArray, Memory, Mesh, Policy, Rates, Target, Work
 
 
 def _up(value: Count | int, step: int) -> Count:
@@ -87,9 +86,7 @@ MESH = Mesh(
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""
 
-SIMULATOR_CHIP = replace(
-    MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2)), chips=1
-)
+SIMULATOR_CHIP = replace(MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2)), chips=1)
 """The chip of the public simulator: 6x6 routers, 144 elements."""
 
 TARGET = Target(

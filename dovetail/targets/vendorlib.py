@@ -14,30 +14,18 @@ from __future__ import annotations
 import difflib
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
+import dovetail.target as dt
 from dovetail.errors import TargetError
-from dovetail.graph.layout import Layout
-from dovetail.graph.types import Array
-from dovetail.target import (
-    Choice,
-    Constraint,
-    CValue,
-    Engine,
-    LibraryCall,
-    Match,
-    Offload,
-    Pointer,
-    Space,
-    Struct,
-    Target,
-)
-from dovetail.target.pattern import Leaf, Pattern
+from dovetail.ir.layout import Layout
+from dovetail.ir.types import Array
+from dovetail.target.pattern import leaves
 
-Argument = CValue | Callable[[Match], CValue]
+Argument = dt.CValue | Callable[[dt.Match], dt.CValue]
 """What a function is given: the same for every layer, or made from the match."""
 
 _COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
@@ -74,8 +62,8 @@ class Library:
         """Look for the files, and for the functions named here."""
         for path in (self.root / self.include / self.header, *(self.root / source for source in self.sources)):
             if not path.is_file():
-                raise TargetError(f"there is no file {path.name}", where=f"library {self.name}",
-                                  hint=f"look at root=, header= and sources=; looked for {path}")
+                hint = f"look at root=, header= and sources=; looked for {path}"
+                raise TargetError(f"there is no file {path.name}", where=f"library {self.name}", hint=hint)
         for name in (self.wait, self.prepare):
             if name:
                 self.parameters(name)
@@ -107,8 +95,8 @@ class Library:
     def status(self, function: str) -> None:
         """Make sure that a function returns something to look at; raises TargetError."""
         if re.search(r"\bvoid\s*$", self._declared(function)[0]):
-            raise TargetError(f"{function} returns nothing that could be {self.success}", where=f"library {self.name}",
-                              hint="leave out success=")
+            what = f"{function} returns nothing that could be {self.success}"
+            raise TargetError(what, where=f"library {self.name}", hint="leave out success=")
 
     def _declared(self, function: str) -> tuple[str, str]:
         """What stands before a function's name, and its parameters."""
@@ -121,14 +109,14 @@ class Library:
         return found[1], found[2]
 
 
-def pointer(operand: str, c_type: str = "const int8_t") -> Pointer:
+def pointer(operand: str, c_type: str = "const int8_t") -> dt.Pointer:
     """A pointer to a leaf of the pattern (constant or not), to the "result" or to the "scratch"."""
-    return Pointer(operand, c_type)
+    return dt.Pointer(operand, c_type)
 
 
-def struct(c_type: str, members: Callable[[Match], Mapping[str, CValue]]) -> Argument:
+def struct(c_type: str, members: Callable[[dt.Match], Mapping[str, dt.CValue]]) -> Argument:
     """(A pointer to) a constant structure filled at compile time."""
-    return lambda match: Struct(c_type, members(match))
+    return lambda match: dt.Struct(c_type, members(match))
 
 
 @dataclass(frozen=True)
@@ -138,32 +126,32 @@ class Query:
     function: str
     arguments: Sequence[Argument]
 
-    def ask(self, library: Library, match: Match) -> int:
+    def ask(self, library: Library, match: dt.Match) -> int:
         """Bytes, as the library compiled for this computer says; raises TargetError where it fails."""
-        call = LibraryCall(self.function, tuple(_value(argument, match) for argument in self.arguments))
+        call = dt.LibraryCall(self.function, tuple(_value(argument, match) for argument in self.arguments))
         given = (library.root, library.include, library.sources, tuple(library.defines.items()))
         answer = _ask(*given, _query_source(library.header, call))
         if answer < 0:
-            raise TargetError(f"{self.function} of {library.name} returns {answer}, which is no size", where=match.root,
-                              hint="let its Constraints refuse what the library cannot do")
+            what = f"{self.function} of {library.name} returns {answer}, which is no size"
+            raise TargetError(what, where=match.root, hint="let its Constraints refuse what the library cannot do")
         return answer
 
 
 def function(
     library: Library,
     name: str,
-    pattern: Pattern,
+    pattern: dt.Pattern,
     arguments: Sequence[Argument],
     *,
-    constraints: Sequence[Constraint] = (),
-    constants: Mapping[str, Callable[[Match], Array]] | None = None,
+    constraints: Sequence[dt.Constraint] = (),
+    constants: Mapping[str, Callable[[dt.Match], Array]] | None = None,
     layouts: Mapping[str, Layout] | None = None,
-    scratch: Callable[[Match], int] | None = None,
+    scratch: Callable[[dt.Match], int] | None = None,
     query: Query | None = None,
-    cycles: Callable[[Match], int] | None = None,
-    knobs: Callable[[Match], Space] | None = None,
-    default: Callable[[Match], Choice] | None = None,
-) -> Offload:
+    cycles: Callable[[dt.Match], int] | None = None,
+    knobs: Callable[[dt.Match], dt.Space] | None = None,
+    default: Callable[[dt.Match], dt.Choice] | None = None,
+) -> dt.Offload:
     """What a function of a library computes.
 
     Args:
@@ -187,21 +175,35 @@ def function(
     for called, given in ((name, arguments), *([(query.function, query.arguments)] if query else [])):
         expected = library.parameters(called)
         if expected != len(given):
-            raise TargetError(f"{called} has {expected} parameters; {len(given)} are described",
-                              where=f"library {library.name}",
-                              hint=f"describe each parameter, in the order of {library.header}")
+            what = f"{called} has {expected} parameters; {len(given)} are described"
+            hint = f"describe each parameter, in the order of {library.header}"
+            raise TargetError(what, where=f"library {library.name}", hint=hint)
     if library.success is not None and not library.wait:
         library.status(name)
     made = constants or {}
     filled = [*arguments]
-    return Offload(
+
+    def values(match: dt.Match) -> tuple[dt.CValue, ...]:
+        return tuple(_value(argument, match) for argument in filled)
+
+    def needed(match: dt.Match) -> int:
+        declared = scratch(match) if scratch else None
+        if query is None:
+            return declared or 0
+        answer = query.ask(library, match)
+        if declared not in (None, answer):
+            what = f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared}"
+            raise TargetError(what, where=match.root, hint="leave out scratch= to take what the library says")
+        return answer
+
+    return dt.Offload(
         name=name,
         pattern=pattern,
         constraints=tuple(constraints),
-        pack=lambda match: _packed(match, filled, made, pattern),
-        commands=lambda match, operands: (LibraryCall(name, tuple(_value(a, match) for a in filled)),),
-        cycles=cycles or _work,
-        scratch=lambda match: _scratch(library, name, match, scratch, query),
+        pack=lambda match: packed((n for value in values(match) for n in _pointers(value)), pattern, made, match),
+        commands=lambda match, operands: (dt.LibraryCall(name, values(match)),),
+        cycles=cycles or (lambda match: match.work),
+        scratch=needed,
         layouts=layouts or {},
         strided=False,
         knobs=knobs,
@@ -209,7 +211,7 @@ def function(
     )
 
 
-def with_library(base: Target, library: Library, functions: Sequence[Offload], name: str = "") -> Target:
+def with_library(base: dt.Target, library: Library, functions: Sequence[dt.Offload], name: str = "") -> dt.Target:
     """A target whose core may call a library.
 
     Args:
@@ -218,7 +220,7 @@ def with_library(base: Target, library: Library, functions: Sequence[Offload], n
         functions: what they compute, the preferred first.
         name: of the new target; by default of both.
     """
-    engine = Engine(
+    engine = dt.Engine(
         name=library.name,
         memory=base.values,
         offloads=tuple(functions),
@@ -235,63 +237,30 @@ def with_library(base: Target, library: Library, functions: Sequence[Offload], n
     return replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, engines=(*base.engines, engine))
 
 
-def _value(argument: Argument, match: Match) -> CValue:
-    return argument if isinstance(argument, int | Pointer | Struct) else argument(match)
+def _value(argument: Argument, match: dt.Match) -> dt.CValue:
+    return argument if isinstance(argument, int | dt.Pointer | dt.Struct) else argument(match)
 
 
-def _pointers(value: CValue) -> list[str]:
+def _pointers(value: dt.CValue) -> list[str]:
     """The operands a value points to, in order."""
-    if isinstance(value, Struct):
+    if isinstance(value, dt.Struct):
         return [name for member in value.members.values() for name in _pointers(member)]
-    return [value.operand] if isinstance(value, Pointer) else []
+    return [value.operand] if isinstance(value, dt.Pointer) else []
 
 
-def _constant_leaves(pattern: Pattern) -> set[str]:
-    if isinstance(pattern, Leaf):
-        return {pattern.name} if pattern.constant else set()
-    return {name for part in pattern.inputs for name in _constant_leaves(part)}
-
-
-def _packed(
-    match: Match, arguments: Sequence[Argument], made: Mapping[str, Callable[[Match], Array]], pattern: Pattern
+def packed(
+    names: Iterable[str], pattern: dt.Pattern, made: Mapping[str, Callable[[dt.Match], Array]], match: dt.Match
 ) -> dict[str, Array]:
-    """The constants the arguments point to, as bytes."""
-    leaves = _constant_leaves(pattern)
-    wanted = dict.fromkeys(name for argument in arguments for name in _pointers(_value(argument, match)))
-    arrays = {name: made[name](match) if name in made else match.array(name) for name in wanted
-              if name in made or name in leaves}  # fmt: skip
+    """Those of the operands named that are constants, as bytes: made, or as they are."""
+    known = {**leaves(pattern), **dict.fromkeys(made, True)}
+    constants = (name for name in dict.fromkeys(names) if known.get(name))
+    arrays = {name: made[name](match) if name in made else match.array(name) for name in constants}
     return {name: array.copy().reshape(-1).view("uint8") for name, array in arrays.items()}
 
 
-def _work(match: Match) -> int:
-    types = match.graph.types
-    macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in match.graph.nodes)
-    return macs or match.result.elements
-
-
-def _scratch(
-    library: Library, name: str, match: Match, declared: Callable[[Match], int] | None, query: Query | None
-) -> int:
-    """Bytes of working memory.
-
-    Raises:
-        TargetError: declaration and query disagree, or the query fails.
-    """
-    if query is None:
-        return declared(match) if declared else 0
-    answer = query.ask(library, match)
-    if declared is not None and declared(match) != answer:
-        raise TargetError(
-            f"{query.function} says {name} needs {answer} bytes of scratch, the declaration says {declared(match)}",
-            where=match.root,
-            hint="leave out scratch= to take what the library says",
-        )
-    return answer
-
-
-def _query_source(header: str, call: LibraryCall) -> str:
+def _query_source(header: str, call: dt.LibraryCall) -> str:
     """C that leaves a query's answer in a variable; pointers to operands are null."""
-    from dovetail.emit.library import library_call
+    from dovetail.codegen.emit.source import library_call
 
     declared, text = library_call(call, "query", lambda operand: "0")
     lines = [f'#include "{header}"', "int32_t answer;", "void ask(void);", "void ask(void)", "{", *declared]
@@ -301,8 +270,8 @@ def _query_source(header: str, call: LibraryCall) -> str:
 @cache
 def _ask(root: Path, include: str, sources: tuple[str, ...], defines: tuple[tuple[str, int], ...], text: str) -> int:
     """Run a query on this computer, in a process of its own."""
-    from dovetail.build.toolchain import compile_host
-    from dovetail.simulate.host import simulate_host
+    from dovetail.codegen.build.toolchain import compile_host
+    from dovetail.sim.worker import simulate_host
 
     with tempfile.TemporaryDirectory() as folder:
         asking = Path(folder) / "query.c"

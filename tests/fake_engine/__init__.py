@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from dovetail.graph.types import Array, DType
-from dovetail.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
-from dovetail.operators.linear import Conv2d, FullyConnected
-from dovetail.operators.movement import Pad
+from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType
 from dovetail.target import (
     Command,
     Constraint,
@@ -80,12 +80,24 @@ def commands(match: Match, operands: Mapping[str, Operand]) -> tuple[Command, ..
     pad = match.operator("pad", Pad) if match.has("pad") else Pad((0,) * 4, (0,) * 4, layer.input_zero_point)
     stride = layer.stride if isinstance(layer, Conv2d) else (1, 1)
     words = [
-        x.address, *_strides(x), *_image(match.type("x").shape),
-        result.address, *_strides(result), *_image(match.result.shape),
-        *_weights(match).shape[1:3], *stride, pad.before[1], pad.before[2], int(pad.value), layer.input_zero_point,
-        requantise.output_zero_point, list(Rounding).index(requantise.rounding), clip.low, clip.high,
+        x.address,
+        *_strides(x),
+        *_image(match.type("x").shape),
+        result.address,
+        *_strides(result),
+        *_image(match.result.shape),
+        *_weights(match).shape[1:3],
+        *stride,
+        pad.before[1],
+        pad.before[2],
+        int(pad.value),
+        layer.input_zero_point,
+        requantise.output_zero_point,
+        list(Rounding).index(requantise.rounding),
+        clip.low,
+        clip.high,
         *(operands[name].address for name in _NAMES),
-    ]  # fmt: skip
+    ]
     return (Command("blocks_start", tuple(word & 0xFFFFFFFF for word in words), constants=True),)
 
 
@@ -107,8 +119,7 @@ def emulate(words: Sequence[int], blob: Array, memory: Array) -> None:
 
     x = tensor(xa, (blocks_in, h, w), (xc, xh, xw)).astype(np.int64)
     y = tensor(ya, (blocks_out, oh, ow), (yc, yh, yw))
-    bottom, right = (max(0, (o - 1) * s + k - p - n) for o, s, k, p, n in
-                     ((oh, sh, kh, top, h), (ow, sw, kw, left, w)))  # fmt: skip
+    bottom, right = (max(0, (o - 1) * s + k - p - n) for o, s, k, p, n in ((oh, sh, kh, top, h), (ow, sw, kw, left, w)))
     x = np.pad(x, [(0, 0), (top, bottom), (left, right), (0, 0)], constant_values=fill) - zero
     sums = np.zeros((blocks_out, oh, ow, BLOCK), dtype=np.int64)
     for row in range(kh):
@@ -123,13 +134,16 @@ def emulate(words: Sequence[int], blob: Array, memory: Array) -> None:
 
 CONSTRAINTS = (
     Constraint("values must be int8", lambda m: (m.type("x").dtype, m.result.dtype), lambda v: set(v) == {DType.INT8}),
-    Constraint("weights must be int8, zero point 0",
-               lambda m: (m.type("weights").dtype, getattr(m.nodes["layer"].operator, "weight_zero_point", 0)),
-               lambda v: v == (DType.INT8, 0)),
+    Constraint(
+        "weights must be int8, zero point 0",
+        lambda m: (m.type("weights").dtype, getattr(m.nodes["layer"].operator, "weight_zero_point", 0)),
+        lambda v: v == (DType.INT8, 0),
+    ),
     Constraint("the batch must be 1", lambda m: m.result.shape[0], lambda v: v == 1),
-    Constraint("the groups must be 1",
-               lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], lambda v: v == 1),
-)  # fmt: skip
+    Constraint(
+        "the groups must be 1", lambda m: m.type("x").shape[-1] // m.type("weights").shape[-1], lambda v: v == 1
+    ),
+)
 
 
 def _offload(name: str, kind: type[Conv2d] | type[FullyConnected], pads: bool) -> Offload:
@@ -137,8 +151,16 @@ def _offload(name: str, kind: type[Conv2d] | type[FullyConnected], pads: bool) -
     source = maybe(Pad, x, name="pad") if pads else x
     layer = apply(kind, source, constant("weights"), constant("bias"), name="layer")
     pattern = apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift")))
-    return Offload(name, pattern, CONSTRAINTS, pack, commands, lambda m: m.graph.types[m.root].elements,
-                   channel_step=BLOCK, layouts={"x": layout, "result": layout})  # fmt: skip
+    return Offload(
+        name,
+        pattern,
+        CONSTRAINTS,
+        pack,
+        commands,
+        lambda m: m.graph.types[m.root].elements,
+        channel_step=BLOCK,
+        layouts={"x": layout, "result": layout},
+    )
 
 
 def machine(pads: bool = True, dense: bool = True) -> Target:

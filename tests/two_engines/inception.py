@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 
 SCALE = 0.05
 """Of every activation, so that branches are joined as they are."""
@@ -39,9 +39,16 @@ class _Maker:
         spread = 1.0 / (50 * np.sqrt(depth * kernel * kernel))
         bias = self._random.integers(-2000, 2000, channels).astype(np.int32)
         inputs = [
-            x, "scale", "zero", self.constant(f"{name}_w", weights), self.constant(f"{name}_s", np.float32(spread)),
-            "weight_zero", "scale", "zero", self.constant(f"{name}_b", bias),
-        ]  # fmt: skip
+            x,
+            "scale",
+            "zero",
+            self.constant(f"{name}_w", weights),
+            self.constant(f"{name}_s", np.float32(spread)),
+            "weight_zero",
+            "scale",
+            "zero",
+            self.constant(f"{name}_b", bias),
+        ]
         return self.node("QLinearConv", name, inputs, kernel_shape=[kernel] * 2, pads=[kernel // 2] * 4)
 
     def block(self, name: str, x: str, depth: int, width: int) -> str:

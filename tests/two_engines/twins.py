@@ -44,10 +44,18 @@ def second(slowdown: int = 1, limits: tuple[Constraint, ...] = ()) -> Engine:
     files = {name: HERE / name for name in ("second_ne16.h", "second_ne16.c")}
     device = DeviceModel(ne16.ENGINE.device.factory, BASE, 0x100, {"name": "second", "slowdown": slowdown})
     return replace(
-        ne16.ENGINE, name="second", offloads=tuple(own(offload) for offload in ne16.ENGINE.offloads), device=device,
-        driver=(), files=files, headers=("second_ne16.h",), wait="second_wait", prepare="second_init",
-        defines={"SECOND_NE16_BASE": BASE}, ideal_macs_per_cycle=ne16.ENGINE.ideal_macs_per_cycle / slowdown,
-    )  # fmt: skip
+        ne16.ENGINE,
+        name="second",
+        offloads=tuple(own(offload) for offload in ne16.ENGINE.offloads),
+        device=device,
+        driver=(),
+        files=files,
+        headers=("second_ne16.h",),
+        wait="second_wait",
+        prepare="second_init",
+        defines={"SECOND_NE16_BASE": BASE},
+        ideal_macs_per_cycle=ne16.ENGINE.ideal_macs_per_cycle / slowdown,
+    )
 
 
 def machine(slowdown: int = 1, limits: tuple[Constraint, ...] = ()) -> Target:

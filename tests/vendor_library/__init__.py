@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.graph.types import Array
-from dovetail.operators.arithmetic import Clip, Requantize
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.target import CValue, Match, Offload, apply, blocked, constant, maybe, operand
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array
+from dovetail.target import CValue, Match, Offload, apply, blocked, constant, layers, maybe, operand
 from dovetail.targets import riscv
-from dovetail.targets.vendor_limits import BATCH, FILL, INT8, ROUNDS, WEIGHTS
 from dovetail.targets.vendorlib import Argument, Library, Query, function, pointer, struct, with_library
 
 LIBRARY = Library("vl", Path(__file__).parent, "vl.h", ("vl.c",), success=0)
@@ -48,6 +47,7 @@ def per_channel(name: str) -> Callable[[Match], Array]:
     return lambda m: fours(np.broadcast_to(m.array(name), m.result.shape[-1]), 1)
 
 
+LIMITS = (layers.ALL_INT8, layers.INT8_WEIGHTS, layers.PADDING_OF_ZERO_POINT, layers.ALL_DOUBLE_ROUNDING, layers.BATCH)
 PLACE = [struct("vl_shape", shape), struct("vl_window", window)]
 LENGTHS: list[Argument] = [lambda m: m.type("x").shape[1], lambda m: m.result.shape[1]]
 
@@ -59,11 +59,15 @@ def described(library: Library, name: str, kind: type, given: list[Argument], we
     arguments = [*given, struct("vl_scaling", scaling), pointer("x"), pointer("weights"), WORDS("bias"), *room, RESULT]
     constants = {name: per_channel(name) for name in ("bias", "multiplier", "shift")}
     return function(
-        library, name, apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift"))), arguments,
-        constraints=(INT8, WEIGHTS, FILL, ROUNDS, BATCH),
+        library,
+        name,
+        apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift"))),
+        arguments,
+        constraints=LIMITS,
         constants={**constants, "weights": lambda m: weights(m.array("weights"))},
-        layouts=dict.fromkeys(("x", "result"), ROWS if kind is FullyConnected else IMAGES), **more,
-    )  # fmt: skip
+        layouts=dict.fromkeys(("x", "result"), ROWS if kind is FullyConnected else IMAGES),
+        **more,
+    )
 
 
 def convolution(library: Library, name: str, **more: Any) -> Offload:

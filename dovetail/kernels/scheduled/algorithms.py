@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.kernels.c import indent
+from dovetail.target.description import RegisterMemory
+
 ENTRY = "kernel"
 """Name of the procedure."""
 
@@ -61,85 +64,111 @@ class Extra:
     """"channel": an element per output channel; "position": per element of the result; "one": one element."""
 
 
+@dataclass(frozen=True)
+class Staging:
+    """Where an instruction wants the taps of a step, and in which order."""
+
+    memory: RegisterMemory
+    parts: int
+    """Registers one load fills."""
+    interleaved: bool
+    """Whether neighbouring taps go to different registers."""
+
+    @property
+    def vector(self) -> int:
+        """Taps one load brings."""
+        return self.parts * self.memory.elements
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What may be chosen about a kernel."""
+
+    pixels: int
+    """Pixels of a block."""
+    lanes: int
+    """Output channels of a block."""
+    vector: int
+    """Taps that are multiplied together."""
+    group: int
+    """Output channels one instruction computes."""
+    gathered: bool
+    """Whether a block's taps are first copied side by side, as where the channels of a pixel fill no vector."""
+    unroll: int
+    """Most vectors of taps per turn of the innermost loop."""
+    staging: Staging | None = None
+    """How operands come into the registers an instruction wants them in."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The pixels whose taps are all in the image: half-open ranges of rows and columns."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
 def conv2d(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> str:
     """A convolution over rows, columns and channels, requantised."""
-    (height, width, channels), (rows, columns, outputs) = sizes.image, sizes.result
-    place = {"channel": "oc", "position": "oy, ox, oc", "one": "0"}
-    shape = {"channel": f"{outputs}", "position": f"{rows}, {columns}, {outputs}", "one": "1"}
+    (height, width, channels), (rows, columns, _) = sizes.image, sizes.result
     row = f"{sizes.stride[0]} * oy + {sizes.dilation[0]} * ky - {sizes.before[0]}"
     column = f"{sizes.stride[1]} * ox + {sizes.dilation[1]} * kx - {sizes.before[1]}"
     tap = f"{sizes.kernel[1] * channels} * ky + {channels} * kx + c"
-    return f"""\
-def {ENTRY}(input: i8[{height}, {width}, {channels}] @ DRAM, {_weights(sizes, packing)},
-            output: i32[{rows}, {columns}, {outputs}] @ DRAM{_arguments(extras, shape)}):
-    for oy in seq(0, {rows}):
-        for ox in seq(0, {columns}):
-            for oc in seq(0, {_channels(outputs, packing)}):
-                sum: i32 @ DRAM
-                sum = bias[oc]
-                for ky in seq(0, {sizes.kernel[0]}):
-                    for kx in seq(0, {sizes.kernel[1]}):
-                        for c in seq(0, {channels}):
-                            value: i8 @ DRAM
-                            if {row} >= 0 and {row} < {height}:
-                                if {column} >= 0 and {column} < {width}:
-                                    value = input[{row}, {column}, c]
-                                else:
-                                    value = {float(sizes.pad_value)}
-                            else:
-                                value = {float(sizes.pad_value)}
-                            sum += value * weights[{_weight(packing, tap)}]
-{_store("output[oy, ox, oc]", _finish(extras, place), sizes, packing, 4)}
-"""
+    outside = f"value = {float(sizes.pad_value)}"
+    read = [
+        f"if {row} >= 0 and {row} < {height}:",
+        f"    if {column} >= 0 and {column} < {width}:",
+        f"        value = input[{row}, {column}, c]",
+        "    else:",
+        f"        {outside}",
+        "else:",
+        f"    {outside}",
+    ]
+    taps = [("ky", sizes.kernel[0]), ("kx", sizes.kernel[1]), ("c", channels)]
+    return _nest(sizes, packing, extras, [("oy", rows), ("ox", columns)], f"{height}, {width}, ", taps, read, tap)
 
 
 def fully_connected(sizes: Sizes, packing: Packing, extras: Sequence[Extra]) -> str:
     """Every output of a pixel from every channel of it, requantised."""
-    (_, pixels, channels), outputs = sizes.image, sizes.result[2]
-    place = {"channel": "oc", "position": "ox, oc", "one": "0"}
-    shape = {"channel": f"{outputs}", "position": f"{pixels}, {outputs}", "one": "1"}
-    return f"""\
-def {ENTRY}(input: i8[{pixels}, {channels}] @ DRAM, {_weights(sizes, packing)},
-            output: i32[{pixels}, {outputs}] @ DRAM{_arguments(extras, shape)}):
-    for ox in seq(0, {pixels}):
-        for oc in seq(0, {_channels(outputs, packing)}):
-            sum: i32 @ DRAM
-            sum = bias[oc]
-            for c in seq(0, {channels}):
-                value: i8 @ DRAM
-                value = input[ox, c]
-                sum += value * weights[{_weight(packing, "c")}]
-{_store("output[ox, oc]", _finish(extras, place), sizes, packing, 3)}
-"""
+    (_, pixels, channels) = sizes.image
+    read = ["value = input[ox, c]"]
+    return _nest(sizes, packing, extras, [("ox", pixels)], f"{pixels}, ", [("c", channels)], read, "c")
 
 
-def _channels(outputs: int, packing: Packing) -> int:
-    """Output channels, the last block filled up."""
-    return -(-outputs // packing.lanes) * packing.lanes
+def _nest(
+    sizes: Sizes,
+    packing: Packing,
+    extras: Sequence[Extra],
+    pixels: Sequence[tuple[str, int]],
+    image: str,
+    taps: Sequence[tuple[str, int]],
+    read: Sequence[str],
+    tap: str,
+) -> str:
+    """Loops over pixels, output channels and taps: how a tap's value is read, and its number among the weights."""
+    outputs, lanes, vector = sizes.result[2], packing.lanes, packing.vector
+    channels = -(-outputs // lanes) * lanes  # the last block filled up
+    names, counts = ("".join(f"{part}, " for part in parts) for parts in zip(*pixels, strict=True))
+    place = {"channel": "oc", "position": f"{names}oc", "one": "0"}
+    shape = {"channel": f"{outputs}", "position": f"{counts}{outputs}", "one": "1"}
+    packed = f"{channels // lanes}, {-(-sizes.taps // vector)}, {lanes}, {vector}"
+    others = "".join(f", {extra.name}: i32[{shape[extra.kind]}] @ DRAM" for extra in extras)
+    given = ", ".join(["sum", *(f"{extra.name}[{place[extra.kind]}]" for extra in extras)])
+    store = [f"output[{names}oc] = finish({given})"]
+    if outputs % lanes:  # only of channels that exist
+        store = [f"if oc < {outputs}:", *indent(store)]
+    product = f"sum += value * weights[oc / {lanes}, ({tap}) / {vector}, oc % {lanes}, ({tap}) % {vector}]"
+    lines = _loops(taps, ["value: i8 @ DRAM", *read, product])
+    lines = _loops([*pixels, ("oc", channels)], ["sum: i32 @ DRAM", "sum = bias[oc]", *lines, *store])
+    head = [
+        f"def {ENTRY}(input: i8[{image}{sizes.image[2]}] @ DRAM, weights: i8[{packed}] @ DRAM, "
+        f"bias: i32[{channels}] @ DRAM,",
+        f"            output: i32[{counts}{outputs}] @ DRAM{others}):",
+    ]
+    return "\n".join([*head, *indent(lines), ""])
 
 
-def _weights(sizes: Sizes, packing: Packing) -> str:
-    channels = _channels(sizes.result[2], packing)
-    shape = [channels // packing.lanes, -(-sizes.taps // packing.vector), packing.lanes, packing.vector]
-    return f"weights: i8[{', '.join(map(str, shape))}] @ DRAM, bias: i32[{channels}] @ DRAM"
-
-
-def _weight(packing: Packing, tap: str) -> str:
-    lanes, vector = packing.lanes, packing.vector
-    return f"oc / {lanes}, ({tap}) / {vector}, oc % {lanes}, ({tap}) % {vector}"
-
-
-def _arguments(extras: Sequence[Extra], shape: dict[str, str]) -> str:
-    return "".join(f", {extra.name}: i32[{shape[extra.kind]}] @ DRAM" for extra in extras)
-
-
-def _store(element: str, value: str, sizes: Sizes, packing: Packing, depth: int) -> str:
-    """The assignment of a result, only of channels that exist where a block may be part-empty."""
-    outputs, indent = sizes.result[2], "    " * depth
-    if outputs % packing.lanes == 0:
-        return f"{indent}{element} = {value}"
-    return f"{indent}if oc < {outputs}:\n{indent}    {element} = {value}"
-
-
-def _finish(extras: Sequence[Extra], place: dict[str, str]) -> str:
-    return f"finish({', '.join(['sum', *(f'{extra.name}[{place[extra.kind]}]' for extra in extras)])})"
+def _loops(nest: Sequence[tuple[str, int]], lines: list[str]) -> list[str]:
+    for name, count in reversed(nest):
+        lines = [f"for {name} in seq(0, {count}):", *indent(lines)]
+    return lines

@@ -1,11 +1,15 @@
-"""Which block of pixels and channels a scheduled kernel computes together: the one with the fewest instructions."""
+"""The block a scheduled kernel computes together, the one with the fewest instructions; where instructions want their
+operands, which is read in the text of their meaning as Python (Exo is not needed to know it)."""
 
 from __future__ import annotations
 
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
 from dovetail.kernels.kernel import Unsupported
-from dovetail.kernels.scheduled.algorithms import Sizes
-from dovetail.kernels.scheduled.schedules import Inside, Knobs
-from dovetail.kernels.scheduled.staging import Staging
+from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
+from dovetail.target.description import CoreInstruction
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16
@@ -23,16 +27,14 @@ _START = 3
 _PARTIAL = 4
 """Further instructions per sum where its channel may not exist."""
 _REGISTERS = 22
-_SPILL = 2
-"""Instructions per turn where a block's sums and inputs leave too few registers for addresses, and from how many on."""
+"""Sums and inputs of a block beyond which each takes a register, and so an instruction per turn, from the addresses."""
 _CALL = 40
 """Instructions per block of pixels besides its sums."""
 
 
 def choose_knobs(
-    sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None = None,
-    room: int = 3072,
-) -> Knobs:  # fmt: skip
+    sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None, room: int
+) -> Knobs:
     """The register block with the fewest instructions, the smallest of equals.
 
     Args:
@@ -108,3 +110,94 @@ def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
     partial = sizes.result[2] % knobs.lanes != 0
     ending = pixels * knobs.lanes * (_START + (_PARTIAL if partial else 0))
     return blocks * (vectors * step + ending + _CALL) + _CALL + (gathering if gathered else 0)
+
+
+def is_product(instruction: CoreInstruction) -> bool:
+    """True for an instruction that adds products up; the others bring operands where it wants them.
+
+    Raises:
+        TargetError: its meaning is no procedure.
+    """
+    return isinstance(_innermost(_function(instruction)), ast.AugAssign)
+
+
+def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:
+    """How a product's operands are staged: by the first instruction that copies into their registers; None for DRAM."""
+    by_name = {memory.name: memory for memory in product.memories}
+    wanted = {_memory(operand) for operand in _function(product).args.args} & by_name.keys()
+    for instruction in instructions:
+        load = _function(instruction)
+        copy, home = _innermost(load), load.args.args[0]
+        shape = _shape(home)
+        if not isinstance(copy, ast.Assign) or _memory(home) not in wanted or len(shape) != 2:
+            continue
+        (target,), read = copy.targets, copy.value
+        assert isinstance(target, ast.Subscript) and isinstance(read, ast.Subscript)
+        loops = {ast.unparse(name): int(place == 0) for place, name in enumerate(_indices(target))}
+        return Staging(by_name[_memory(home)], shape[0], _value(_indices(read)[0], loops) == 1)
+    return None
+
+
+def _function(instruction: CoreInstruction) -> ast.FunctionDef:
+    try:
+        (function,) = (
+            node for node in ast.parse(instruction.meaning.strip()).body if isinstance(node, ast.FunctionDef)
+        )
+    except (SyntaxError, ValueError):
+        from dovetail.kernels.scheduled.select import meaning
+
+        meaning(instruction)  # says what is wrong with it
+        raise
+    return function
+
+
+def _innermost(function: ast.FunctionDef) -> ast.stmt:
+    """The last statement of a nest."""
+    statement = function.body[-1]
+    while isinstance(statement, ast.For):
+        statement = statement.body[-1]
+    return statement
+
+
+def _memory(operand: ast.arg) -> str:
+    """The name of the memory an operand lies in: what stands behind @ in its annotation."""
+    kind = operand.annotation
+    return ast.unparse(kind.right) if isinstance(kind, ast.BinOp) and isinstance(kind.op, ast.MatMult) else "DRAM"
+
+
+def _shape(operand: ast.arg) -> list[int]:
+    """The extents of an operand that are plain numbers."""
+    kind = operand.annotation
+    kind = kind.left if isinstance(kind, ast.BinOp) else kind
+    extents = _indices(kind) if isinstance(kind, ast.Subscript) else []
+    return [extent.value for extent in extents if isinstance(extent, ast.Constant) and isinstance(extent.value, int)]
+
+
+def _indices(read: ast.Subscript) -> list[ast.expr]:
+    return list(read.slice.elts) if isinstance(read.slice, ast.Tuple) else [read.slice]
+
+
+_INDEX: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+"""What an index is made of; a quotient of Exo's is rounded down."""
+
+
+def _value(index: ast.expr, loops: Mapping[str, int]) -> int | None:
+    """An index for the values of its loops; None where it reads anything else."""
+    match index:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return loops.get(name)
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return _value(ast.BinOp(ast.Constant(0), ast.Sub(), inner), loops)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _INDEX:
+            one, two = _value(left, loops), _value(right, loops)
+            by_nothing = two == 0 and isinstance(op, ast.Div | ast.Mod)
+            return None if one is None or two is None or by_nothing else _INDEX[type(op)](one, two)
+    return None

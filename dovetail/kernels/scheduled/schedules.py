@@ -4,22 +4,49 @@ A block is `pixels` neighbouring pixels times `lanes` output channels whose sums
 maps a procedure to an equal one: Exo refuses a step that it cannot prove to change nothing.
 
 Names of loops: oy, ox row and column of the result; xi pixel of a block; ob, lane block of channels and channel in it;
-ky, kx, c tap; k tap of gathered ones; gx
-pixel being gathered; cb, ci vector of taps and tap in it; px, pl pixel and channel being finished.
+ky, kx, c tap; k tap of gathered ones; gx pixel being gathered; cb, ci vector of taps and tap in it; part, ti register
+of a step's taps and element in it; px, pl pixel and channel being finished. Where operands lie in registers that hold
+several elements, activations are staged once per block of pixels, for all its channels; weights where they are
+multiplied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dovetail.kernels.scheduled.algorithms import Sizes
-from dovetail.kernels.scheduled.select import scope
-from dovetail.kernels.scheduled.staging import Staging, stage_activations, stage_weights
-from dovetail.loops.mismatch import LoopMismatch
-from dovetail.loops.text import Procedure, procedure
+from exo.stdlib.scheduling import (
+    bind_expr,
+    call_eqv,
+    cut_loop,
+    delete_buffer,
+    divide_loop,
+    eliminate_dead_code,
+    expand_dim,
+    extract_subproc,
+    fission,
+    inline,
+    inline_assign,
+    insert_noop_call,
+    lift_alloc,
+    lift_scope,
+    mult_loops,
+    remove_loop,
+    reorder_loops,
+    reorder_stmts,
+    rewrite_expr,
+    set_memory,
+    shift_loop,
+    simplify,
+    unroll_loop,
+)
+
+from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
+from dovetail.kernels.scheduled.select import register_memory, scope
+from dovetail.loops.matching import LoopMismatch, replace_first
+from dovetail.loops.procedures import Procedure, is_a, procedure, statements
 
 _WORD = 4
 """Bytes of a register; the channels of a pixel begin at a multiple of it where their number is one."""
@@ -28,38 +55,8 @@ Select = Callable[[Procedure], Procedure]
 """Replaces what the core has instructions for."""
 
 
-@dataclass(frozen=True)
-class Knobs:
-    """What may be chosen about a kernel."""
-
-    pixels: int
-    """Pixels of a block."""
-    lanes: int
-    """Output channels of a block."""
-    vector: int
-    """Taps that are multiplied together."""
-    group: int
-    """Output channels one instruction computes."""
-    gathered: bool
-    """Whether a block's taps are first copied side by side, as where the channels of a pixel fill no vector."""
-    unroll: int
-    """Most vectors of taps per turn of the innermost loop."""
-    staging: Staging | None = None
-    """How operands come into the registers an instruction wants them in."""
-
-
-@dataclass(frozen=True)
-class Inside:
-    """The pixels whose taps are all in the image: half-open ranges of rows and columns."""
-
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-
-
 def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of neighbouring pixels: those that read padding from gathered taps, the others without a branch."""
-    from exo.stdlib.scheduling import divide_loop, extract_subproc, simplify
-
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
     p, parts = _columns(p, p.find_loop("ox"), sizes.result[1], knobs)
     p = simplify(p)
@@ -72,16 +69,22 @@ def schedule_conv2d(p: Procedure, sizes: Sizes, inside: Inside, knobs: Knobs, se
     for (part, pixels, name), several in zip(parts, made, strict=True):
         loop = p.forward(part)
         blocks = (-(-left // pixels), right // pixels) if name == "block" or whole else (0, 0)
-        if top < bottom and blocks[0] < blocks[1]:
-            p = _inside_blocks(p, loop, (top, bottom), blocks, f"inside_{name}", sizes, knobs, select)
-        p = _schedule_calls(p, several, name, sizes, replace(knobs, pixels=pixels, gathered=True), select)
+        if (
+            top < bottom and blocks[0] < blocks[1]
+        ):  # on their own: where nothing is padding, Exo proves every guard true
+            p, free = _inside_blocks(p, loop, (top, bottom), blocks, f"inside_{name}")
+            free = block(free, sizes, replace(knobs, pixels=pixels), True, select)
+            p = call_eqv(p, p.find(f"inside_{name}(_)"), free)
+        if _calls(p, name):
+            calls = p.find(f"{name}(_)", many=True)
+            several = block(several, sizes, replace(knobs, pixels=pixels, gathered=True), False, select)
+            for call in calls:
+                p = call_eqv(p, p.forward(call), several)
     return simplify(p)
 
 
 def _columns(p: Procedure, loop: Any, count: int, knobs: Knobs) -> tuple[Procedure, list[tuple[Any, int, str]]]:
     """Divide a loop over columns into blocks and what is left; loop, pixels and name of both."""
-    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop
-
     whole = count // knobs.pixels * knobs.pixels
     parts = [(loop, knobs.pixels, "block")]
     if whole < count:
@@ -94,42 +97,21 @@ def _columns(p: Procedure, loop: Any, count: int, knobs: Knobs) -> tuple[Procedu
 
 
 def _inside_blocks(
-    p: Procedure, loop: Any, rows: tuple[int, int], blocks: tuple[int, int], name: str, sizes: Sizes, knobs: Knobs,
-    select: Select,
-) -> Procedure:  # fmt: skip
-    """Schedule the blocks that read no padding on their own: where that is so, Exo proves every guard true."""
-    from exo.stdlib.scheduling import call_eqv, extract_subproc, inline, simplify
-
+    p: Procedure, loop: Any, rows: tuple[int, int], blocks: tuple[int, int], name: str
+) -> tuple[Procedure, Procedure]:
+    """Take the blocks that read no padding out as a procedure of their own."""
     row, place = loop.parent(), 0
     while loop.prev():  # both loops over columns have one name
         loop, place = loop.prev(), place + 1
     p, row = _cut(p, row, *rows)
     p, loop = _cut(p, row.body()[place], *blocks)
     p = simplify(inline(p, loop.body()[0]))
-    loop = p.forward(loop)
-    pixels = loop.body()[0].hi().value()
-    p, several = extract_subproc(p, loop.body()[0], name)
-    scheduled = block(several, sizes, replace(knobs, pixels=pixels), True, select)
-    return call_eqv(p, p.find(f"{name}(_)"), scheduled)
-
-
-def _schedule_calls(
-    p: Procedure, several: Procedure, name: str, sizes: Sizes, knobs: Knobs, select: Select
-) -> Procedure:
-    """Schedule a procedure and have it called wherever the unscheduled one is."""
-    from exo.stdlib.scheduling import call_eqv
-
-    calls = p.find(f"{name}(_)", many=True) if _calls(p, name) else []
-    scheduled = block(several, sizes, knobs, False, select) if calls else several
-    for call in calls:
-        p = call_eqv(p, p.forward(call), scheduled)
-    return p
+    p, several = extract_subproc(p, p.forward(loop).body()[0], name)
+    return p, several
 
 
 def schedule_fully_connected(p: Procedure, sizes: Sizes, knobs: Knobs, select: Select) -> Procedure:
     """Blocks of pixels and channels."""
-    from exo.stdlib.scheduling import call_eqv, divide_loop, extract_subproc, simplify
-
     p = divide_loop(p, "oc", knobs.lanes, ["ob", "lane"], perfect=True)
     p, parts = _columns(p, p.find_loop("ox"), sizes.image[1], knobs)
     p = simplify(p)
@@ -142,8 +124,6 @@ def schedule_fully_connected(p: Procedure, sizes: Sizes, knobs: Knobs, select: S
 
 def _cut(p: Procedure, loop: Any, first: int, end: int) -> tuple[Procedure, Any]:
     """Split a loop in up to three, and give the one over [first, end)."""
-    from exo.stdlib.scheduling import cut_loop
-
     low, high = loop.lo().value(), loop.hi().value()
     if first > low:
         p = cut_loop(p, loop, first)
@@ -161,8 +141,6 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
         q: loops xi, ob, lane and those over taps.
         inside: whether all taps are in the image.
     """
-    from exo.stdlib.scheduling import divide_loop, eliminate_dead_code, insert_noop_call, reorder_loops
-
     taps = [name for name in ("ky", "kx", "c") if _has_loop(q, name)]
     if inside and len(taps) == 3:
         for _ in ("row", "column"):
@@ -183,7 +161,7 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
     if staged and knobs.staging:
         q = stage_weights(q, knobs.staging)
     if knobs.group > 1:
-        products = next(loop for loop in _loops(q.find_loop(taps[-1], many=True)[-1]) if loop.name() == "lane")
+        products = next(loop for loop in _loops(_last(q, taps[-1]).body()) if loop.name() == "lane")
         q = divide_loop(q, products, knobs.group, ["lane", "li"], perfect=True)
     q = select(q)
     if taps[-1] == "cb":
@@ -198,25 +176,11 @@ def in_order() -> Procedure:
 
 
 def _read_in_place(q: Procedure) -> Procedure:
-    """Multiply each element as it is read."""
-    from exo.stdlib.scheduling import delete_buffer, inline_assign
-
     return delete_buffer(inline_assign(q, q.find("value = _")), "value")
 
 
 def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
     """Copy the taps of each pixel side by side, once for all channels; sum over them in one loop. Gives that loop."""
-    from exo.stdlib.scheduling import (
-        expand_dim,
-        fission,
-        lift_alloc,
-        mult_loops,
-        remove_loop,
-        reorder_stmts,
-        rewrite_expr,
-        simplify,
-    )
-
     room = -(-sizes.taps // 8) * 8
     row = sizes.kernel[1] * sizes.image[2]
     place = f"{row} * ky + {sizes.image[2]} * kx + c" if len(taps) == 3 else "c"
@@ -239,11 +203,8 @@ def _gather(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[
 
 def _guard_rows(q: Procedure) -> Procedure:
     """Ask whether a tap is in the image once per row and once per column of the kernel, not per channel."""
-    from exo.API_cursors import IfCursor
-    from exo.stdlib.scheduling import lift_scope
-
     guard = q.find_loop("c").body()[0]
-    if not isinstance(guard, IfCursor):
+    if not is_a(guard, "If"):
         return q
     q = lift_scope(q, guard)
     q = lift_scope(q, q.find_loop("kx").body()[0])
@@ -252,8 +213,6 @@ def _guard_rows(q: Procedure) -> Procedure:
 
 def _copy_channels(q: Procedure, sizes: Sizes) -> Procedure:
     """Copy the channels of a tap as words where they are some."""
-    from dovetail.loops.replace import replace_first
-
     found = replace_first(q, copy(sizes.image[2])) if sizes.image[2] % _WORD == 0 else q
     return q if isinstance(found, LoopMismatch) else found
 
@@ -270,8 +229,6 @@ def copy(count: int) -> Procedure:
 
 def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str], list[str]]:
     """Vectors of taps, and what fills none as a loop of its own; the loops of both."""
-    from exo.stdlib.scheduling import cut_loop, divide_loop, shift_loop, simplify
-
     inner = taps[-1]
     loop = q.find_loop(inner, many=True)[-1]
     count = sizes.taps if inner == "k" else sizes.image[2]
@@ -290,8 +247,6 @@ def _divide_taps(q: Procedure, sizes: Sizes, taps: list[str], knobs: Knobs) -> t
 
 def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list[str]]:
     """Bring the activations into the registers instructions want; then all taps are one loop."""
-    from exo.stdlib.scheduling import mult_loops, rewrite_expr, simplify
-
     assert knobs.staging is not None
     lengths = [(tap, int(q.find_loop(tap, many=True)[-1].hi().value())) for tap in taps]
     q = _renamed(stage_activations(q, knobs.staging, knobs.pixels, lengths), "xi", "gx")
@@ -305,8 +260,6 @@ def _stage(q: Procedure, taps: list[str], knobs: Knobs) -> tuple[Procedure, list
 
 def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
     """The sums of a block side by side; starting, adding and finishing them become loops of their own."""
-    from exo.stdlib.scheduling import expand_dim, fission, lift_alloc
-
     q = lift_alloc(expand_dim(q, "sum", knobs.lanes, "lane"), "sum")
     q = lift_alloc(expand_dim(q, "sum", knobs.pixels, "xi"), "sum")
     q = fission(q, q.find("sum[_] = _").after(), 2)
@@ -320,11 +273,8 @@ def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
 
 def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
     """Write the finished sums to memory, where the loops that requantise them find them by number."""
-    from exo.API_cursors import IfCursor
-    from exo.stdlib.scheduling import bind_expr, expand_dim, fission, lift_alloc, reorder_loops, set_memory
-
     statement = q.find_loop("pl").body()[0]
-    depth = 2 + isinstance(statement, IfCursor)
+    depth = 2 + is_a(statement, "If")
     store = statement.body()[0] if depth == 3 else statement
     q = bind_expr(q, [store.rhs().args()[0]], "total")
     q = set_memory(q, "total", q.find("sum: _").mem())
@@ -338,8 +288,6 @@ def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
 
 def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
     """Write out the loops over registers, and some turns of the innermost loop over taps."""
-    from exo.stdlib.scheduling import divide_loop, simplify, unroll_loop
-
     count = _last(q, vectors).hi().value() if vectors == "cb" else 1
     turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
     names = ["lane", "xi", "li", "part"]
@@ -349,30 +297,20 @@ def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
     if _has_loop(q, "kr"):
         names.append("kr")
     outside = q.find_loop("ob")
-    while loops := [loop for loop in _loops(q.forward(outside)) if loop.name() in names]:
+    while loops := [loop for loop in _loops(q.forward(outside).body()) if loop.name() in names]:
         q = unroll_loop(q, loops[-1])
     return simplify(q)
 
 
 def _renamed(q: Procedure, loop: Any, name: str) -> Procedure:
     """Give a loop another name; Exo has no step of its own for it."""
-    from exo.stdlib.scheduling import divide_loop, unroll_loop
-
     loop = q.find_loop(loop) if isinstance(loop, str) else q.forward(loop)
     q = divide_loop(q, loop, 1, [name, "turn"], perfect=True)
     return unroll_loop(q, q.forward(loop).body()[0])
 
 
-def _loops(statement: Any) -> list[Any]:
-    """Every loop inside a statement, outer ones first."""
-    from exo.API_cursors import ForCursor, IfCursor
-
-    found = []
-    for inner in statement.body():
-        if isinstance(inner, ForCursor | IfCursor):
-            found += [inner] if isinstance(inner, ForCursor) else []
-            found += _loops(inner)
-    return found
+def _loops(body: Any) -> list[Any]:
+    return [statement for statement in statements(body) if is_a(statement, "For")]
 
 
 def _last(q: Procedure, name: str) -> Any:
@@ -381,25 +319,67 @@ def _last(q: Procedure, name: str) -> Any:
 
 
 def _has_loop(q: Procedure, name: str) -> bool:
-    return any(loop.name() == name for top in q.body() for loop in _all_loops(top))
-
-
-def _all_loops(statement: Any) -> list[Any]:
-    from exo.API_cursors import ForCursor, IfCursor
-
-    if not isinstance(statement, ForCursor | IfCursor):
-        return []
-    return [*([statement] if isinstance(statement, ForCursor) else []), *_loops(statement)]
+    return any(loop.name() == name for loop in _loops(q.body()))
 
 
 def _calls(p: Procedure, name: str) -> bool:
-    from exo.API_cursors import CallCursor, ForCursor
+    return any(is_a(s, "Call") and s.subproc().name() == name for s in statements(p.body()))
 
-    def within(statements: Any) -> bool:
-        """Whether one of the statements, or of those in their loops, is such a call."""
-        return any(
-            within(s.body()) if isinstance(s, ForCursor) else isinstance(s, CallCursor) and s.subproc().name() == name
-            for s in statements
-        )
 
-    return within(p.body())
+def stage_activations(q: Procedure, staging: Staging, pixels: int, taps: Sequence[tuple[str, int]]) -> Procedure:
+    """Bring the taps of all pixels into registers (as many as it takes: memory, where compilers have no others), in
+    front of the loops over channels.
+
+    Args:
+        q: loops xi, ob, lane, `taps`, ci, with the activation as the first factor of the product.
+        staging: where to.
+        pixels: of the block.
+        taps: names and lengths of the loops over steps of taps.
+    """
+    q = _split_step(q, staging)
+    q = _bound(q, "wide", staging, left=True)
+    q = expand_dim(q, "wide", pixels, "xi")
+    count, place = 1, "0"
+    for name, length in reversed(taps):
+        place, count = f"{count} * {name} + {place}", count * length
+    q = lift_alloc(expand_dim(q, "wide", count, place), "wide", len(taps) + 5)
+    q = fission(q, q.find("wide[_] = _").after(), len(taps) + 2)
+    q = reorder_stmts(q, q.find("sum = _").expand(0, 1))
+    q = reorder_stmts(q, q.find("sum: _").expand(0, 1))
+    q = fission(q, q.find_loop(taps[0][0]).after(), 3)
+    return simplify(remove_loop(remove_loop(q, "lane"), "ob"))
+
+
+def stage_weights(q: Procedure, staging: Staging) -> Procedure:
+    """Bring the weights of a channel and step into registers, for all pixels.
+
+    Args:
+        q: loops xi, lane, part, ti around the product.
+        staging: where to.
+    """
+    q = reorder_loops(q, _around(q.find("sum[_] += wide[_] * _"), "xi"))
+    q = lift_alloc(_bound(q, "tap", staging, left=False), "tap", 3)
+    q = fission(q, q.find("tap[_] = _").after(), 3)
+    return remove_loop(q, _around(q.find("tap[_] = _"), "xi"))
+
+
+def _split_step(q: Procedure, staging: Staging) -> Procedure:
+    """The taps of a step register by register."""
+    if not staging.interleaved:
+        return divide_loop(q, "ci", staging.memory.elements, ["part", "ti"], perfect=True)
+    return reorder_loops(divide_loop(q, "ci", staging.parts, ["ti", "part"], perfect=True), "ti part")
+
+
+def _bound(q: Procedure, name: str, staging: Staging, left: bool) -> Procedure:
+    """A factor of the product as a register's element, by `part` and `ti`."""
+    value = q.find_loop("ti", many=True)[-1].body()[0].rhs()
+    q = bind_expr(q, [value.lhs() if left else value.rhs()], name)
+    q = set_memory(q, name, register_memory(staging.memory))
+    return expand_dim(expand_dim(q, name, staging.memory.elements, "ti"), name, staging.parts, "part")
+
+
+def _around(cursor: Any, loop: str) -> Any:
+    """The loop of that name around a statement."""
+    while not (hasattr(cursor, "hi") and cursor.name() == loop):
+        cursor = cursor.parent()
+    return cursor

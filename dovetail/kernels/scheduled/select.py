@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import gcd
 from typing import Any
 
 from dovetail.errors import TargetError
-from dovetail.loops.mismatch import LoopMismatch
-from dovetail.loops.replace import replace_first
-from dovetail.loops.text import Procedure, exo, procedure
+from dovetail.loops.matching import LoopMismatch, replace_first
+from dovetail.loops.procedures import Procedure, exo, is_a, procedure, scalar_function, statements
 from dovetail.target.description import CoreInstruction, RegisterMemory
 
 
@@ -19,33 +19,18 @@ from dovetail.target.description import CoreInstruction, RegisterMemory
 def scope() -> Mapping[str, Any]:
     """Names the texts of algorithms and meanings use: `DRAM`, where everything lies, and `finish`."""
     exo()
-    from exo.core.extern import Extern
     from exo.libs.memories import DRAM_STACK
 
     class Dram(DRAM_STACK):  # type: ignore[misc]  # Exo is untyped
         @classmethod
         def alloc(cls, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
-            """The declaration of a buffer; vectors are loaded from it."""
             if not shape:
                 return f"{prim_type} {new_name};"
             made = str(super().alloc(new_name, prim_type, shape, srcinfo))
             return made if prim_type != "int8_t" else made.replace(";", " __attribute__((aligned(8)));")
 
-    class Finish(Extern):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__("finish")
-
-        def typecheck(self, args: list[Any]) -> Any:
-            return args[0].type
-
-        def globl(self, prim_type: str) -> str:
-            return ""
-
-        def compile(self, args: list[str], prim_type: str) -> str:
-            return f"finish({', '.join(args)})"
-
     Dram.__name__ = "DRAM"
-    return {"DRAM": Dram, "finish": Finish()}
+    return {"DRAM": Dram, "finish": scalar_function("finish", "finish({all})")}
 
 
 @cache
@@ -55,17 +40,18 @@ def register_memory(memory: RegisterMemory) -> Any:
     from exo.core.memory import Memory
 
     def alloc(cls: Any, new_name: str, prim_type: str, shape: list[str], srcinfo: Any) -> str:
-        """The declaration of a buffer."""
         extents = "".join(f"[{extent}]" for extent in shape[:-1] or ["1"])
         return f"{memory.c_type} {new_name}{extents};"
 
     def window(cls: Any, basetyp: Any, baseptr: str, indices: list[str], strides: list[str], srcinfo: Any) -> str:
-        """The first register of an operand."""
         return baseptr + "".join(f"[{index}]" for index in indices[:-1] or ["0"])
 
     methods: dict[str, Callable[..., Any]] = {
-        "alloc": alloc, "window": window, "free": lambda cls, *rest: "", "can_read": lambda cls: False,
-    }  # fmt: skip
+        "alloc": alloc,
+        "window": window,
+        "free": lambda cls, *rest: "",
+        "can_read": lambda cls: False,
+    }
     return type(memory.name, (Memory,), {name: classmethod(method) for name, method in methods.items()})
 
 
@@ -79,11 +65,9 @@ def meaning(instruction: CoreInstruction) -> Procedure:
         made = procedure(instruction.meaning, {**scope(), **names}, instruction=call)
     except Exception as error:  # Exo has no common base for what is wrong with a text
         reason = str(error).strip().splitlines()
-        raise TargetError(
-            f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}",
-            where=where,
-            hint="mend the text of meaning=: one @proc with windows as in the other core instructions",
-        ) from None
+        what = f"its meaning is no Exo procedure: {reason[-1] if reason else type(error).__name__}"
+        hint = "mend the text of meaning=: one @proc with windows as in the other core instructions"
+        raise TargetError(what, where=where, hint=hint) from None
     if made.name() != instruction.name:
         raise TargetError(f"its meaning defines '{made.name()}'", where=where, hint="give both the same name")
     return made
@@ -128,19 +112,15 @@ def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
     """What is wrong with where an operand begins; empty for nothing."""
     if instruction.alignment == 1:
         return ""
-    shapes = {a.name(): [_number(extent) for extent in a.shape()] for a in p.args() if a.is_tensor()}
-    sizes = {"I8": 1, "I32": 4}
-    types = {a.name(): sizes[a.type().name] for a in p.args() if a.is_tensor()}
-    homes = {a.name(): a.mem() for a in p.args() if a.is_tensor()}
-    for buffer in _buffers(p.body()):
-        homes[buffer.name()] = buffer.mem()
-        shapes[buffer.name()] = [_number(extent) for extent in buffer.shape()] if buffer.is_tensor() else []
-        types[buffer.name()] = sizes[buffer.type().name]
+    allocated = (statement for statement in statements(p.body()) if is_a(statement, "Alloc"))
+    homes = {home.name(): home for home in (*(a for a in p.args() if a.is_tensor()), *allocated)}
     for call in p.find(f"{instruction.name}(_)", many=True):
         for operand in call.args():
-            if homes[operand.name()] is not scope()["DRAM"]:
+            home = homes[operand.name()]
+            if home.mem() is not scope()["DRAM"]:
                 continue
-            step = _granule(operand, shapes) * types[operand.name()]
+            extents = [int(extent.value()) for extent in home.shape()] if home.is_tensor() else []
+            step = _granule(operand, extents) * {"I8": 1, "I32": 4}[home.type().name]
             if step % instruction.alignment:
                 return (
                     f"an operand in {operand.name()} begins at multiples of {step} bytes, "
@@ -149,12 +129,10 @@ def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
     return ""
 
 
-def _granule(window: Any, shapes: Mapping[str, Sequence[int]]) -> int:
+def _granule(window: Any, extents: Sequence[int]) -> int:
     """The largest number of elements that divides every place a window begins at; 0 for the array's beginning alone."""
-    from math import gcd
-
     stride, found = 1, 0
-    for index, extent in zip(reversed(window.idx()), reversed(shapes[window.name()]), strict=True):
+    for index, extent in zip(reversed(window.idx()), reversed(extents), strict=True):
         low = index[0] if isinstance(index, tuple | list) else index
         found = gcd(found, _divisor(low) * stride)
         stride *= extent
@@ -163,34 +141,14 @@ def _granule(window: Any, shapes: Mapping[str, Sequence[int]]) -> int:
 
 def _divisor(index: Any) -> int:
     """A number that divides an index whatever its variables are; 0 for the index 0."""
-    from math import gcd
-
-    from exo.API_cursors import BinaryOpCursor, LiteralCursor, UnaryMinusCursor
-
-    if isinstance(index, LiteralCursor):
+    if is_a(index, "Literal"):
         return int(index.value())
-    if isinstance(index, UnaryMinusCursor):
+    if is_a(index, "UnaryMinus"):
         return _divisor(index.arg())
-    if isinstance(index, BinaryOpCursor):
+    if is_a(index, "BinaryOp"):
         left, right = _divisor(index.lhs()), _divisor(index.rhs())
         if index.op() in "+-":
             return gcd(left, right)
         if index.op() == "*":
             return left * right
     return 1
-
-
-def _number(extent: Any) -> int:
-    return int(extent.value())
-
-
-def _buffers(statements: Any) -> list[Any]:
-    from exo.API_cursors import AllocCursor, ForCursor, IfCursor
-
-    found = []
-    for statement in statements:
-        if isinstance(statement, AllocCursor):
-            found.append(statement)
-        elif isinstance(statement, ForCursor | IfCursor):
-            found += _buffers(statement.body())
-    return found

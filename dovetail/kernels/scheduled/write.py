@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import numpy as np
 
-from dovetail.graph.types import Array, DType
-from dovetail.kernels.convolution import Products, Sums, anchor_expression, sums_of
-from dovetail.kernels.epilogue import Scope, finish
-from dovetail.kernels.kernel import Unsupported, c_type
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import c_type, function
+from dovetail.kernels.epilogue import finish
+from dovetail.kernels.kernel import Scope, Unsupported
 from dovetail.kernels.region import Region
-from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Packing, Sizes, conv2d, fully_connected
-from dovetail.kernels.scheduled.c_text import CFunction, c_functions, write_functions
-from dovetail.kernels.scheduled.knobs import choose_knobs
-from dovetail.kernels.scheduled.schedules import Inside, Knobs, schedule_conv2d, schedule_fully_connected
-from dovetail.kernels.scheduled.staging import is_product, staging_of
-from dovetail.kernels.text import function
+from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, Packing, Sizes, conv2d, fully_connected
+from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
+from dovetail.kernels.scheduled.printed import c_functions, write_functions
+from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
+from dovetail.kernels.sums import Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
 from dovetail.target.description import CoreInstruction
 
 _POSITION, _CHANNEL = "at_position", "at_channel"
 _READ = re.compile(rf"\b(\w+)\[({_POSITION}|{_CHANNEL}|0)\]")
 _KINDS = {_POSITION: "position", _CHANNEL: "channel", "0": "one"}
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Loops:
-    """The C of a schedule, without the epilogue."""
-
-    functions: tuple[CFunction, ...]
-    used: tuple[str, ...]
-    """Instructions in it."""
-    notes: tuple[str, ...]
-    """Why the others are not."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +56,17 @@ def write_scheduled(
     for name in region.anchor.inputs[2:] if region.anchor else ():
         scope.known(name)
     window, weights = products.window, products.weights
-    sums = sums_of(region, weights, products.zero_points)
+    sums = sums_of(region, products)
     _check(region, window, sums)
     sizes = Sizes(
-        (*window.size, window.channels), (*window.outputs, len(weights)), window.kernel, window.stride,
-        window.dilation, window.before, sums.pad_value,
-    )  # fmt: skip
+        (*window.size, window.channels),
+        (*window.outputs, len(weights)),
+        window.kernel,
+        window.stride,
+        window.dilation,
+        window.before,
+        sums.pad_value,
+    )
     scope.input(region.source(), "input")
     result, lines, extras = _epilogue(region, scope, sums)
     loops, knobs = _best(sizes, Inside(window.inside(ROW), window.inside(COLUMN)), extras, instructions, scope)
@@ -86,7 +74,7 @@ def write_scheduled(
         return Scheduled(None, (), (), loops.notes)
     arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
     arrays["bias"] = np.pad(arrays["bias"], (0, -len(sums.inside) % knobs.lanes))
-    scope.constants.arrays = {**arrays, **scope.constants.arrays}
+    scope.constants = {**arrays, **scope.constants}
     types = {parameter.name: parameter.c_type for parameter in scope.parameters()}
     promoted = {wide: wide for wide in ("int64_t", "uint32_t")}
 
@@ -95,17 +83,12 @@ def write_scheduled(
         inputs = ["int32_t sum", *(f"{promoted.get(types[e.name], 'int32_t')} {e.name}" for e in extras)]
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
-        functions = [_in_order(made, ordered) for made in loops.functions]
+        functions = [replace(f, parameters=tuple(ordered)) if f.name == ENTRY else f for f in loops.functions]
         declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
         return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
-
-
-def _in_order(made: CFunction, ordered: Sequence[str]) -> CFunction:
-    """The kernel itself takes its arrays in the order of the kernel's parameters."""
-    return CFunction(made.name, tuple(ordered), made.lines) if made.name == ENTRY else made
 
 
 def _check(region: Region, window: Window, sums: Sums) -> None:
@@ -120,7 +103,7 @@ def _epilogue(region: Region, scope: Scope, sums: Sums) -> tuple[str, list[str],
     """The pointwise tree as a function of a sum and single elements: type, statements, what it reads."""
     assert region.anchor is not None
     index = anchored(region.output_shape, _POSITION, _CHANNEL)
-    value = anchor_expression(region, sums, "sum")
+    value = sums.value("sum")
     *lines, last = finish(scope, region.tree, index, (region.anchor.output, value))
     lines.append(f"return {last.split(' = ', 1)[1]}")
     extras: dict[str, Extra] = {}
@@ -175,73 +158,32 @@ def extents(meaning: str) -> tuple[int, int]:
 def _loops(
     sizes: Sizes, inside: Inside, knobs: Knobs, extras: Sequence[Extra], instructions: Sequence[CoreInstruction]
 ) -> Loops:
-    """The scheduled loops, from the disk where they have been made before."""
-    from dovetail.build.toolchain import default_cache
-
+    """The scheduled loops; none, with the reason, where they were not made before and Exo is not installed."""
     packing = Packing(knobs.lanes, knobs.vector)
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
     described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
-    key = hashlib.sha256(f"{_FORMAT} {_maker()} {described}".encode()).hexdigest()[:40]
-    place = default_cache() / "loops" / f"{key}.json"
-    try:
-        return _from_json(place.read_text())
-    except (OSError, ValueError, KeyError, TypeError):
-        made = _schedule(text, dense, sizes, inside, knobs, instructions)
-    _keep(place, made)
-    return made
 
+    def make() -> Loops | None:
+        if not find_spec("exo"):
+            return None
+        from exo.core.memory import MemGenError
 
-def _schedule(
-    text: str, dense: bool, sizes: Sizes, inside: Inside, knobs: Knobs, instructions: Sequence[CoreInstruction]
-) -> Loops:
-    from exo.core.memory import MemGenError
+        from dovetail.kernels.scheduled.schedules import schedule_conv2d, schedule_fully_connected
+        from dovetail.kernels.scheduled.select import Selection, scope
+        from dovetail.loops.procedures import procedure
 
-    from dovetail.kernels.scheduled.select import Selection, scope
-    from dovetail.loops.text import procedure
-
-    selection = Selection(instructions)
-    algorithm = procedure(text, scope())
-    if dense:
-        scheduled = schedule_fully_connected(algorithm, sizes, knobs, selection)
-    else:
-        scheduled = schedule_conv2d(algorithm, sizes, inside, knobs, selection)
-    used = tuple(i.name for i in instructions if i.name in selection.used)
-    if not any(is_product(i) for i in instructions if i.name in used):
-        return Loops((), (), selection.notes())
-    try:
-        return Loops(c_functions(scheduled), used, selection.notes())
-    except MemGenError:  # operands were staged in registers that only instructions fill, and one was not found
+        selection, algorithm = Selection(instructions), procedure(text, scope())
+        if dense:
+            scheduled = schedule_fully_connected(algorithm, sizes, knobs, selection)
+        else:
+            scheduled = schedule_conv2d(algorithm, sizes, inside, knobs, selection)
+        used = tuple(i.name for i in instructions if i.name in selection.used)
+        try:
+            if any(is_product(i) for i in instructions if i.name in used):
+                return Loops(c_functions(scheduled), used, selection.notes())
+        except MemGenError:  # operands were staged in registers that only instructions fill, and one was not found
+            pass
         return Loops((), (), selection.notes())
 
-
-def _from_json(text: str) -> Loops:
-    data = json.loads(text)
-    functions = tuple(CFunction(f["name"], tuple(f["parameters"]), tuple(f["lines"])) for f in data["functions"])
-    return Loops(functions, tuple(data["used"]), tuple(data["notes"]))
-
-
-def _keep(place: Path, loops: Loops) -> None:
-    """Write the cache; a folder that cannot be written costs time, nothing else."""
-    import os
-    import tempfile
-
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".tmp", delete=False) as stream:
-            json.dump(asdict(loops), stream)
-        os.replace(stream.name, place)
-    except OSError:
-        return
-
-
-@cache
-def _maker() -> str:
-    """What the result depends on beside the algorithm: the schedules' own text and Exo."""
-    here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), *sorted((here.parents[1] / "loops").glob("*.py"))]
-    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
-    try:
-        return f"{digest} {version('exo-lang')}"
-    except PackageNotFoundError:
-        return digest
+    return kept_loops(str(described), make) or Loops((), (), (NOT_SHIPPED,))

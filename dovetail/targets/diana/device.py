@@ -1,11 +1,7 @@
 """DIANA's engines in the simulated chip: registers, one job at a time, results of exact integers, published cycles.
 
-- 0x00 TRIGGER, write 0: run the job in the registers. 0x04 ACQUIRE, read: the job's number, and from then on the job
-  registers may be written; all ones while a job is acquired or running.
-- 0x08 FINISHED, read: jobs finished since reset, modulo 2^32; lowers the interrupt line.
-- 0x0c STATUS, read: 1 while a job runs. 0x10 RUNNING_JOB, read: the number of that job, or of the next.
-- 0x14 SOFT_CLEAR, write: forgets an acquired job.
-- Job registers: see registers.py.
+The registers around the job's are those of PULP's controller with one context (`HwpeDevice` of dovetail/sim/
+launch_queue.py): the published headers have them at the same offsets. Job registers: see registers.py.
 
 A job reads its layer when it is triggered, and everything else when it ends. Activations lie as (channel, row, column),
 rows padded to 16 bytes, the bytes of each 32-bit word the other way round; so do vectors. How the analog engine treats
@@ -24,25 +20,12 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
-from dovetail.simulate.device import Activity, Bus
-from dovetail.simulate.launch_queue import LaunchQueue
-from dovetail.targets.diana.costs import DIGITAL, ROWS, Shape, plinio_analog, plinio_digital, sum_cycles
-from dovetail.targets.diana.packing import LANES, array_columns, array_rows, block_bytes, unpack_blocks, unpack_ternary
-from dovetail.targets.diana.registers import (
-    LAYER_WORDS,
-    Analog,
-    Control,
-    Digital,
-    Layer,
-    Operation,
-    Padding,
-    analog_padding,
-    digital_padding,
-)
+from dovetail.sim.device import Activity, Bus
+from dovetail.sim.launch_queue import MASK32, AddressLines, HwpeDevice, Launch
+from dovetail.targets.diana import registers as published
+from dovetail.targets.diana.registers import LANES, ROWS, Analog, Digital, JobLayer, Operation, Padding, Shape
 
-_MASK32 = 0xFFFFFFFF
 _ADDRESSES = "look at the addresses and sizes of this job"
-_ACQUIRE = "look at the driver: acquire a job, write its registers, then start it"
 WORDS = 4
 """Bytes of a word, within which activations are swapped."""
 OPERAND, CODE = (-64, 63), (-32, 31)
@@ -57,132 +40,77 @@ class _Work:
     """A job: its registers as they were at the trigger, and its layer."""
 
     registers: Registers
-    layer: Layer
+    layer: JobLayer
 
 
-class DianaDevice:
+class DianaDevice(HwpeDevice[_Work]):
     """One of the engines as a device of the simulator.
 
     Args:
         bus: the memories it reaches.
         engine: "digital" or "analog".
-        costs: the model of the digital engine's cycles, of `costs.DIGITAL`.
+        costs: the model of the digital engine's cycles, of `registers.DIGITAL`.
+        lines: what its address lines show between accesses, of `AddressLines`.
     """
 
-    def __init__(self, bus: Bus, engine: str, costs: str = "plinio") -> None:
-        self.name = engine
-        self._bus = bus
+    def __init__(self, bus: Bus, engine: str, costs: str = "plinio", lines: str = AddressLines.HELD.value) -> None:
         self._kind = _DIGITAL if engine == "digital" else _ANALOG
         self._costs = costs
-        self.reset()
+        super().__init__(bus, engine, self._kind.registers, 1, AddressLines(lines))
 
-    def reset(self) -> None:
-        """See `Device.reset`."""
-        self._registers: Registers = {int(register): 0 for register in self._kind.registers}
-        self._queue: LaunchQueue[_Work] = LaunchQueue(self.name, 1)
-        self._acquired = False
-
-    def read(self, offset: int, now: int) -> int:
-        """See `Device.read`."""
-        if offset == Control.ACQUIRE:
-            if self._acquired or not self._queue.room:
-                return _MASK32
-            self._acquired = True
-            return self._queue.next_number & _MASK32
-        if offset == Control.FINISHED:
-            return self._queue.collect()
-        if offset == Control.STATUS:
-            return int(not self._queue.room)
-        if offset == Control.RUNNING_JOB:
-            return self._queue.next_number - (not self._queue.room)
-        return self._registers[self._register(offset)]
-
-    def write(self, offset: int, value: int, now: int) -> None:
-        """See `Device.write`."""
-        if offset == Control.TRIGGER:
-            self._trigger(now)
-        elif offset == Control.SOFT_CLEAR:
-            self._acquired = False
-        elif not self._acquired:
-            raise SimulationError(f"the register at offset {offset:#x} is written before a job is acquired",
-                                  where=self.name, hint=_ACQUIRE)
-        else:
-            self._registers[self._register(offset)] = value & _MASK32
-
-    def _register(self, offset: int) -> int:
-        if offset not in self._registers:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
-                                  hint="look at the driver: its offsets must be those of this engine's header")
-        return offset
-
-    def _trigger(self, now: int) -> None:
-        if not self._acquired:
-            raise SimulationError("a job is triggered before it is acquired", where=self.name, hint=_ACQUIRE)
-        registers, kind = dict(self._registers), self._kind
-        if registers[kind.configuration + 4] != LAYER_WORDS:
-            count = registers[kind.configuration + 4]
-            raise SimulationError(f"CONF has {count} words; a layer has {LAYER_WORDS}", where=self.name,
-                                  hint="look at the driver: write the address and the words of a whole layer")
-        data = self._bus.view(registers[kind.configuration], 4 * LAYER_WORDS)
-        layer = Layer(*(int(word) for word in np.frombuffer(data.tobytes(), "<u4")))
+    def begin(self, identity: int, registers: dict[int, int]) -> tuple[_Work, int]:
+        """See `HwpeDevice.begin`."""
+        kind = self._kind
+        if registers[kind.configuration + 4] != published.LAYER_WORDS:
+            what = f"CONF has {registers[kind.configuration + 4]} words; a layer has {published.LAYER_WORDS}"
+            hint = "look at the driver: write the address and the words of a whole layer"
+            raise SimulationError(what, where=self.name, hint=hint)
+        data = self.bus.view(registers[kind.configuration], 4 * published.LAYER_WORDS)
+        layer = JobLayer(*data.view("<u4").tolist())
         reason = kind.problem(layer)
         if reason:
-            raise SimulationError(f"the engine cannot run this job: {reason}", where=self.name,
-                                  hint="look at the layer's words, or add a Constraint for what the engine cannot do")
-        self._queue.hand_over(_Work(registers, layer), now, ceil(kind.cycles(layer, self._costs)))
-        self._acquired = False
+            hint = "look at the layer's words, or add a Constraint for what the engine cannot do"
+            raise SimulationError(f"the engine cannot run this job: {reason}", where=self.name, hint=hint)
+        return _Work(registers, layer), ceil(kind.cycles(layer, self._costs))
 
-    def next_event(self) -> int | None:
-        """See `Device.next_event`."""
-        return self._queue.next_event()
-
-    def advance(self, now: int) -> None:
-        """See `Device.advance`."""
-        for launch in self._queue.ended(now):
-            layer = launch.work.layer
-            try:
-                self._kind.execute(launch.work.registers, layer, self._bus)
-            except SimulationError as error:
-                raise SimulationError(error.what, where=f"{self.name} job {launch.number}",
-                                      hint=error.hint or _ADDRESSES) from error
-            except ValueError as error:
-                raise SimulationError(str(error), where=f"{self.name} job {launch.number}",
-                                      hint=_ADDRESSES) from error
-            label = f"{Operation(layer.operation).name.lower()} {layer.fy}x{layer.fx}"
-            self._queue.activities.append(Activity(launch.start, launch.end, label, macs=_macs(layer)))
-
-    def interrupt(self) -> bool:
-        """See `Device.interrupt`."""
-        return self._queue.interrupt
-
-    def activities(self) -> list[Activity]:
-        """See `Device.activities`."""
-        return list(self._queue.activities)
+    def complete(self, launch: Launch[_Work]) -> Activity:
+        """See `QueueDevice.complete`."""
+        layer = launch.work.layer
+        try:
+            self._kind.execute(launch.work.registers, layer, self.bus)
+        except SimulationError as error:
+            hint = error.hint or _ADDRESSES
+            raise SimulationError(error.what, where=f"{self.name} job {launch.number}", hint=hint) from error
+        except ValueError as error:
+            raise SimulationError(str(error), where=f"{self.name} job {launch.number}", hint=_ADDRESSES) from error
+        label = f"{Operation(layer.operation).name.lower()} {layer.fy}x{layer.fx}"
+        return Activity(launch.start, launch.end, label, macs=_macs(layer))
 
 
-def _macs(layer: Layer) -> int:
+def _macs(layer: JobLayer) -> int:
     if layer.operation == Operation.SUM:
         return 0
     depth = 1 if layer.operation == Operation.DEPTHWISE else layer.c
     return layer.k * layer.oy * layer.ox * depth * layer.fy * layer.fx
 
 
-def _shape(layer: Layer) -> Shape:
+def _shape(layer: JobLayer) -> Shape:
     groups = layer.c if layer.operation == Operation.DEPTHWISE else 1
     return Shape(layer.c, layer.k, layer.oy, layer.ox, (layer.fy, layer.fx), groups)
 
 
-def _digital_cycles(layer: Layer, costs: str) -> float:
+def _digital_cycles(layer: JobLayer, costs: str) -> float:
     if layer.operation == Operation.SUM:
-        return sum_cycles(layer.k * layer.oy * layer.ox)
-    return (plinio_digital if layer.operation == Operation.DEPTHWISE else DIGITAL[costs])(_shape(layer))
+        return published.sum_cycles(layer.k * layer.oy * layer.ox)
+    model = published.plinio_digital if layer.operation == Operation.DEPTHWISE else published.DIGITAL[costs]
+    return model(_shape(layer))
 
 
-def _analog_cycles(layer: Layer, costs: str) -> float:
-    return plinio_analog(_shape(layer))
+def _analog_cycles(layer: JobLayer, costs: str) -> float:
+    return published.plinio_analog(_shape(layer))
 
 
-def _common_problem(layer: Layer, padding: Padding) -> str:
+def _common_problem(layer: JobLayer, padding: Padding) -> str:
     """Why neither engine, or this model of them, can run a layer; empty when one may."""
     sizes = (layer.c, layer.k, layer.cx, layer.cy, layer.ox, layer.oy)
     down = layer.cy + padding.top + padding.bottom - layer.fy
@@ -198,27 +126,27 @@ def _common_problem(layer: Layer, padding: Padding) -> str:
         (layer.output_shift > 31, f"the shift is {layer.output_shift}; at most 31"),
         (layer.activation_function > 1, f"there is no activation function {layer.activation_function}"),
         (min(down, across) < 0, "the window is larger than the padded operand"),
-        (down // (layer.stride + 1) + 1 != layer.oy or across // (layer.stride + 1) + 1 != layer.ox,
-         f"the result is {layer.oy}x{layer.ox}, which is not what the window gives"),
+        (
+            down // (layer.stride + 1) + 1 != layer.oy or across // (layer.stride + 1) + 1 != layer.ox,
+            f"the result is {layer.oy}x{layer.ox}, which is not what the window gives",
+        ),
         (any(stride % LANES for stride in strides), f"rows and planes lie {strides} bytes apart, no multiples of 16"),
-    )  # fmt: skip
+    )
     return next((sentence for wrong, sentence in tests if wrong), "")
 
 
-def _digital_problem(layer: Layer) -> str:
-    """Why the digital engine cannot run a layer; empty when it can."""
+def _digital_problem(layer: JobLayer) -> str:
     alike = layer.operation in (Operation.DEPTHWISE, Operation.SUM)
     tests = (
         (alike and layer.c != layer.k, f"{layer.c} channels in and {layer.k} out must be the same"),
         (layer.operation == Operation.DENSE and layer.k > LANES, f"{layer.k} results of a dense layer; at most 16"),
     )
     found = next((sentence for wrong, sentence in tests if wrong), "")
-    return found or _common_problem(layer, digital_padding(layer.padding))
+    return found or _common_problem(layer, published.digital_padding(layer.padding))
 
 
-def _analog_problem(layer: Layer) -> str:
-    """Why the analog engine cannot run a layer; empty when it can."""
-    rows = array_rows(layer.fx * layer.fy, layer.c)
+def _analog_problem(layer: JobLayer) -> str:
+    rows = published.array_rows(layer.fx * layer.fy, layer.c)
     tests = (
         (layer.operation not in (Operation.CONVOLUTION, Operation.DENSE), "the array sums products only"),
         (layer.c > 128, f"{layer.c} input channels; at most 128"),
@@ -227,7 +155,7 @@ def _analog_problem(layer: Layer) -> str:
         (layer.gain > 31, f"the gain is {layer.gain}; at most 31"),
     )
     found = next((sentence for wrong, sentence in tests if wrong), "")
-    return found or _common_problem(layer, analog_padding(layer.padding))
+    return found or _common_problem(layer, published.analog_padding(layer.padding))
 
 
 def _planes(bus: Bus, address: int, shape: tuple[int, int, int], strides: tuple[int, int]) -> NDArray[np.uint8]:
@@ -235,8 +163,8 @@ def _planes(bus: Bus, address: int, shape: tuple[int, int, int], strides: tuple[
     channels, rows, columns = shape
     words = -(-columns // LANES) * LANES // WORDS
     if address % WORDS:
-        raise SimulationError(f"an activation lies at {address:#x}, not a multiple of 4", where=f"{address:#x}",
-                              hint="align activations to 4 bytes")
+        what = f"an activation lies at {address:#x}, not a multiple of 4"
+        raise SimulationError(what, where=f"{address:#x}", hint="align activations to 4 bytes")
     span = (channels - 1) * strides[0] + (rows - 1) * strides[1] + words * WORDS
     return as_strided(bus.view(address, span), (channels, rows, words, WORDS), (*strides, WORDS, 1))
 
@@ -255,18 +183,18 @@ def _store(bus: Bus, address: int, values: Values, strides: tuple[int, int]) -> 
     target[...] = rows.view(np.uint8).reshape(target.shape)[..., ::-1]
 
 
-def _vector(layer: Layer) -> bool:
+def _vector(layer: JobLayer) -> bool:
     return layer.operation == Operation.DENSE
 
 
-def _operand(layer: Layer, bus: Bus, address: int, strides: tuple[int, int]) -> Values:
+def _operand(layer: JobLayer, bus: Bus, address: int, strides: tuple[int, int]) -> Values:
     """The operand (channels, rows, columns); of a dense layer (channels, 1, 1), which lie as one row."""
     if _vector(layer):
         return _load(bus, address, (1, 1, layer.c), strides).reshape(-1, 1, 1)
     return _load(bus, address, (layer.c, layer.cy, layer.cx), strides)
 
 
-def _windows(layer: Layer, operand: Values, padding: Padding) -> Values:
+def _windows(layer: JobLayer, operand: Values, padding: Padding) -> Values:
     """Every window of the padded operand: (channels, rows, columns, taps down, taps across)."""
     sides = ((0, 0), (padding.top, padding.bottom), (padding.left, padding.right))
     view = sliding_window_view(np.pad(operand, sides), (layer.fy, layer.fx), axis=(1, 2))
@@ -274,23 +202,23 @@ def _windows(layer: Layer, operand: Values, padding: Padding) -> Values:
     return np.asarray(view[:, ::step, ::step][:, : layer.oy, : layer.ox])
 
 
-def _finish(layer: Layer, sums: Values, registers: Registers, bus: Bus, result: int) -> None:
+def _finish(layer: JobLayer, sums: Values, registers: Registers, bus: Bus, result: int) -> None:
     """Shift, limit and write the sums (channels, rows, columns); those of 32 bits have wrapped around."""
-    wrapped = (sums + (1 << 31) & _MASK32) - (1 << 31)
+    wrapped = (sums + (1 << 31) & MASK32) - (1 << 31)
     values = np.clip(wrapped >> layer.output_shift, 0 if layer.activation_function else -128, 127)
     if _vector(layer):
         values = values.reshape(1, 1, -1)
     _store(bus, registers[result], values, (layer.out_plane, layer.out_row))
 
 
-def _run_digital(registers: Registers, layer: Layer, bus: Bus) -> None:
+def _run_digital(registers: Registers, layer: JobLayer, bus: Bus) -> None:
     """Sums of products and bias, or of two operands."""
     first = _operand(layer, bus, registers[Digital.ACT_ADDR], (layer.in_plane, layer.in_row))
     if layer.operation == Operation.SUM:
         other = _operand(layer, bus, registers[Digital.ACT_A_ADDR], (layer.second_plane, layer.second_row))
         _finish(layer, first + other, registers, bus, Digital.OUT_DATA)
         return
-    windows = _windows(layer, first, digital_padding(layer.padding)).astype(np.float64)
+    windows = _windows(layer, first, published.digital_padding(layer.padding)).astype(np.float64)
     weights, bias = _digital_constants(registers, layer, bus)
     if layer.operation == Operation.DEPTHWISE:
         sums = np.einsum("crxab,cab->crx", windows, weights[:, 0])
@@ -299,18 +227,18 @@ def _run_digital(registers: Registers, layer: Layer, bus: Bus) -> None:
     _finish(layer, sums.astype(np.int64) + bias[:, None, None], registers, bus, Digital.OUT_DATA)
 
 
-def _digital_constants(registers: Registers, layer: Layer, bus: Bus) -> tuple[NDArray[np.float64], Values]:
+def _digital_constants(registers: Registers, layer: JobLayer, bus: Bus) -> tuple[NDArray[np.float64], Values]:
     """Weights (channels, depth, taps down, taps across) and biases (channels)."""
     dense, depthwise = _vector(layer), layer.operation == Operation.DEPTHWISE
     channels, taps = layer.k * (4 if depthwise else 1), layer.fy * layer.fx
     depth = -(-layer.c // LANES) * LANES if dense else 1 if depthwise else layer.c
-    nbytes = -(-channels // LANES) * block_bytes(taps, depth)
+    nbytes = -(-channels // LANES) * published.block_bytes(taps, depth)
     place = (Digital.WT_FC_ADDR, Digital.WT_FC_N) if dense else (Digital.WT_CONV_ADDR, Digital.WT_CONV_N)
     address, given = (registers[register] for register in place)
     if given < nbytes:
-        raise SimulationError(f"the weights have {given} bytes; the layer needs {nbytes}", where="weights",
-                              hint="look at WT_N of the driver: it counts all blocks, padding included")
-    stored, biases = unpack_blocks(bus.view(address, nbytes), taps, depth)
+        hint = "look at WT_N of the driver: it counts all blocks, padding included"
+        raise SimulationError(f"the weights have {given} bytes; the layer needs {nbytes}", where="weights", hint=hint)
+    stored, biases = published.unpack_blocks(bus.view(address, nbytes), taps, depth)
     if dense:
         matrix = stored.reshape(-1, depth // LANES, LANES, LANES).transpose(0, 2, 1, 3).reshape(-1, depth, 1, 1)
     else:
@@ -322,21 +250,21 @@ def _digital_constants(registers: Registers, layer: Layer, bus: Bus) -> tuple[ND
     return matrix[used, inputs].astype(np.float64), biases.reshape(-1)[used].astype(np.int64)
 
 
-def _run_analog(registers: Registers, layer: Layer, bus: Bus) -> None:
+def _run_analog(registers: Registers, layer: JobLayer, bus: Bus) -> None:
     """Sums of the array, through the converter, scaled."""
     operand = _operand(layer, bus, registers[Analog.ACT_ADDR], (layer.in_plane, layer.in_row))
-    windows = _windows(layer, np.clip(operand, *OPERAND), analog_padding(layer.padding))
+    windows = _windows(layer, np.clip(operand, *OPERAND), published.analog_padding(layer.padding))
     taps = layer.fy * layer.fx
-    rows, columns = array_rows(taps, layer.c), array_columns(layer.k)
-    cells = unpack_ternary(bus.view(registers[Analog.WT_CONV_ADDR], rows * columns // 4), rows, columns)
+    rows, columns = published.array_rows(taps, layer.c), published.array_columns(layer.k)
+    cells = published.unpack_ternary(bus.view(registers[Analog.WT_CONV_ADDR], rows * columns // 4), rows, columns)
     weights = cells.reshape(layer.fy, layer.fx, -1, columns)[:, :, : layer.c, : layer.k].astype(np.float64)
     sums = np.tensordot(weights, windows.astype(np.float64), axes=([2, 0, 1], [0, 3, 4])).astype(np.int64)
     codes = np.clip(sums >> layer.gain, *CODE)
     parameters = np.frombuffer(bus.view(registers[Analog.WT_SIMD_ADDR], 4 * layer.k).tobytes(), "<i2").astype(np.int64)
     scaled = codes * parameters[: layer.k, None, None] + parameters[layer.k :, None, None]
     if np.abs(scaled).max(initial=0) >= 1 << 15:
-        raise SimulationError("a scaled code leaves 16 bits", where="analog array",
-                              hint="scale the weights down: codes and parameters must stay in 16 bits")
+        hint = "scale the weights down: codes and parameters must stay in 16 bits"
+        raise SimulationError("a scaled code leaves 16 bits", where="analog array", hint=hint)
     _finish(layer, scaled, registers, bus, Analog.OUT_DATA)
 
 
@@ -347,9 +275,9 @@ class _Kind:
     registers: tuple[IntEnum, ...]
     configuration: int
     """Offset of CONF_ADDR; its number of words is the next register."""
-    problem: Callable[[Layer], str]
-    cycles: Callable[[Layer, str], float]
-    execute: Callable[[Registers, Layer, Bus], None]
+    problem: Callable[[JobLayer], str]
+    cycles: Callable[[JobLayer, str], float]
+    execute: Callable[[Registers, JobLayer, Bus], None]
 
 
 _DIGITAL = _Kind(tuple(Digital), Digital.CONF_ADDR, _digital_problem, _digital_cycles, _run_digital)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 import dovetail.target as dt
-from dovetail.graph.types import Array
-from dovetail.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.targets.macarray.model import REGISTERS, job_cycles
 
@@ -24,8 +24,8 @@ def pack(match: dt.Match) -> dict[str, Array]:
     blocks = padded.reshape(-1, 8, rows, columns, padded.shape[3] // 8, 8).transpose(0, 2, 3, 4, 1, 5)
     parameters = np.zeros((len(padded), 4), "<i4")
     parameters[:outputs, :3] = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1)
-    return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            for name, array in (("weights", blocks), ("parameters", parameters))}  # fmt: skip
+    arrays = {"weights": blocks, "parameters": parameters}
+    return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1) for name, array in arrays.items()}
 
 
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:

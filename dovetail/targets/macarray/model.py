@@ -7,16 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dovetail.graph.types import Array
-from dovetail.operators.arithmetic import Rounding, fixed_point
-from dovetail.operators.linear import Conv2d
-from dovetail.simulate.device import Bus
+from dovetail.ir.operators.arithmetic import Rounding, fixed_point
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.types import Array
+from dovetail.sim.device import Bus
 from dovetail.target import JobRegisters
 
-REGISTERS = JobRegisters((
-    "source", "source_row", "source_pixel", "source_size", "result", "result_row", "result_pixel", "result_size",
-    "channels", "weights", "parameters", "kernel", "bounds",
-))  # fmt: skip
+REGISTERS = JobRegisters(
+    (
+        *("source", "source_row", "source_pixel", "source_size", "result", "result_row", "result_pixel", "result_size"),
+        *("channels", "weights", "parameters", "kernel", "bounds"),
+    )
+)
 """As rtl/macarray.v has them."""
 _LANES, _BLOCK = 8, 64
 
@@ -68,8 +70,10 @@ def compute(job: Mapping[str, int], bus: Bus) -> None:
     place = (job["source"] + top * step[0] + left * step[1]) & 0xFFFFFFFF
     x = _image(bus, place, (rows, columns, inputs), step)
     size = _halves(job["result_size"])
-    below, right = ((o - 1) * stride + k - p - n for o, k, p, n in
-                    zip(size, (high, wide), (top, left), (rows, columns), strict=True))  # fmt: skip
+    below, right = (
+        (o - 1) * stride + k - p - n
+        for o, k, p, n in zip(size, (high, wide), (top, left), (rows, columns), strict=True)
+    )
     around = ((top, max(below, 0)), (left, max(right, 0)), (0, 0))
     # A kernel that ends before the image does is the same on the part it reads.
     padded = np.pad(x, around, constant_values=zero_in)[: rows + top + below, : columns + left + right]

@@ -12,132 +12,107 @@ from dataclasses import asdict
 
 import numpy as np
 
+import dovetail.target as dt
 from dovetail.errors import TargetError
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Array
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.target import (
-    Command,
-    Constraint,
-    Core,
-    Derived,
-    DeviceModel,
-    Engine,
-    Match,
-    Memory,
-    Offload,
-    Operand,
-    Ordered,
-    OrderRequest,
-    Policy,
-    Recipe,
-    Target,
-    apply,
-    constant,
-    operand,
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.types import Array
+from dovetail.target import layers
+from dovetail.target.queue_driver import queue_driver
+from dovetail.targets.maeri.config import MaeriConfig, Rules, with_multipliers
+from dovetail.targets.maeri.listing import Order, arrange
+from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.task import Strided, Task, encode
+
+HERE = "dovetail.targets.maeri"
+MEMORY = dt.Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
+MACS = dt.Derived(lambda config: config.multipliers, with_multipliers, ("multipliers", "distribution", "collection"))
+DRIVER = queue_driver(
+    f"{HERE}:driver/maeri.c",
+    base="MAERI_BASE",
+    busy="read_register(ROOM) != PLACES",
+    masked=" The interrupt stays\n * "
+    "masked, so no handler runs, and wfi returns at once when the line is high already.",
 )
-from dovetail.targets.maeri.config import MaeriConfig, with_multipliers
-from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.schedule import Schedule
-from dovetail.targets.maeri.task import Place, Task, encode
-from dovetail.targets.maeri.work import network
-
-MEMORY = Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
-MACS = Derived(lambda config: config.multipliers, with_multipliers, ("multipliers", "distribution", "collection"))
-KINDS = {"convolution": Conv2d, "depthwise convolution": DepthwiseConv2d, "dense": FullyConnected}
 
 
-def _layer(match: Match) -> Conv2d | DepthwiseConv2d | FullyConnected:
-    found = match.nodes["layer"].operator
-    assert isinstance(found, Conv2d | DepthwiseConv2d | FullyConnected)
-    return found
-
-
-def _schedule(match: Match, config: MaeriConfig) -> Schedule:
+def _order(match: dt.Match, config: MaeriConfig) -> Order:
     return arrange(network(match.graph), config)
 
 
-def pack(match: Match) -> dict[str, Array]:
+def pack(match: dt.Match) -> dict[str, Array]:
     """Weights as they are, a word of bias per output channel."""
     bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
     weights = np.ascontiguousarray(match.array("weights"), np.int8)
     return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8)}
 
 
-def _place(operand: Operand, image: bool) -> Place:
-    """Rows of a matrix are rows of an image of one column."""
-    row, column, channel = operand.strides[1:] if image else (operand.strides[-2], 0, operand.strides[-1])
-    return Place(operand.address, row, column, channel)
-
-
-def task(match: Match, operands: Mapping[str, Operand], config: MaeriConfig) -> Task:
+def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:
     """The launch of a region."""
-    schedule, layer = _schedule(match, config), _layer(match)
-    image = len(match.result.shape) == 4
+    order, layer, is_image = _order(match, config), layers.linear_of(match), len(match.result.shape) == 4
+
+    def lies(operand: dt.Operand) -> Strided:
+        """Rows of a matrix are rows of an image of one column."""
+        row, column, channel = operand.strides[1:] if is_image else (operand.strides[-2], 0, operand.strides[-1])
+        return Strided(operand.address, row, column, channel)
+
     return Task(
-        layer=schedule.network.works[0].layer,
+        layer=order.network.works[0].layer,
         depthwise=isinstance(layer, DepthwiseConv2d),
         zero_point=layer.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
-        source=_place(operands[match.values["x"]], image),
-        result=_place(operands["result"], image),
+        source=lies(operands[match.values["x"]]),
+        result=lies(operands["result"]),
         weights=operands["weights"].address,
         bias=operands["sums"].address,
-        items=schedule.items,
+        items=order.items,
     )
 
 
 SHARED = (
-    Constraint("the operand must be int8 or uint8", lambda m: m.type("x").dtype.text, lambda v: v in ("int8", "uint8")),
-    Constraint("weights must be int8 or narrower", lambda m: m.type("weights").dtype.text,
-               lambda v: v in ("int8", "int4", "int2")),
-    Constraint("weights must be symmetric (zero point 0)", lambda m: _layer(m).weight_zero_point, lambda v: v == 0),
-    Constraint("the batch must be 1", lambda m: 1 if len(m.result.shape) == 2 else m.result.shape[0], lambda v: v == 1),
-    Constraint("a dense layer must read a matrix", lambda m: len(m.result.shape), lambda v: v in (2, 4)),
-)  # fmt: skip
-WINDOW = (
-    Constraint("the dilation must be 1x1", lambda m: getattr(_layer(m), "dilation", (1, 1)), lambda v: v == (1, 1)),
-    Constraint("strides of rows and columns must be equal", lambda m: getattr(_layer(m), "stride", (1, 1)),
-               lambda v: v[0] == v[1]),
-)  # fmt: skip
+    dt.one_of("the operand must be int8 or uint8", lambda m: m.type("x").dtype.text, "int8", "uint8"),
+    layers.NARROW_WEIGHTS,
+    layers.SYMMETRIC_WEIGHTS,
+    layers.BATCH_OF_IMAGES,
+    dt.one_of("a dense layer must read a matrix", lambda m: len(m.result.shape), 2, 4),
+)
+WINDOW = (layers.NO_DILATION, layers.EVEN_STRIDES)
+KINDS = {
+    "convolution": (Conv2d, WINDOW),
+    "depthwise convolution": (DepthwiseConv2d, WINDOW),
+    "dense": (FullyConnected, ()),
+}
 
 
-def _offloads(config: MaeriConfig) -> tuple[Offload, ...]:
-    """Every kind of layer, with and without a bias."""
-
-    def fits(match: Match) -> str:
+def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
+    def fits(match: dt.Match) -> str:
         """Why there is no order; empty where there is one."""
         try:
-            return "" if _schedule(match, config).items else "nothing to do"
+            return "" if _order(match, config).items else "nothing to do"
         except TargetError as error:
             return error.what
 
-    def commands(match: Match, operands: Mapping[str, Operand]) -> tuple[Command, ...]:
+    def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
         """One launch, its words counted."""
         words = encode(task(match, operands, config))
-        return (Command("maeri_start", (len(words), *words), constants=True),)
+        return (dt.Command("maeri_start", (len(words), *words), constants=True),)
 
-    limit = Constraint("virtual neurons must fit the multipliers", fits, lambda v: v == "")
-    found = []
-    for name, kind in KINDS.items():
-        limits = (*SHARED, *(WINDOW if kind is not FullyConnected else ()), limit)
-        for biased in (True, False):
-            parts = (operand("x"), constant("weights"), *((constant("bias"),) if biased else ()))
-            found.append(
-                Offload(
-                    name=name if biased else f"{name} without bias",
-                    pattern=apply(kind, *parts, name="layer"),
-                    constraints=limits,
-                    pack=pack,
-                    commands=commands,
-                    cycles=lambda match: _schedule(match, config).makespan,
-                )
-            )
-    return tuple(found)
+    limit = dt.one_of("virtual neurons must fit the multipliers", fits, "")
+    return tuple(
+        dt.Offload(
+            name=f"{name}{suffix}",
+            pattern=dt.apply(kind, dt.operand("x"), dt.constant("weights"), *bias, name="layer"),
+            constraints=(*SHARED, *window, limit),
+            pack=pack,
+            commands=commands,
+            cycles=lambda match: _order(match, config).makespan,
+        )
+        for name, (kind, window) in KINDS.items()
+        for suffix, bias in (("", (dt.constant("bias"),)), (" without bias", ()))
+    )
 
 
-def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> Target:
+def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> dt.Target:
     """The chip with an engine of this configuration.
 
     Args:
@@ -146,34 +121,33 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         rules: what `dovetail schedule` keeps to where no file of rules is given.
     """
 
-    def ordering(graph: Graph, request: OrderRequest) -> Ordered:
-        """See `dovetail.targets.maeri.order`."""
-        from dovetail.targets.maeri.order import order
+    def order(graph: Graph, request: dt.OrderRequest) -> dt.Ordered:
+        from dovetail.targets.maeri.image import ordering
 
-        return order(graph, request, config, rules or Rules())
+        return ordering(graph, request, config, rules or Rules())
 
-    engine = Engine(
+    engine = dt.Engine(
         name="maeri",
         memory=MEMORY.name,
         offloads=_offloads(config),
         ideal_macs_per_cycle=float(config.multipliers),
-        driver=("dovetail.targets.maeri:driver/maeri.h", "dovetail.targets.maeri:driver/maeri.c"),
-        device=DeviceModel("dovetail.targets.maeri.device:MaeriDevice", base=0x43D00000, size=0x100,
-                           arguments=asdict(config)),
+        driver=(f"{HERE}:driver/maeri.h",),
+        files={"maeri.c": DRIVER},
+        device=dt.DeviceModel(f"{HERE}.device:MaeriDevice", base=0x43D00000, size=0x100, arguments=asdict(config)),
         wait="maeri_wait",
         prepare="maeri_init",
-    )  # fmt: skip
-    return Target(
+    )
+    return dt.Target(
         name=name,
-        recipe=Recipe("maeri", config, lambda changed: target(changed, name, rules), {"macs": MACS}),
+        recipe=dt.Recipe("maeri", config, lambda changed: target(changed, name, rules), {"macs": MACS}),
         sentence=f"RISC-V RV32IMC, 32 MiB RAM, MAERI of {config.multipliers} multipliers",
-        core=Core("rv32imc"),
+        core=dt.Core("rv32imc"),
         memories=(MEMORY,),
         code=MEMORY.name,
         values=MEMORY.name,
         engines=(engine,),
-        policies=(Policy("exact", "the engine gives 32-bit sums, the core requantises as TFLite Micro does", ()),),
-        ordering=ordering,
+        policies=(dt.Policy("exact", "the engine gives 32-bit sums, the core requantises as TFLite Micro does", ()),),
+        ordering=order,
     )
 
 

@@ -19,22 +19,19 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dovetail.errors import DovetailError, SimulationError
-from dovetail.graph.graph import GraphBuilder
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.simulate.device import Activity, Bus
-from dovetail.simulate.launch_queue import Launch, LaunchQueue
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.sim.device import Activity, Bus
+from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.schedule import Schedule
+from dovetail.targets.maeri.listing import Order
+from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.simulate import makespan, simulate
-from dovetail.targets.maeri.task import Place, Task, decode
-from dovetail.targets.maeri.work import network
+from dovetail.targets.maeri.task import Strided, Task, decode
 
-LAUNCHES = 2
-"""Launches the device holds: one running, one waiting."""
 MOST_WORDS = 1 << 24
 """Words of a task."""
-_MASK32 = 0xFFFFFFFF
 
 
 class Register(IntEnum):
@@ -53,11 +50,11 @@ class _Work:
     """What a launch computes, and the address of its constants."""
 
     task: Task
-    schedule: Schedule
+    order: Order
     constants: int
 
 
-class MaeriDevice:
+class MaeriDevice(ControlledDevice[_Work]):
     """The engine as a `Device`.
 
     Args:
@@ -70,111 +67,53 @@ class MaeriDevice:
     """
 
     def __init__(self, bus: Bus, name: str = "maeri", **fields: Any) -> None:
-        self.name = name
         self.config = MaeriConfig(**fields)
-        self._bus = bus
-        self.reset()
+        hint = "look at the driver: it writes TASK, WORDS, CONSTANTS and CONTROL only"
+        super().__init__(bus, name, Register, (Register.FINISHED, Register.ROOM), hint)
 
-    def reset(self) -> None:
-        """See `Device.reset`."""
-        self._registers = dict.fromkeys(Register, 0)
-        self._queue: LaunchQueue[_Work] = LaunchQueue(self.name, LAUNCHES)
-
-    def read(self, offset: int, now: int) -> int:
-        """See `Device.read`."""
-        register = self._register(offset)
-        if register is Register.FINISHED:
-            return self._queue.collect()
-        return self._queue.room if register is Register.ROOM else self._registers[register]
-
-    def write(self, offset: int, value: int, now: int) -> None:
-        """See `Device.write`."""
-        register = self._register(offset)
-        if register in (Register.FINISHED, Register.ROOM):
-            raise SimulationError(f"register {register.name} is read-only", where=self.name,
-                                  hint="look at the driver: it writes TASK, WORDS, CONSTANTS and CONTROL only")
-        if register is Register.CONTROL:
-            self._launch(value, now)
-        else:
-            self._registers[register] = value & _MASK32
-
-    def next_event(self) -> int | None:
-        """See `Device.next_event`."""
-        return self._queue.next_event()
-
-    def advance(self, now: int) -> None:
-        """See `Device.advance`."""
-        for launch in self._queue.ended(now):
-            self._execute(launch.work)
-            self._queue.activities.append(_activity(launch))
-
-    def interrupt(self) -> bool:
-        """See `Device.interrupt`."""
-        return self._queue.interrupt
-
-    def activities(self) -> list[Activity]:
-        """See `Device.activities`."""
-        return list(self._queue.activities)
-
-    def _register(self, offset: int) -> Register:
-        try:
-            return Register(offset)
-        except ValueError:
-            raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name,
-                                  hint="look at the driver: its offsets must be those of the engine's header") from None
-
-    def _launch(self, value: int, now: int) -> None:
-        if value != 1:
-            raise SimulationError(f"CONTROL was written {value}; it takes 1", where=self.name,
-                                  hint="look at the driver: write 1 to start")
-        self._queue.check_room()
-        address, count = self._registers[Register.TASK], self._registers[Register.WORDS]
+    def launch(self, now: int) -> None:
+        """See `ControlledDevice.launch`."""
+        address, count = self.registers[Register.TASK], self.registers[Register.WORDS]
         if count > MOST_WORDS or address % 4:
-            raise SimulationError(f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a "
-                                  "multiple of 4 on", where=self.name,
-                                  hint="look at the driver: give the address and the words of a whole task")
-        task = decode(self._bus.view(address, 4 * count).view("<u4").tolist())
+            what = f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a multiple of 4 on"
+            hint = "look at the driver: give the address and the words of a whole task"
+            raise SimulationError(what, where=self.name, hint=hint)
+        task = decode(self.bus.view(address, 4 * count).view("<u4").tolist())
         try:
-            schedule = _schedule(task, self.config)
-            cycles = makespan(schedule)
+            order = _order(task, self.config)
+            cycles = makespan(order)
         except DovetailError as error:
-            raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name,
-                                  hint=error.hint or "look at the words of the task") from error
+            hint = error.hint or "look at the words of the task"
+            raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name, hint=hint) from error
         except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise SimulationError(f"the task cannot be computed: {error}", where=self.name,
-                                  hint="look at the words of the task: they contradict each other") from error
-        self._queue.hand_over(_Work(task, schedule, self._registers[Register.CONSTANTS]), now, cycles)
+            hint = "look at the words of the task: they contradict each other"
+            raise SimulationError(f"the task cannot be computed: {error}", where=self.name, hint=hint) from error
+        self.queue.hand_over(_Work(task, order, self.registers[Register.CONSTANTS]), now, cycles)
 
-    def _execute(self, launch: _Work) -> None:
-        """Compute a launch from what its memories hold now."""
-        task, layer = launch.task, launch.task.layer
-        source, weights = (launch.schedule.network.works[0].node.inputs)[:2]
+    def complete(self, launch: Launch[_Work]) -> Activity:
+        """See `QueueDevice.complete`: computed from what the memories hold now."""
+        work, task, layer = launch.work, launch.work.task, launch.work.task.layer
+        source, weights = (work.order.network.works[0].node.inputs)[:2]
         outputs = layer.filters * layer.groups
-        kinds = launch.schedule.network.graph.types
-        blob = self._bus.view(launch.constants + task.weights, kinds[weights].elements)
-        values = {
-            source: self._image(task.source, kinds[source].shape[1:], np.dtype(np.uint8 if task.unsigned else np.int8)),
-            weights: blob.view(np.int8).reshape(kinds[weights].shape),
-        }
-        bias = self._bus.view(launch.constants + task.bias, 4 * outputs).view("<i4").astype(np.int64)
-        found = simulate(launch.schedule, {source: values[source][None], weights: values[weights]})
-        sums = found.outputs[launch.schedule.network.graph.outputs[0]][0].astype(np.int64) + bias
+        kinds = work.order.network.graph.types
+        blob = self.bus.view(work.constants + task.weights, kinds[weights].elements)
+        x = self._image(task.source, kinds[source].shape[1:], np.dtype(np.uint8 if task.unsigned else np.int8))
+        w = blob.view(np.int8).reshape(kinds[weights].shape)
+        bias = self.bus.view(work.constants + task.bias, 4 * outputs).view("<i4").astype(np.int64)
+        found = simulate(work.order, {source: x[None], weights: w})
+        sums = found.outputs[work.order.network.graph.outputs[0]][0].astype(np.int64) + bias
         result = self._image(task.result, sums.shape, np.dtype("<i4"))
         result[...] = sums.astype(np.int32)  # wraps as the accumulators do
+        return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=layer.macs)
 
-    def _image(self, place: Place, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
+    def _image(self, place: Strided, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
         """An array in memory as [rows, columns, channels]."""
         strides = (place.row, place.column, place.channel)
         extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + kind.itemsize
-        return as_strided(self._bus.view(place.address, extent)[: kind.itemsize].view(kind), shape, strides)
+        return as_strided(self.bus.view(place.address, extent)[: kind.itemsize].view(kind), shape, strides)
 
 
-def _activity(launch: Launch[_Work]) -> Activity:
-    task = launch.work.task
-    return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=task.layer.macs)
-
-
-def _schedule(task: Task, config: MaeriConfig) -> Schedule:
+def _order(task: Task, config: MaeriConfig) -> Order:
     """The task's items as an order of a network of one layer."""
     layer = task.layer
     builder = GraphBuilder("launch")
@@ -188,4 +127,4 @@ def _schedule(task: Task, config: MaeriConfig) -> Schedule:
     stride = (layer.stride, layer.stride)
     result = builder.add(operator(stride, input_zero_point=task.zero_point), [x, w], "result")
     net = network(builder.finish([result]))
-    return Schedule(net, config, task.items, 0)
+    return Order(net, config, task.items, 0)

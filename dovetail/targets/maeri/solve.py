@@ -1,34 +1,97 @@
-"""The exact scheduler for small networks: every output channel a piece, placed on multipliers and time by CP-SAT.
+"""The best order found in a time: the list scheduler's at once, an exact one of small networks, then better sizes.
 
-A piece is one output channel of a layer, or what some input channels add to it: a rectangle of its virtual neuron's
-multipliers times its cycles. Pieces do not overlap, and begin when the channels they read exist.
+The exact scheduler places pieces on multipliers and time by CP-SAT. A piece is one output channel of a layer, or what
+some input channels add to it: a rectangle of its virtual neuron's multipliers times its cycles. Pieces do not overlap,
+and begin when the channels they read exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
 from dovetail.errors import MissingExtraError
-from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.deal import laid_out
-from dovetail.targets.maeri.delivery import Tile
-from dovetail.targets.maeri.rules import Rules
-from dovetail.targets.maeri.schedule import Item, Schedule, Segment, ordered
-from dovetail.targets.maeri.timing import Timing, timing
-from dovetail.targets.maeri.tree import Range, line_of
-from dovetail.targets.maeri.work import Network, Times, Work, exists_from
+from dovetail.targets.maeri.config import MaeriConfig, Rules
+from dovetail.targets.maeri.listing import Item, Order, Segment, arrange, laid_out, ordered, tried_sizes
+from dovetail.targets.maeri.network import Network, Work, bound, exists_from
+from dovetail.targets.maeri.timing import Range, Tile, Timing, line_of, timing
 
+CLOSE = 1.005
+"""Orders this near the bound are not improved."""
 MOST_PIECES = 160
 """More pieces than this are not tried: the list scheduler is close to the bound there."""
 _ROUNDS = 12
 """How often pieces that met on a line of the collection bus are kept off each other and the rest is solved again."""
-Progress = Callable[[int, int], None]
-"""Told each better order: its makespan, and the bound so far, in cycles."""
+Found = Callable[[str, int, int], None]
+"""Told every better order: what found it, its makespan and the bound, in cycles."""
+
+
+def best_order(
+    network: Network,
+    config: MaeriConfig,
+    rules: Rules | None = None,
+    seconds: float = 5.0,
+    found: Found = lambda how, makespan, bound: None,
+) -> Order:
+    """An order of a network, the best that is found.
+
+    The list scheduler's comes first and is always valid. A small network is then solved as a whole (the extra
+    "solver"); for others, one layer after the other tries other virtual neurons, the longest layer first.
+
+    Args:
+        network: what to compute.
+        config: on what.
+        rules: the user's own.
+        seconds: to spend on better orders; the same orders come of the same time only where all are tried.
+        found: told each better order.
+
+    Raises:
+        ModelError: the rules name no layer, or contradict each other.
+        TargetError: a layer does not fit.
+    """
+    rules, least = rules or Rules(), bound(network, config).cycles
+    best = arrange(network, config, rules)
+    found("list", best.makespan, least)
+    if seconds <= 0:
+        return best
+    try:
+        solved = _solved(network, config, rules, seconds)
+    except MissingExtraError:
+        solved = None
+    if solved is not None and solved.makespan < best.makespan:
+        best = solved
+        found("exact", best.makespan, least)
+    if config.shared_ports or rules.whole_filters:
+        return best
+    until = time.monotonic() + seconds
+    chosen: dict[int, int] = {}
+    for number in sorted(range(len(network.works)), key=lambda number: (-network.works[number].layer.macs, number)):
+        for size in tried_sizes(network.works[number], config, rules):
+            if best.makespan <= least * CLOSE or time.monotonic() > until:
+                return best
+            made = arrange(network, config, rules, {**chosen, number: size})
+            if made.makespan < best.makespan:
+                best, chosen = made, {**chosen, number: size}
+                found("list, other sizes", best.makespan, least)
+    return best
+
+
+def _solved(network: Network, config: MaeriConfig, rules: Rules, seconds: float) -> Order | None:
+    """The best order of whole output channels that is found in a deterministic time, with and without parts over input
+    channels; None where the network is too large for it, or a channel does not fit."""
+    best: Order | None = None
+    for in_parts in (False, True):
+        pieces = _pieces(network, config, in_parts)
+        if pieces and len(pieces) <= MOST_PIECES and not config.shared_ports:
+            made = _Puzzle(network, config, rules, pieces).solve(seconds / 2)
+            if made and (best is None or made.makespan < best.makespan):
+                best = made
+    return best
 
 
 @dataclass(frozen=True)
@@ -43,33 +106,15 @@ class _Piece:
     cycles: int
     """From the first weight to the last product."""
 
+    @property
+    def width(self) -> int:
+        """Multipliers it takes."""
+        return max(self.time.size, 2)
 
-def solve(
-    network: Network, config: MaeriConfig, rules: Rules, seconds: float, found: Progress = lambda makespan, bound: None
-) -> Schedule | None:
-    """The best order of whole output channels that is found in a time, with and without parts over input channels.
-
-    Args:
-        network: what to compute.
-        config: on what; every multiplier must have a port.
-        rules: the user's own.
-        seconds: of search, as deterministic time.
-        found: told each better order.
-
-    Returns:
-        None where the network is too large for it, or a channel does not fit.
-
-    Raises:
-        MissingExtraError: the solver is not installed.
-    """
-    best: Schedule | None = None
-    for in_parts in (False, True):
-        pieces = _pieces(network, config, in_parts)
-        if pieces and len(pieces) <= MOST_PIECES and not config.shared_ports:
-            made = _solve(network, config, rules, pieces, seconds / 2, found)
-            if made and (best is None or made.makespan < best.makespan):
-                best = made
-    return best
+    @property
+    def exists(self) -> int:
+        """Cycles from the first weight until its last sum exists."""
+        return self.cycles + self.time.tail
 
 
 def _pieces(network: Network, config: MaeriConfig, in_parts: bool) -> list[_Piece]:
@@ -93,132 +138,123 @@ def _pieces(network: Network, config: MaeriConfig, in_parts: bool) -> list[_Piec
     return pieces
 
 
-def _solve(
-    network: Network, config: MaeriConfig, rules: Rules, pieces: list[_Piece], seconds: float, found: Progress
-) -> Schedule | None:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise MissingExtraError("ortools", "solver", "finding the best order") from error
-    model: Any = cp_model.CpModel()
-    horizon = sum(piece.cycles + piece.time.tail for piece in pieces)
-    starts = [model.new_int_var(0, horizon, "") for _ in pieces]
-    places = [model.new_int_var(0, config.multipliers - _width(piece), "") for piece in pieces]
-    spans = [model.new_fixed_size_interval_var(start, piece.cycles, "")
-             for start, piece in zip(starts, pieces, strict=True)]
-    rows = [model.new_fixed_size_interval_var(place, _width(piece), "")
-            for place, piece in zip(places, pieces, strict=True)]
-    model.add_no_overlap_2d(spans, rows)
-    model.add_cumulative(spans, [_width(piece) for piece in pieces], config.multipliers)
-    if rules.at_most is not None:
-        model.add_cumulative(spans, [1] * len(pieces), rules.at_most)
-    _precedences(model, network, rules, pieces, starts, spans)
-    makespan = model.new_int_var(0, horizon, "")
-    for start, piece in zip(starts, pieces, strict=True):
-        model.add(makespan >= start + piece.cycles + piece.time.tail)
-    model.minimize(makespan)
-    solver: Any = cp_model.CpSolver()
-    solver.parameters.max_deterministic_time = seconds
-    solver.parameters.num_search_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.log_search_progress = False
-    for _ in range(_ROUNDS):
-        if solver.solve(model, _telling(cp_model, found)) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return None
-        at = [(solver.value(start), Range(solver.value(place), _width(piece)))
-              for piece, start, place in zip(pieces, starts, places, strict=True)]  # fmt: skip
-        crossing = _crossing(config, pieces, at)
-        if not crossing:
-            return _schedule(network, config, pieces, at)
-        for one, other in crossing:
-            _keep_off(model, config, pieces, starts, places, (one, other))
-    return None
+class _Puzzle:
+    """Where and when pieces work, as a model of CP-SAT.
 
+    Raises:
+        MissingExtraError: the solver is not installed.
+    """
 
-def _schedule(
-    network: Network, config: MaeriConfig, pieces: list[_Piece], at: list[tuple[int, Range]]
-) -> Schedule:
-    items = [
-        Item(piece.work, piece.tile, place, start, (Segment(piece.channel, 0, network.works[piece.work].positions),),
-             piece.taps)
-        for piece, (start, place) in zip(pieces, at, strict=True)
-    ]  # fmt: skip
-    exists = [laid_out(tuple(item for item in items if item.work == number), work, config).exists
-              for number, work in enumerate(network.works)]  # fmt: skip
-    return Schedule(network, config, ordered(items), max(exists))
+    def __init__(self, network: Network, config: MaeriConfig, rules: Rules, pieces: Sequence[_Piece]) -> None:
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError as error:
+            raise MissingExtraError("ortools", "solver", "finding the best order") from error
+        self._cp, self._network, self._config, self._pieces = cp_model, network, config, pieces
+        self._model: Any = cp_model.CpModel()
+        model, horizon = self._model, sum(piece.exists for piece in pieces)
+        self._starts = [model.new_int_var(0, horizon, "") for _ in pieces]
+        self._places = [model.new_int_var(0, config.multipliers - piece.width, "") for piece in pieces]
+        interval = model.new_fixed_size_interval_var
+        spans = [interval(start, piece.cycles, "") for start, piece in zip(self._starts, pieces, strict=True)]
+        rows = [interval(place, piece.width, "") for place, piece in zip(self._places, pieces, strict=True)]
+        model.add_no_overlap_2d(spans, rows)
+        model.add_cumulative(spans, [piece.width for piece in pieces], config.multipliers)
+        if rules.at_most is not None:
+            model.add_cumulative(spans, [1] * len(pieces), rules.at_most)
+        self._precedences(rules, spans)
+        makespan = model.new_int_var(0, horizon, "")
+        for start, piece in zip(self._starts, pieces, strict=True):
+            model.add(makespan >= start + piece.exists)
+        model.minimize(makespan)
 
-
-def _crossing(
-    config: MaeriConfig, pieces: list[_Piece], at: list[tuple[int, Range]]
-) -> list[tuple[int, int]]:
-    """Pairs of pieces that work at the same time and give more sums to one line than it takes."""
-    found = []
-    for (one, (start, place)), (other, (later, there)) in combinations(enumerate(at), 2):
-        meet = start < later + pieces[other].cycles and later < start + pieces[one].cycles
-        if meet and _too_many(pieces[one], pieces[other]):
-            lines = {line_of(config.multipliers, config.collection, each) for each in (place, there)}
-            found += [(one, other)] if len(lines) == 1 else []
-    return found
-
-
-def _too_many(one: _Piece, other: _Piece) -> bool:
-    return 1.0 / one.time.later + 1.0 / other.time.later > 1.0
-
-
-def _keep_off(
-    model: Any, config: MaeriConfig, pieces: list[_Piece], starts: list[Any], places: list[Any], pair: tuple[int, int]
-) -> None:
-    """Two pieces use different lines, or one comes after the other."""
-    lines = []
-    for index in pair:
-        width = _width(pieces[index])
-        table = [line_of(config.multipliers, config.collection, Range(place, width))
-                 for place in range(config.multipliers - width + 1)]  # fmt: skip
-        number = model.new_int_var(0, config.collection, "")
-        model.add_element(places[index], table, number)
-        lines.append(number)
-    one, other = pair
-    apart, first, second = (model.new_bool_var("") for _ in range(3))
-    model.add(lines[0] != lines[1]).only_enforce_if(apart)
-    model.add(starts[one] + pieces[one].cycles <= starts[other]).only_enforce_if(first)
-    model.add(starts[other] + pieces[other].cycles <= starts[one]).only_enforce_if(second)
-    model.add_bool_or(apart, first, second)
-
-
-def _width(piece: _Piece) -> int:
-    return max(piece.time.size, 2)
-
-
-def _precedences(
-    model: Any, network: Network, rules: Rules, pieces: list[_Piece], starts: list[Any], spans: list[Any]
-) -> None:
-    """A piece's first product waits for the channels it reads, and for the user's rules."""
-    numbers = {work.name: number for number, work in enumerate(network.works)}
-    own: dict[int, list[int]] = {number: [] for number in range(len(network.works))}
-    for index, piece in enumerate(pieces):
-        own[piece.work].append(index)
-    reached: dict[tuple[int, int], list[set[int]]] = {}
-    for index, piece in enumerate(pieces):
-        work = network.works[piece.work]
-        for earlier in network.before(work):
-            number = numbers[earlier.name]
-            reaches = reached.setdefault((piece.work, number), _reaches(network, work, earlier))
-            for other in own[number]:
-                if reaches[pieces[other].channel] & _channels_read(work, piece):
-                    exists = starts[other] + pieces[other].cycles + pieces[other].time.tail
-                    model.add(starts[index] + piece.time.load >= exists)
-    for x, y in rules.before:
-        for other in own[numbers[x]]:
-            for index in own[numbers[y]]:
-                model.add(starts[index] >= starts[other] + pieces[other].cycles + pieces[other].time.tail)
-    for x, y in rules.apart:
-        for other in own[numbers[x]]:
-            for index in own[numbers[y]]:
+    def _precedences(self, rules: Rules, spans: Sequence[Any]) -> None:
+        """A piece's first product waits for the channels it reads, and for the user's rules."""
+        model, starts, pieces, works = self._model, self._starts, self._pieces, self._network.works
+        numbers = {work.name: number for number, work in enumerate(works)}
+        own: dict[int, list[int]] = {number: [] for number in range(len(works))}
+        for index, piece in enumerate(pieces):
+            own[piece.work].append(index)
+        reached: dict[tuple[int, int], list[set[int]]] = {}
+        for index, piece in enumerate(pieces):
+            work = works[piece.work]
+            for earlier in self._network.before(work):
+                key = piece.work, numbers[earlier.name]
+                if key not in reached:
+                    reached[key] = _reaches(self._network, work, earlier)
+                for other in own[key[1]]:
+                    if reached[key][pieces[other].channel] & _channels_read(work, piece):
+                        model.add(starts[index] + piece.time.load >= starts[other] + pieces[other].exists)
+        for x, y in rules.before:
+            for other, index in product(own[numbers[x]], own[numbers[y]]):
+                model.add(starts[index] >= starts[other] + pieces[other].exists)
+        for x, y in rules.apart:
+            for other, index in product(own[numbers[x]], own[numbers[y]]):
                 model.add_no_overlap([spans[other], spans[index]])
+
+    def solve(self, seconds: float) -> Order | None:
+        """The best order that is found in a deterministic time."""
+        solver: Any = self._cp.CpSolver()
+        solver.parameters.max_deterministic_time = seconds
+        solver.parameters.num_search_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.log_search_progress = False
+        for _ in range(_ROUNDS):
+            if solver.solve(self._model) not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+                return None
+            found = [
+                (piece, solver.value(start), Range(solver.value(place), piece.width))
+                for piece, start, place in zip(self._pieces, self._starts, self._places, strict=True)
+            ]
+            crossing = self._crossing(found)
+            if not crossing:
+                return self._order(found)
+            for pair in crossing:
+                self._keep_off(pair)
+        return None
+
+    def _order(self, found: Sequence[tuple[_Piece, int, Range]]) -> Order:
+        items, exists = list[Item](), []
+        for number, work in enumerate(self._network.works):
+            own = tuple(
+                Item(number, piece.tile, place, start, (Segment(piece.channel, 0, work.positions),), piece.taps)
+                for piece, start, place in found
+                if piece.work == number
+            )
+            items += own
+            exists.append(laid_out(own, work, self._config).exists)
+        return Order(self._network, self._config, ordered(items), max(exists))
+
+    def _crossing(self, found: Sequence[tuple[_Piece, int, Range]]) -> list[tuple[int, int]]:
+        """Pairs of pieces that work at the same time and give more sums to one line than it takes."""
+        pairs = []
+        for (one, (piece, start, place)), (other, (second, later, there)) in combinations(enumerate(found), 2):
+            meet = start < later + second.cycles and later < start + piece.cycles
+            if meet and 1.0 / piece.time.later + 1.0 / second.time.later > 1.0:
+                lines = {line_of(self._config.multipliers, self._config.collection, each) for each in (place, there)}
+                pairs += [(one, other)] if len(lines) == 1 else []
+        return pairs
+
+    def _keep_off(self, pair: tuple[int, int]) -> None:
+        """Two pieces use different lines, or one comes after the other."""
+        model, starts, pieces, config = self._model, self._starts, self._pieces, self._config
+        lines = []
+        for index in pair:
+            width = pieces[index].width
+            places = (Range(place, width) for place in range(config.multipliers - width + 1))
+            table = [line_of(config.multipliers, config.collection, place) for place in places]
+            number = model.new_int_var(0, config.collection, "")
+            model.add_element(self._places[index], table, number)
+            lines.append(number)
+        one, other = pair
+        apart, first, second = (model.new_bool_var("") for _ in range(3))
+        model.add(lines[0] != lines[1]).only_enforce_if(apart)
+        model.add(starts[one] + pieces[one].cycles <= starts[other]).only_enforce_if(first)
+        model.add(starts[other] + pieces[other].cycles <= starts[one]).only_enforce_if(second)
+        model.add_bool_or(apart, first, second)
 
 
 def _channels_read(work: Work, piece: _Piece) -> set[int]:
-    """The input channels a piece reads."""
     layer = work.layer
     area, first = layer.rows * layer.columns, piece.channel // layer.filters * layer.channels
     return {first + channel for channel in range(piece.taps[0] // area, -(-piece.taps[1] // area))}
@@ -228,24 +264,11 @@ def _reaches(network: Network, work: Work, earlier: Work) -> list[set[int]]:
     """Which input channels of a layer each output channel of an earlier one has a part in."""
     reaches = []
     for channel in range(earlier.outputs):
-        known = {each.node.output: _no_times(each) for each in network.works}
+        known = {
+            each.node.output: np.zeros((each.outputs, each.layer.out_rows if each.is_image else 1), np.int64)
+            for each in network.works
+        }
         known[earlier.node.output][channel] = 1
         times = exists_from(network.graph, work.node.inputs[0], known)
         reaches.append({int(place) for place in np.flatnonzero(times.max(axis=1))})
     return reaches
-
-
-def _no_times(work: Work) -> Times:
-    return np.zeros((work.outputs, work.layer.out_rows if work.is_image else 1), np.int64)
-
-
-def _telling(cp_model: Any, found: Progress) -> Any:
-    """A callback of the solver."""
-
-    class Telling(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
-        def on_solution_callback(self) -> None:
-            found(round(self.objective_value), round(self.best_objective_bound))
-
-    return Telling()
-
-

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import islice
 
 from dovetail.errors import SimulationError
-from dovetail.targets.maeri.delivery import Tile
-from dovetail.targets.maeri.layer import Layer
-from dovetail.targets.maeri.schedule import Item, Segment
-from dovetail.targets.maeri.tree import Range
+from dovetail.targets.maeri.listing import Item, Segment
+from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.timing import Range, Tile
 
 MOST_ITEMS = 1 << 16
 """Most items, and most segments of one, a launch may have."""
@@ -17,7 +17,7 @@ _MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Strided:
     """Where an array lies: an image's rows, columns and channels, or a matrix' rows and elements (columns: 0)."""
 
     address: int
@@ -31,15 +31,15 @@ class Place:
 class Task:
     """What a launch computes: sums of products, each begun with its channel's bias."""
 
-    layer: Layer
+    layer: OrderLayer
     depthwise: bool
     """Whether weights are [1, R, S, C * M] rather than [O, R, S, C]."""
     zero_point: int
     """Taken off every input."""
     unsigned: bool
     """Whether inputs are uint8, else int8."""
-    source: Place
-    result: Place
+    source: Strided
+    result: Strided
     """Of the sums, int32."""
     weights: int
     """Bytes from the start of the constants."""
@@ -49,12 +49,17 @@ class Task:
 
 def encode(task: Task) -> tuple[int, ...]:
     """The words of a launch."""
-    words = [*astuple(task.layer), task.depthwise, task.zero_point, task.unsigned, *astuple(task.source),
-             *astuple(task.result), task.weights, task.bias, len(task.items)]  # fmt: skip
+    words = [
+        *astuple(task.layer),
+        *(task.depthwise, task.zero_point, task.unsigned),
+        *astuple(task.source),
+        *astuple(task.result),
+        *(task.weights, task.bias, len(task.items)),
+    ]
     for item in task.items:
         words += [item.start, item.place.start, item.place.size, *astuple(item.tile), *item.taps, len(item.segments)]
         for part in item.segments:
-            words += [part.channel, part.first, part.count]
+            words += astuple(part)
     return tuple(int(word) & _MASK for word in words)
 
 
@@ -65,36 +70,38 @@ def decode(words: Sequence[int]) -> Task:
         SimulationError: they are too few, too many, or name more items than a launch may have.
     """
     stream = iter(words)
-    try:
-        layer = Layer(*_take(stream, len(fields(Layer))))
-        depthwise, zero_point, unsigned = _take(stream, 3)
-        source, result = Place(*_take(stream, 4)), Place(*_take(stream, 4))
-        weights, bias, count = _take(stream, 3)
-        items = tuple(_item(stream) for _ in range(_bounded(count)))
-    except (StopIteration, RuntimeError):
-        raise SimulationError("the task ends too early", where="maeri",
-                              hint="look at the driver: WORDS must count the words of the whole task") from None
+
+    def take(count: int) -> list[int]:
+        found = list(islice(stream, count))
+        if len(found) < count:
+            raise _wrong("the task ends too early")
+        return found
+
+    def bounded(count: int) -> range:
+        if count > MOST_ITEMS:
+            hint = "look at the words of the task; the driver may point to something else"
+            raise _wrong(f"the task has {count} items or segments, the limit is {MOST_ITEMS}", hint)
+        return range(count)
+
+    def item() -> Item:
+        start, first, size = take(3)
+        tile = Tile(*take(len(fields(Tile))))
+        low, high, count = take(3)
+        segments = tuple(Segment(*take(3)) for _ in bounded(count))
+        return Item(0, tile, Range(first, size), start, segments, (low, high))
+
+    layer = OrderLayer(*take(len(fields(OrderLayer))))
+    depthwise, zero_point, unsigned = take(3)
+    source, result = Strided(*take(4)), Strided(*take(4))
+    weights, bias, count = take(3)
+    items = tuple(item() for _ in bounded(count))
     if next(stream, None) is not None:
-        raise SimulationError("the task has words after its last item", where="maeri",
-                              hint="look at the driver: WORDS must count the words of the whole task")
+        raise _wrong("the task has words after its last item")
     signed = zero_point - (1 << 32) if zero_point >> 31 else zero_point
     return Task(layer, bool(depthwise), signed, bool(unsigned), source, result, weights, bias, items)
 
 
-def _item(stream: Iterator[int]) -> Item:
-    start, first, size = _take(stream, 3)
-    tile = Tile(*_take(stream, len(fields(Tile))))
-    low, high, count = _take(stream, 3)
-    segments = tuple(Segment(*_take(stream, 3)) for _ in range(_bounded(count)))
-    return Item(0, tile, Range(first, size), start, segments, (low, high))
-
-
-def _take(stream: Iterator[int], count: int) -> list[int]:
-    return [next(stream) for _ in range(count)]
-
-
-def _bounded(count: int) -> int:
-    if count > MOST_ITEMS:
-        raise SimulationError(f"the task has {count} items or segments, the limit is {MOST_ITEMS}", where="maeri",
-                              hint="look at the words of the task; the driver may point to something else")
-    return count
+def _wrong(
+    what: str, hint: str = "look at the driver: WORDS must count the words of the whole task"
+) -> SimulationError:
+    return SimulationError(what, where="maeri", hint=hint)

@@ -1,7 +1,8 @@
 """A RISC-V microcontroller with an NE16 convolution engine, as GAP9 has it.
 
-Sources of the facts: the engine's own sheet in job.py, cycles.py and device.py; memories and clocking after the public
-GAP9 descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
+Sources of the facts: job.py and device.py; for weights pulp-platform/pulp-nnx test/Ne16Weight.py, and for
+those of linear mode gvsoc/gvsoc-pulp pulp/ne16/src/ne16_matrixvec.cpp; memories and clocking after the public GAP9
+descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
 """
 
 from __future__ import annotations
@@ -10,91 +11,67 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dovetail.adapt import (
-    RequantisationLimits,
-    addition_as_convolution,
-    convolution_as_patches,
-    engine_requantisation,
-    narrow_weights,
-    split_bias,
-    stride_as_slice,
-    unsigned_activations,
+import dovetail.target as dt
+from dovetail import legalize
+from dovetail.ir.graph import Node
+from dovetail.ir.operators.arithmetic import Clip, ScaleShift
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import RequantisationLimits
+from dovetail.target import layers
+from dovetail.target.queue_driver import queue_driver
+from dovetail.targets.ne16.job import (
+    CHANNELS_IN,
+    Job,
+    Padding,
+    Requantise,
+    job_cycles,
+    layer_cycles,
+    problem,
+    task_words,
 )
-from dovetail.graph.graph import Node
-from dovetail.graph.types import Array, DType, TensorType
-from dovetail.operators.arithmetic import Clip, ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.movement import Pad
-from dovetail.target import (
-    Choice,
-    Command,
-    Constraint,
-    Core,
-    DeviceModel,
-    Dma,
-    Engine,
-    Knob,
-    Match,
-    Memory,
-    Offload,
-    Operand,
-    Policy,
-    Quantisation,
-    Rewrite,
-    Space,
-    Target,
-    apply,
-    constant,
-    maybe,
-    operand,
-)
-from dovetail.target.layers import NO_GROUPS, NO_MULTIPLIER
-from dovetail.targets.ne16.cycles import job_cycles, layer_cycles
-from dovetail.targets.ne16.job import CHANNELS_IN, Job, Padding, Requantise, problem, task_words
-from dovetail.targets.ne16.packing import pack_linear_weights, pack_weights
 
-L1 = Memory("L1", base=0x10000000, size=128 * 1024)
-L2 = Memory("L2", base=0x1C000000, size=512 * 1024)
-DMA = Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000)
+L1 = dt.Memory("L1", base=0x10000000, size=128 * 1024)
+L2 = dt.Memory("L2", base=0x1C000000, size=512 * 1024)
+DMA = dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000)
+DRIVER = queue_driver("dovetail.targets.ne16:driver/ne16.c", base="NE16_BASE", place="word", offset="4u * word")
 QUEUE = 2
 """Launches the engine holds: one it computes, one that waits."""
 LIMITS = RequantisationLimits(scale_bits=8, most_shift=31)
 
 
-def job(match: Match, operands: Mapping[str, Operand]) -> Job:
+def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     """The engine's job for a tile. Addresses of operands that are not given are 0."""
-    x, out = match.type("x").shape, match.result.shape
-    dense = _linear(match)
-    image, result = ((1, 1, 1, x[-1]), (1, 1, 1, out[-1])) if dense else (x, out)
-    pads = match.operator("pad", Pad) if match.has("pad") else None
-    layer = None if dense else _convolution(match)
-    nowhere = Operand(0, ())
+    dense, window, width = _dense(match), layers.window_of(match), match.result.dtype.numpy.itemsize
+    x, out = (shape[-1:] if dense else shape for shape in (match.type("x").shape, match.result.shape))
+    (rows, columns, inputs), (height, breadth, outputs) = layers.sizes_of(x), layers.sizes_of(out)
+    nowhere = dt.Operand(0, ())
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
-    width = match.result.dtype.numpy.itemsize
-    in_strides = source.strides[1:3] if not dense and source.strides else (image[2] * image[3], image[3])
-    row, pixel = result[2] * result[3] * width, result[3] * width
-    out_strides = target.strides[1:3] if not dense and target.strides else (row, pixel)
-    requantise = Requantise(scale_bits=8, bias=True, relu=True, shift=None) if match.has("scale_shift") else None
+    source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs, inputs)
+    target_apart = target.strides[1:3] if not dense and target.strides else (breadth * outputs * width, outputs * width)
     return Job(
-        in_height=image[1],
-        in_width=image[2],
-        in_channels=image[3],
-        out_height=result[1],
-        out_width=result[2],
-        out_channels=result[3],
-        in_pixel_stride=in_strides[1],
-        in_row_stride=in_strides[0],
-        out_pixel_stride=out_strides[1],
-        out_row_stride=out_strides[0],
-        kernel=1 if dense else match.type("weights").shape[1],
-        depthwise=isinstance(layer, DepthwiseConv2d),
+        in_height=rows,
+        in_width=columns,
+        in_channels=inputs,
+        out_height=height,
+        out_width=breadth,
+        out_channels=outputs,
+        in_pixel_stride=source_apart[1],
+        in_row_stride=source_apart[0],
+        out_pixel_stride=target_apart[1],
+        out_row_stride=target_apart[0],
+        kernel=window.kernel[0],
+        depthwise=isinstance(layers.linear_of(match), DepthwiseConv2d),
         linear=dense and dense_mode(match) == "linear",
-        stride=layer.stride[0] if layer else 1,
-        padding=Padding(pads.before[1], pads.after[1], pads.before[2], pads.after[2]) if pads else Padding(),
-        padding_value=int(pads.value) if pads else 0,
+        stride=window.stride[0],
+        padding=Padding(window.before[0], window.after[0], window.before[1], window.after[1]),
+        padding_value=window.padding_value if match.has("pad") else 0,
         weight_bits=weight_bits(match),
-        requantise=requantise,
+        requantise=Requantise(shift=common_shift(match)) if match.has("scale_shift") else None,
         out_bits=8 * width,
         infeat=source.address,
         outfeat=target.address,
@@ -105,55 +82,103 @@ def job(match: Match, operands: Mapping[str, Operand]) -> Job:
     )
 
 
-def _linear(match: Match) -> bool:
-    return isinstance(match.nodes["layer"].operator, FullyConnected)
+def common_shift(match: dt.Match) -> int | None:
+    """The right shift of every output channel, which a register holds; None where channels have their own, which the
+    engine loads anew for every subtile."""
+    found = np.unique(match.array("shift"))
+    return int(found[0]) if found.size == 1 else None
 
 
-def dense_default(match: Match) -> Choice:
+def _dense(match: dt.Match) -> bool:
+    return isinstance(layers.linear_of(match), FullyConnected)
+
+
+def dense_default(match: dt.Match) -> dt.Choice:
     """Linear mode for the input sizes it has."""
     return {"mode": "pointwise" if match.type("x").shape[-1] % CHANNELS_IN else "linear"}
 
 
-def dense_knobs(match: Match) -> Space:
+def dense_knobs(match: dt.Match) -> dt.Space:
     """How a dense layer is computed: linear mode takes 256 inputs at a time, one bit of the weights after the other;
     as a 1x1 convolution of one pixel it takes 16, all bits together."""
     depth = match.type("x").shape[-1]
     default = str(dense_default(match)["mode"])
     other = "linear" if default == "pointwise" else "pointwise"
 
-    def problem(choice: Choice) -> str | None:
+    def problem(choice: dt.Choice) -> str | None:
         if choice.get("mode") == "linear" and depth % CHANNELS_IN:
             return f"linear mode needs a multiple of {CHANNELS_IN} inputs; here: {depth}"
         return None
 
-    return Space((Knob("mode", (default, other), "the engine's mode for a dense layer"),), problem)
+    return dt.Space((dt.Knob("mode", (default, other), "the engine's mode for a dense layer"),), problem)
 
 
-def dense_mode(match: Match) -> str:
+def dense_mode(match: dt.Match) -> str:
     """The mode that is chosen for a dense layer, or the default's."""
     return str({**dense_default(match), **match.choice}["mode"])
 
 
-def _convolution(match: Match) -> Conv2d | DepthwiseConv2d:
-    layer = match.nodes["layer"].operator
-    assert isinstance(layer, Conv2d | DepthwiseConv2d)
-    return layer
-
-
-def weight_bits(match: Match) -> int:
+def weight_bits(match: dt.Match) -> int:
     """Bits the weights are stored with: those of their type, at least 2."""
     return max(match.type("weights").dtype.bits, 2)
 
 
-def pack(match: Match) -> dict[str, Array]:
-    """Weights in bit planes; scale and shift as a byte, offset as a word per channel."""
+def _unsigned(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
+    """Weights plus 2**(bits-1), so that they are stored without a sign; ValueError when one has more bits."""
+    half = 1 << (bits - 1)
+    if weights.size and not (-half <= int(weights.min()) and int(weights.max()) < half):
+        raise ValueError(f"weights of {bits} bits lie in {-half}..{half - 1}, not {weights.min()}..{weights.max()}")
+    return (weights.astype(np.int16) + half).astype(np.uint8)
+
+
+def pack_weights(weights: NDArray[np.integer], bits: int, depthwise: bool) -> NDArray[np.uint8]:
+    """The bytes the engine reads for a convolution.
+
+    Args:
+        weights: signed, (C_out, kh, kw, C_in); depthwise: (C, kh, kw, 1).
+        bits: bits per weight, 2..8.
+        depthwise: whether the layer is depthwise.
+
+    Returns:
+        uint8, ordered (C_out, groups of 16 inputs, bit, tap, 2 bytes), the
+        channels of a group from the lowest bit up; a depthwise layer packs its channels like inputs. Missing
+        channels are stored as zero bits. The engine adds -2**(bits-1) to every stored weight.
+    """
+    stored = _unsigned(weights, bits)
+    if depthwise:
+        stored = stored.transpose(3, 1, 2, 0)
+    rows, height, width, channels = stored.shape
+    groups = -(-channels // CHANNELS_IN)
+    padded = np.zeros((rows, height * width, groups * CHANNELS_IN), np.uint8)
+    padded[:, :, :channels] = stored.reshape(rows, height * width, channels)
+    grouped = padded.reshape(rows, height * width, groups, CHANNELS_IN)
+    planes = grouped[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+    # (row, tap, group, channel, bit) -> (row, group, bit, tap, channel)
+    return np.packbits(planes.transpose(0, 2, 4, 1, 3), axis=-1, bitorder="little").reshape(-1)
+
+
+def pack_linear_weights(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
+    """The bytes the engine reads in linear mode: (C_out, bit, C_in / 8 bytes), inputs from the lowest bit up.
+
+    Args:
+        weights: signed, (C_out, C_in); C_in a multiple of 16.
+        bits: bits per weight, 2..8.
+    """
+    if weights.shape[1] % CHANNELS_IN:
+        raise ValueError(f"linear mode needs a multiple of {CHANNELS_IN} inputs, not {weights.shape[1]}")
+    planes = _unsigned(weights, bits)[:, None, :] >> np.arange(bits, dtype=np.uint8)[:, None] & 1
+    return np.packbits(planes, axis=-1, bitorder="little").reshape(-1)
+
+
+def pack(match: dt.Match) -> dict[str, Array]:
+    """Weights in bit planes; scale and shift as a byte, offset as a word per channel; no shifts where all are equal."""
     weights, bits = match.array("weights"), weight_bits(match)
-    if _linear(match):
+    if _dense(match):
         depth = weights.shape[1]
         square = weights.reshape(weights.shape[0], 1, 1, depth)
         is_linear = dense_mode(match) == "linear"
         packed = pack_linear_weights(weights, bits) if is_linear else pack_weights(square, bits, False)
-    elif isinstance(match.nodes["layer"].operator, DepthwiseConv2d):
+    elif isinstance(layers.linear_of(match), DepthwiseConv2d):
         packed = pack_weights(np.ascontiguousarray(weights.transpose(3, 1, 2, 0)), bits, True)
     else:
         packed = pack_weights(weights, bits, False)
@@ -161,22 +186,23 @@ def pack(match: Match) -> dict[str, Array]:
     if match.has("scale_shift"):
         channels = match.result.shape[-1]
         found["scale"] = np.broadcast_to(match.array("scale"), channels).astype(np.uint8)
-        found["shift"] = np.broadcast_to(match.array("shift"), channels).astype(np.uint8)
+        if common_shift(match) is None:
+            found["shift"] = match.array("shift").astype(np.uint8)
         found["offset"] = np.broadcast_to(match.array("offset"), channels).astype("<i4").view(np.uint8)
     return found
 
 
-def commands(match: Match, operands: Mapping[str, Operand]) -> tuple[Command, ...]:
+def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
     """One start of the engine, which walks stride-2 layers itself."""
-    return (Command("ne16_start", task_words(job(match, operands))),)
+    return (dt.Command("ne16_start", task_words(job(match, operands))),)
 
 
-def cycles(match: Match) -> int:
+def cycles(match: dt.Match) -> int:
     """Engine cycles of a tile."""
     return job_cycles(job(match, {}))
 
 
-def starting(match: Match) -> int:
+def starting(match: dt.Match) -> int:
     """Cycles the driver goes along with a grid of launches, of which the engine takes two at a time."""
     whole = job(match, {})
     launches = whole.grid[0] * whole.grid[1]
@@ -184,75 +210,66 @@ def starting(match: Match) -> int:
 
 
 CONSTRAINTS = (
-    Constraint("activations must be uint8", lambda m: m.type("x").dtype.text, lambda v: v == "uint8"),
-    Constraint("weights must have 2 to 8 bits, signed", lambda m: m.type("weights").dtype.text,
-               lambda v: v in ("int2", "int4", "int8")),
-    Constraint("weights must be symmetric (zero point 0)",
-               lambda m: getattr(m.nodes["layer"].operator, "weight_zero_point", 0), lambda v: v == 0),
-    Constraint("the operand's zero point must be folded into the bias",
-               lambda m: getattr(m.nodes["layer"].operator, "input_zero_point", 0), lambda v: v == 0),
-    Constraint("the batch must be 1", lambda m: m.result.shape[0], lambda v: v == 1),
-)  # fmt: skip
+    dt.one_of("activations must be uint8", lambda m: m.type("x").dtype.text, "uint8"),
+    layers.NARROW_WEIGHTS.worded("weights must have 2 to 8 bits, signed"),
+    layers.SYMMETRIC_WEIGHTS,
+    layers.SYMMETRIC_OPERAND.worded("the operand's zero point must be folded into the bias"),
+    layers.BATCH,
+)
 REQUANTISED = (
-    Constraint("outputs must be uint8, clipped to 0..255 only",
-               lambda m: [m.result.dtype.text, m.operator("clip", Clip).low, m.operator("clip", Clip).high],
-               lambda v: v == ["uint8", 0, 255]),
-)  # fmt: skip
-IMAGE = (
-    Constraint(
-        "the kernel must be 1x1 or 3x3", lambda m: m.type("weights").shape[1:3], lambda v: v in ((1, 1), (3, 3))
+    dt.one_of(
+        "outputs must be uint8, clipped to 0..255 only",
+        lambda m: [m.result.dtype.text, m.operator("clip", Clip).low, m.operator("clip", Clip).high],
+        ["uint8", 0, 255],
     ),
-    Constraint("the stride must be 1x1 or 2x2", lambda m: _convolution(m).stride, lambda v: v in ((1, 1), (2, 2))),
-    Constraint("the dilation must be 1x1", lambda m: _convolution(m).dilation, lambda v: v == (1, 1)),
 )
-FULL = (NO_GROUPS,)
-DEPTHWISE = (
-    NO_MULTIPLIER,
-    Constraint("a depthwise kernel must be 3x3", lambda m: m.type("weights").shape[1:3], lambda v: v == (3, 3)),
+IMAGE = (
+    layers.kernels_of(1, 3),
+    layers.strides_of(1, 2).worded("the stride must be 1x1 or 2x2"),
+    layers.NO_DILATION,
 )
-LIMIT = (Constraint("the job must be one the engine has", lambda m: problem(job(m, {})), lambda v: v == ""),)
+WINDOWS: dict[type[Operator], tuple[dt.Constraint, ...]] = {
+    Conv2d: (*IMAGE, layers.NO_GROUPS),
+    DepthwiseConv2d: (*IMAGE, layers.NO_MULTIPLIER, layers.kernels_of(3).worded("a depthwise kernel must be 3x3")),
+}
+"""Limits of a layer's shape and window, by its operator."""
+LIMIT = (dt.one_of("the job must be one the engine has", lambda m: problem(job(m, {})), ""),)
 
 
-def _offloads() -> tuple[Offload, ...]:
+def _offloads() -> tuple[dt.Offload, ...]:
     """Every layer kind, with and without requantisation, padded by the engine where it can."""
     kinds = (
-        ("convolution", Conv2d, (*IMAGE, *FULL), 32),
-        ("depthwise convolution", DepthwiseConv2d, (*IMAGE, *DEPTHWISE), 16),
+        ("convolution", Conv2d, WINDOWS[Conv2d], 32),
+        ("depthwise convolution", DepthwiseConv2d, WINDOWS[DepthwiseConv2d], 16),
         ("dense", FullyConnected, (), 32),
     )
     found = []
     for name, kind, limits, step in kinds:
         for padded in (True, False) if kind is not FullyConnected else (False,):
-            x = operand("x")
-            layer = apply(kind, maybe(Pad, x, name="pad") if padded else x, constant("weights"), name="layer")
-            scaled = apply(
-                ScaleShift, layer, constant("scale"), constant("offset"), constant("shift"), name="scale_shift"
+            x = dt.operand("x")
+            layer = dt.apply(kind, dt.maybe(Pad, x, name="pad") if padded else x, dt.constant("weights"), name="layer")
+            scaled = dt.apply(
+                ScaleShift, layer, dt.constant("scale"), dt.constant("offset"), dt.constant("shift"), name="scale_shift"
             )
             shared = (*CONSTRAINTS, *limits, *LIMIT)
             full = (*REQUANTISED, *shared)
             label = f"padded {name}" if padded else name
             own = (dense_knobs, dense_default) if kind is FullyConnected else (None, None)
             for text, pattern, constraints in (
-                (label, apply(Clip, scaled), full),
+                (label, dt.apply(Clip, scaled), full),
                 (f"{label}, 32-bit results", layer, shared),
             ):
-                offload = Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
+                offload = dt.Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
                 found.append(replace(offload, knobs=own[0], default=own[1], starting=starting))
     return tuple(sorted(found, key=lambda offload: "32-bit" in offload.name))
 
 
 def takes(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether the engine has the shape of a linear layer (used to choose rewrites, before patterns are matched)."""
-    operator = node.operator
-    if isinstance(operator, FullyConnected):
+    if isinstance(node.operator, FullyConnected):
         return types[node.inputs[0]].shape[:-1] == (1,)
-    if not isinstance(operator, Conv2d | DepthwiseConv2d):
-        return False
-    x, w = types[node.inputs[0]].shape, types[node.inputs[1]].shape
-    fits = operator.stride in ((1, 1), (2, 2)) and operator.dilation == (1, 1) and x[0] == 1
-    if isinstance(operator, DepthwiseConv2d):
-        return fits and w[1:3] == (3, 3) and w[3] == x[3]
-    return fits and w[1:3] in ((1, 1), (3, 3)) and w[3] == x[3]
+    limits = WINDOWS.get(type(node.operator))
+    return limits is not None and layers.keeps((layers.BATCH, *limits), types, node)
 
 
 def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
@@ -275,37 +292,49 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
-ENGINE = Engine(
+ENGINE = dt.Engine(
     name="ne16",
     memory=L1.name,
     offloads=_offloads(),
     ideal_macs_per_cycle=162.0,
-    driver=("dovetail.targets.ne16:driver/ne16.h", "dovetail.targets.ne16:driver/ne16.c"),
-    device=DeviceModel("dovetail.targets.ne16.device:Ne16Device", base=0x00201000, size=0x100),
+    driver=("dovetail.targets.ne16:driver/ne16.h",),
+    files={"ne16.c": DRIVER},
+    device=dt.DeviceModel("dovetail.targets.ne16.device:Ne16Device", base=0x00201000, size=0x100),
     wait="ne16_wait",
     prepare="ne16_init",
 )
 SHARED = (
-    Rewrite("unsigned", unsigned_activations, lsb=0),
-    Rewrite("patches", convolution_as_patches(patches_pay), lsb=0),
-    Rewrite("stride", stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0),
-    Rewrite("narrow weights", narrow_weights(), lsb=0),
+    dt.Rewrite("unsigned", legalize.unsigned_activations, lsb=0),
+    dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay), lsb=0),
+    dt.Rewrite(
+        "stride", legalize.stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0
+    ),
+    dt.Rewrite("narrow weights", legalize.narrow_weights(), lsb=0),
 )
-TARGET = Target(
+TARGET = dt.Target(
     name="ne16",
     sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, NE16 engine (2- to 8-bit weights)",
-    core=Core("rv32imc"),
+    core=dt.Core("rv32imc"),
     memories=(L2, L1),
     code=L2.name,
     values=L2.name,
     dma=DMA,
     engines=(ENGINE,),
-    quantisation=Quantisation(packed=True),
+    quantisation=dt.Quantisation(packed=True),
     policies=(
-        Policy("engine", "the engine requantises with its own scale and shift",
-               (*SHARED, Rewrite("requantisation", engine_requantisation(takes, LIMITS), lsb=2),
-                Rewrite("residual", addition_as_convolution(LIMITS), lsb=2))),
-        Policy("exact", "the engine gives 32-bit sums, the core requantises as TFLite Micro does",
-               (*SHARED, Rewrite("split bias", split_bias(takes), lsb=0))),
+        dt.Policy(
+            "engine",
+            "the engine requantises with its own scale and shift",
+            (
+                *SHARED,
+                dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
+                dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
+            ),
+        ),
+        dt.Policy(
+            "exact",
+            "the engine gives 32-bit sums, the core requantises as TFLite Micro does",
+            (*SHARED, dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0)),
+        ),
     ),
-)  # fmt: skip
+)

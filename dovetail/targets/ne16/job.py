@@ -1,15 +1,20 @@
-"""NE16 jobs: what one engine launch needs, the register image that says it, and what an image means.
+"""NE16 jobs: what one engine launch needs, the register image that says it, and how long it takes, in closed form.
 
 Sources: register numbers and fields, pulp-platform/pulp-nnx ne16/hal/ne16_task_defs.h; their meaning,
 gvsoc/gvsoc-pulp pulp/ne16/src (the FSM model) and pulp-platform/ne16 rtl/ctrl/ne16_ctrl.sv (the RTL);
-the splitting of stride-2 layers, pulp-nnx src/pulp_nnx_ne16.c.
+the splitting of stride-2 layers, pulp-nnx src/pulp_nnx_ne16.c. Cycles: the states of the RTL (rtl/ctrl/
+ne16_ctrl_fsm.sv), summed over its loops, with memory that always grants; no programming by the core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import IntEnum
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 CHANNELS_IN = 16
 """Input channels the engine takes in together (TP_IN)."""
@@ -19,13 +24,18 @@ EDGE = 3
 """Output pixels along one edge of a subtile."""
 MAXIMUM_PADDING = 2
 """Most padded pixels on one side (pulp-nnx NE16_MAX_PAD)."""
-REGISTER_COUNT = 24
-"""Task registers of one launch."""
+OFFSETS = range(-256, 256)
+"""Weight offsets: what the 9-bit signed multipliers of rtl/accumulator/ne16_normquant.sv take of the register."""
+OFFSET_LIMIT = f"is outside {OFFSETS[0]}..{OFFSETS[-1]}, the 9 bits the engine multiplies with"
+PADDED_LINEAR = "linear mode needs a padding value of 0: idle columns add any other to every sum"
 
-(_WEIGHTS, _INFEAT, _OUTFEAT, _SCALE, _SHIFT, _BIAS, _IN_D0, _IN_D1, _IN_D2, _OUT_D0, _OUT_D1, _OUT_D2,
- _WEIGHTS_D0, _WEIGHTS_D1, _WEIGHTS_D2, _REM_CHANNELS, _REM_OUT, _REM_IN, _NB_CHANNELS, _NB_OUT, _PADDING,
- _WEIGHT_OFFSET, _FILTER_MASK, _CONF0) = range(REGISTER_COUNT)
-
+Register = IntEnum(
+    "Register",
+    "WEIGHTS INFEAT OUTFEAT SCALE SHIFT BIAS IN_D0 IN_D1 IN_D2 OUT_D0 OUT_D1 OUT_D2 WEIGHTS_D0 WEIGHTS_D1 WEIGHTS_D2 "
+    "REM_CHANNELS REM_OUT REM_IN NB_CHANNELS NB_OUT PADDING WEIGHT_OFFSET FILTER_MASK CONF0",
+    start=0,
+)
+"""Numbers of the task registers of one launch."""
 _MASK32 = 0xFFFFFFFF
 
 
@@ -117,39 +127,32 @@ class Job:
         return ((self.out_height + 1) // 2, (self.out_width + 1) // 2) if self.stride == 2 else (1, 1)
 
     @property
-    def launch_height(self) -> int:
-        """Output rows one hardware launch walks over, those skipped at stride 2 included."""
-        return (3 if self.out_height > 1 else 1) if self.stride == 2 else self.out_height
+    def launch(self) -> list[int]:
+        """Output rows and columns one hardware launch walks over, those skipped at stride 2 included."""
+        sizes = (self.out_height, self.out_width)
+        return [(3 if size > 1 else 1) if self.stride == 2 else size for size in sizes]
 
     @property
-    def launch_width(self) -> int:
-        """Output columns one hardware launch walks over, those skipped at stride 2 included."""
-        return (3 if self.out_width > 1 else 1) if self.stride == 2 else self.out_width
+    def missing(self) -> list[int]:
+        """Padded rows below, and columns right of, the input that the last outputs really need."""
+        pad, step = self.padding, self.stride
+        axes = ((self.out_height, pad.top + self.in_height), (self.out_width, pad.left + self.in_width))
+        return [max(0, (out - 1) * step + self.kernel - there) for out, there in axes]
 
     @property
-    def missing_rows(self) -> int:
-        """Padded rows the last outputs really need below the input, 0..padding.bottom."""
-        needed = (self.out_height - 1) * self.stride + self.kernel
-        return max(0, needed - self.padding.top - self.in_height)
+    def last_in(self) -> list[int]:
+        """Input rows and columns the last subtile loads (register REM2).
 
-    @property
-    def missing_columns(self) -> int:
-        """Padded columns the last outputs really need right of the input, 0..padding.right."""
-        needed = (self.out_width - 1) * self.stride + self.kernel
-        return max(0, needed - self.padding.left - self.in_width)
-
-
-def last_in(job: Job, launch_out: int, missing: int) -> int:
-    """Input pixels the last subtile along one axis loads (register REM2).
-
-    Padding after the last pixel comes for free as zeros: the subtile just loads less. Any other padding
-    value, and every stride-2 launch of more than one output, needs the full edge loaded and overwritten
-    (gvsoc ne16_load.cpp, RTL: implicit padding is always zero, explicit padding is `padding_value`).
-    """
-    last_out = (launch_out - 1) % EDGE + 1
-    full = last_out + job.kernel - 1
-    explicit = missing and last_out == EDGE and (job.padding_value != 0 or job.stride == 2)
-    return full if explicit else full - missing
+        Padding after the last pixel comes for free as zeros: the subtile just loads less. Any other padding
+        value, and every stride-2 launch of more than one output, needs the full edge loaded and overwritten
+        (gvsoc ne16_load.cpp, RTL: implicit padding is always zero, explicit padding is `padding_value`).
+        """
+        overwritten = self.padding_value != 0 or self.stride == 2
+        loaded = []
+        for size, missing in zip(self.launch, self.missing, strict=True):
+            last = _last(size, EDGE)
+            loaded.append(last + self.kernel - 1 - (0 if last == EDGE and overwritten else missing))
+        return loaded
 
 
 def problem(job: Job) -> str:
@@ -160,30 +163,40 @@ def problem(job: Job) -> str:
         (job.stride not in (1, 2), f"the stride is {job.stride}, the engine has 1 and 2"),
         (not 2 <= job.weight_bits <= 8, f"weights have {job.weight_bits} bits, the engine takes 2 to 8"),
         (job.out_bits not in (8, 32), f"outputs have {job.out_bits} bits, the engine writes 8 or 32"),
-        (min(job.in_height, job.in_width, job.in_channels, job.out_height, job.out_width, job.out_channels) < 1,
-         "a size is below 1"),
+        (
+            min(job.in_height, job.in_width, job.in_channels, job.out_height, job.out_width, job.out_channels) < 1,
+            "a size is below 1",
+        ),
         (requantise is None and job.out_bits != 32, "accumulators without requantisation are written as 32 bits"),
         (requantise is not None and requantise.scale_bits not in (8, 32), "scales must have 8 or 32 bits"),
-        (requantise is not None and requantise.shift is not None and not 0 <= requantise.shift <= 31,
-         "the right shift must be 0 to 31"),
+        (
+            requantise is not None and requantise.shift is not None and not 0 <= requantise.shift <= 31,
+            "the right shift must be 0 to 31",
+        ),
         (job.depthwise and job.kernel != 3, "depthwise mode exists for 3x3 only"),
         (job.depthwise and job.in_channels != job.out_channels, "depthwise needs as many output as input channels"),
         (job.stream_in and job.out_bits != 32, "stream-in needs 32-bit outputs"),
         (job.stream_in and job.depthwise, "stream-in does not work in depthwise mode"),
-        (job.stream_in and job.stride == 2 and any(size > 1 and size % 2 for size in (job.out_height, job.out_width)),
-         "stream-in at stride 2 needs even output sizes"),
+        (
+            job.stream_in
+            and job.stride == 2
+            and any(size > 1 and size % 2 for size in (job.out_height, job.out_width)),
+            "stream-in at stride 2 needs even output sizes",
+        ),
         (job.kernel == 1 and any(padding), "padding exists for 3x3 only"),
         (max(padding) > MAXIMUM_PADDING or min(padding) < 0, f"padding must be 0 to {MAXIMUM_PADDING}"),
         (not 0 <= job.padding_value <= 255, "the padding value must be 0 to 255"),
+        (job.linear and job.padding_value != 0, PADDED_LINEAR),
+        (job.offset not in OFFSETS, f"the weight offset {job.offset} {OFFSET_LIMIT}"),
         (job.stride == 2 and job.out_pixel_stride % 2 == 1, "stride 2 needs an even output pixel stride"),
         (job.stride == 2 and job.out_row_stride % 2 == 1, "stride 2 needs an even output row stride"),
-        (job.missing_rows > padding.bottom or job.missing_columns > padding.right,
-         "the outputs need more input pixels than there are"),
-    )  # fmt: skip
-    for wrong, sentence in tests:
-        if wrong:
-            return sentence
-    return _linear_problem(job) or _edge_problem(job)
+        (
+            job.missing[0] > padding.bottom or job.missing[1] > padding.right,
+            "the outputs need more input pixels than there are",
+        ),
+    )
+    found = next((sentence for wrong, sentence in tests if wrong), "")
+    return found or _linear_problem(job) or _edge_problem(job)
 
 
 def _linear_problem(job: Job) -> str:
@@ -196,11 +209,13 @@ def _linear_problem(job: Job) -> str:
 
 def _edge_problem(job: Job) -> str:
     """The padding after the last pixel may not reach into the last subtile but one, which does not pad."""
-    for launch_out, missing in ((job.launch_height, job.missing_rows), (job.launch_width, job.missing_columns)):
-        last_out = (launch_out - 1) % EDGE + 1
+    for launch_out, missing in zip(job.launch, job.missing, strict=True):
+        last_out = _last(launch_out, EDGE)
         if missing and job.padding_value and last_out != EDGE:
-            return (f"padding below or right of the input with the value {job.padding_value} needs an output size "
-                    "that is a multiple of 3 (or zero as value)")  # fmt: skip
+            return (
+                f"padding below or right of the input with the value {job.padding_value} needs an output size "
+                "that is a multiple of 3 (or zero as value)"
+            )
         if missing > last_out and launch_out > EDGE:
             return f"{missing} padded pixels after the input reach beyond the last subtile of {last_out} outputs"
     return ""
@@ -208,10 +223,6 @@ def _edge_problem(job: Job) -> str:
 
 def _pair(high: int, low: int) -> int:
     return (high << 16) | low
-
-
-def _halves(word: int) -> tuple[int, int]:
-    return word >> 16, word & 0xFFFF
 
 
 def _last(size: int, step: int) -> int:
@@ -251,52 +262,33 @@ def registers(job: Job) -> tuple[int, ...]:
         raise ValueError(f"the NE16 cannot run this job: {reason}")
     words = job.in_channels // CHANNELS_IN if job.linear else job.in_channels
     tile_out = CHANNELS_IN if job.depthwise else CHANNELS_OUT
-    height, width, halve = job.launch_height, job.launch_width, job.stride == 2
-    pad = job.padding
+    (height, width), (down, right), halve, pad = job.launch, job.missing, job.stride == 2, job.padding
     first = job.infeat - pad.top * job.in_row_stride - pad.left * job.in_pixel_stride
     image = (
-        job.weights, first & _MASK32, job.outfeat, job.scale, job.scale_shift, job.scale_bias,
-        CHANNELS_IN if job.linear else job.in_pixel_stride, job.in_row_stride, 0,
-        32, job.out_pixel_stride >> halve, job.out_row_stride >> halve,
+        job.weights,
+        first & _MASK32,
+        job.outfeat,
+        job.scale,
+        job.scale_shift,
+        job.scale_bias,
+        CHANNELS_IN if job.linear else job.in_pixel_stride,
+        job.in_row_stride,
+        0,
+        32,
+        job.out_pixel_stride >> halve,
+        job.out_row_stride >> halve,
         *weight_strides(job.kernel, job.depthwise, job.linear, job.weight_bits, job.in_channels),
         _pair(_last(job.out_channels, tile_out), _last(words, CHANNELS_IN)),
         _pair(_last(height, EDGE), _last(width, EDGE)),
-        _pair(last_in(job, height, job.missing_rows), last_in(job, width, job.missing_columns)),
+        _pair(*job.last_in),
         _pair(-(-job.out_channels // tile_out), -(-words // CHANNELS_IN)),
         _pair(-(-height // EDGE), -(-width // EDGE)),
-        pad.top << 28 | job.missing_columns << 24 | job.missing_rows << 20 | pad.left << 16 | job.padding_value,
-        job.offset & _MASK32, 0, _conf0(job),
-    )  # fmt: skip
+        pad.top << 28 | right << 24 | down << 20 | pad.left << 16 | job.padding_value,
+        job.offset & _MASK32,
+        0,
+        _conf0(job),
+    )
     return tuple(int(word) for word in image)
-
-
-def _edge_padding(word: int, row: int, column: int, rows: int, columns: int) -> int:
-    """The padding register of one launch of a grid: only what touches its own edges."""
-    keep = 0xFFFF
-    keep |= 0xF0000000 if row == 0 else 0
-    keep |= 0x0F000000 if column == columns - 1 else 0
-    keep |= 0x00F00000 if row == rows - 1 else 0
-    keep |= 0x000F0000 if column == 0 else 0
-    return word & keep
-
-
-def launches(job: Job) -> Iterator[tuple[int, ...]]:
-    """The register image of every hardware launch of the job, in the order the C driver issues them.
-
-    At stride 2 each launch makes 2x2 outputs; with an odd output size the second row (column) of launches
-    starts one output early and repeats one, as the public driver does.
-    """
-    image = registers(job)
-    rows, columns = job.grid
-    for row in range(rows):
-        for column in range(columns):
-            down = 2 * row - (row > 0) * (job.out_height % 2)
-            right = 2 * column - (column > 0) * (job.out_width % 2)
-            words = list(image)
-            words[_INFEAT] = (image[_INFEAT] + 2 * (down * job.in_row_stride + right * job.in_pixel_stride)) & _MASK32
-            words[_OUTFEAT] = image[_OUTFEAT] + down * job.out_row_stride + right * job.out_pixel_stride
-            words[_PADDING] = _edge_padding(image[_PADDING], row, column, rows, columns)
-            yield tuple(words)
 
 
 def task_words(job: Job) -> tuple[int, ...]:
@@ -310,122 +302,104 @@ def task_words(job: Job) -> tuple[int, ...]:
     if rows * columns == 1:
         return (*registers(job), 0)
     return (
-        *registers(job), _pair(rows, columns),
-        4 * job.in_pixel_stride, 2 * job.out_pixel_stride, 4 * job.in_row_stride, 2 * job.out_row_stride,
+        *registers(job),
+        _pair(rows, columns),
+        4 * job.in_pixel_stride,
+        2 * job.out_pixel_stride,
+        4 * job.in_row_stride,
+        2 * job.out_row_stride,
         job.out_width % 2 | job.out_height % 2 << 1,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What one register image tells the engine, field by field; sizes in subtiles are as the engine counts."""
-
-    weights: int
-    infeat: int
-    """Address of the first pixel, padded ones included: may lie before the image."""
-    outfeat: int
-    scale: int
-    scale_shift: int
-    scale_bias: int
-    in_strides: tuple[int, int]
-    """Bytes between pixels and between rows."""
-    out_strides: tuple[int, int, int]
-    """Bytes between groups of eight 32-bit channels, between pixels, between rows."""
-    weight_strides: tuple[int, int, int]
-    tiles_in: int
-    """Groups of 16 input channels (256 in linear mode)."""
-    tiles_out: int
-    tiles_high: int
-    tiles_wide: int
-    last_channels_in: int
-    """Channels of the last group; groups of 16 channels in linear mode."""
-    last_channels_out: int
-    last_height_out: int
-    last_width_out: int
-    last_height_in: int
-    last_width_in: int
-    padding: Padding
-    padding_value: int
-    weight_offset: int
-    filter_mask: int
-    filter_mode: int
-    """0: 3x3, 1: depthwise 3x3, 2: 1x1, 3: reserved."""
-    linear: bool
-    strided: bool
-    stream_in: bool
-    mode16: bool
-    rounding: bool
-    weight_bits: int
-    out_bits: int
-    requantise: Requantise | None
-
-    @property
-    def depthwise(self) -> bool:
-        """Whether each output channel sees only its own input channel."""
-        return self.filter_mode == 1
-
-    @property
-    def kernel(self) -> int:
-        """Rows and columns of the filter."""
-        return 1 if self.filter_mode == 2 else 3
-
-    @property
-    def in_channels(self) -> int:
-        """Input channels."""
-        channels = (self.tiles_in - 1) * CHANNELS_IN + self.last_channels_in
-        return channels * CHANNELS_IN if self.linear else channels
-
-    @property
-    def out_channels(self) -> int:
-        """Output channels."""
-        return (self.tiles_out - 1) * (CHANNELS_IN if self.depthwise else CHANNELS_OUT) + self.last_channels_out
-
-    @property
-    def height(self) -> int:
-        """Output rows walked over, those a strided launch skips included."""
-        return (self.tiles_high - 1) * EDGE + self.last_height_out
-
-    @property
-    def width(self) -> int:
-        """Output columns walked over, those a strided launch skips included."""
-        return (self.tiles_wide - 1) * EDGE + self.last_width_out
-
-
-def _quantisation(conf0: int) -> Requantise | None:
-    if not conf0 >> 4 & 1:
-        return None
-    return Requantise(
-        scale_bits=8 << (conf0 >> 12 & 3),
-        bias=bool(conf0 >> 25 & 1),
-        relu=not conf0 >> 23 & 1,
-        shift=None if conf0 >> 24 & 1 else conf0 >> 16 & 31,
     )
 
 
-def parse(words: tuple[int, ...]) -> Launch:
-    """What a register image (24 unsigned 32-bit words) says. A remainder of zero means a full subtile."""
-    conf0, pad, offset = words[_CONF0], words[_PADDING], words[_WEIGHT_OFFSET]
-    mode, linear = conf0 >> 5 & 3, bool(conf0 >> 7 & 1)
-    edge_in = EDGE if mode == 2 else EDGE + 2
-    tiles_out, tiles_in = _halves(words[_NB_CHANNELS])
-    tiles_high, tiles_wide = _halves(words[_NB_OUT])
-    last_out, last_in_channels = _halves(words[_REM_CHANNELS])
-    last_rows, last_columns = _halves(words[_REM_OUT])
-    last_rows_in, last_columns_in = _halves(words[_REM_IN])
-    return Launch(
-        weights=words[_WEIGHTS], infeat=words[_INFEAT], outfeat=words[_OUTFEAT],
-        scale=words[_SCALE], scale_shift=words[_SHIFT], scale_bias=words[_BIAS],
-        in_strides=(words[_IN_D0], words[_IN_D1]),
-        out_strides=(words[_OUT_D0], words[_OUT_D1], words[_OUT_D2]),
-        weight_strides=(words[_WEIGHTS_D0], words[_WEIGHTS_D1], words[_WEIGHTS_D2]),
-        tiles_in=tiles_in, tiles_out=tiles_out, tiles_high=tiles_high, tiles_wide=tiles_wide,
-        last_channels_in=last_in_channels or CHANNELS_IN,
-        last_channels_out=last_out or (CHANNELS_IN if mode == 1 else CHANNELS_OUT),
-        last_height_out=last_rows or EDGE, last_width_out=last_columns or EDGE,
-        last_height_in=last_rows_in or edge_in, last_width_in=last_columns_in or edge_in,
-        padding=Padding(top=pad >> 28 & 15, bottom=pad >> 20 & 15, left=pad >> 16 & 15, right=pad >> 24 & 15),
-        padding_value=pad & 0xFF, weight_offset=offset - (offset >> 31 << 32), filter_mask=words[_FILTER_MASK],
-        filter_mode=mode, linear=linear, strided=bool(conf0 >> 8 & 1), stream_in=bool(conf0 >> 14 & 1),
-        mode16=bool(conf0 >> 3 & 1), rounding=bool(conf0 >> 11 & 1), weight_bits=(conf0 & 7) + 1,
-        out_bits=8 << (conf0 >> 21 & 3), requantise=_quantisation(conf0),
-    )  # fmt: skip
+Count = TypeVar("Count", int, NDArray[np.int64])
+"""A number or an array of numbers; all arguments of that type broadcast against each other."""
+
+_LAUNCH = 2  # around the states of a launch
+_LOAD, _LOAD_1X1, _LOAD_LINEAR = 31, 19, 22  # all 25, 9 or 16 words of an input subtile, whatever of it is real
+_ACCUMULATE = 6 + 6 + 2  # WEIGHTOFFS, MATRIXVEC before and after the products, UPDATEIDX
+_STREAMED_IN = 5  # without the weights' head start in WEIGHTOFFS
+_SCALE, _BIAS, _SHIFT, _STREAMIN, _STREAMOUT = 9, 8, 8, 7, 3 + 1
+_COLUMNS = EDGE * EDGE  # streamed out and in one after the other, whether enabled or not
+_ITERATORS = 3  # channels of a 1x1 subtile whose products take as long as computing the address steps of the launch
+
+
+def launch_cycles(
+    height: Count,
+    width: Count,
+    in_channels: Count,
+    out_channels: Count,
+    *,
+    kernel: int = 3,
+    depthwise: bool = False,
+    linear: bool = False,
+    weight_bits: int = 8,
+    scale_bits: int = 8,
+    bias: bool = True,
+    channel_shift: bool = False,
+    out_bits: int = 8,
+    stream_in: bool = False,
+) -> Count:
+    """Cycles of one hardware launch, from the write of TRIGGER, or the event of the one before, to its event.
+
+    Args:
+        height: output rows walked over (3 for a stride-2 launch of two rows); int or integer array.
+        width: output columns walked over.
+        in_channels: input channels.
+        out_channels: output channels.
+        kernel: 1 or 3.
+        depthwise, linear: the mode; linear means one pixel and kernel 1.
+        weight_bits: 2..8.
+        scale_bits: 8 or 32; 0 without requantisation.
+        bias, channel_shift: whether requantisation adds a bias, loads a shift per channel.
+        out_bits: 8 or 32.
+        stream_in: whether accumulators are loaded first.
+    """
+    edge, by_pixel = CHANNELS_IN if depthwise else CHANNELS_OUT, kernel == 1 and not linear
+    groups_in = 1 if depthwise else (in_channels + 255) // 256 if linear else (in_channels + 15) // CHANNELS_IN
+    groups_out = (out_channels + edge - 1) // edge
+    load = _LOAD_LINEAR if linear else _LOAD_1X1 if by_pixel else _LOAD
+    around = load + _ACCUMULATE + _STREAMED_IN * stream_in
+    one: Count = groups_in * (groups_out * around + out_channels * (1 if by_pixel else weight_bits))
+    one += out_channels * depthwise  # a depthwise subtile offsets every channel by itself
+    if scale_bits:
+        one += groups_out * (_SCALE - (not bias) + _BIAS * bias + _SHIFT * channel_shift)
+        one += out_channels if scale_bits == 32 else (out_channels + 3) // 4
+        one += (out_channels + 7) // 8 * bias
+    words = (out_channels + 7) // 8 if out_bits == 32 else groups_out
+    one += groups_out * (_STREAMOUT + _STREAMIN * stream_in) + _COLUMNS * words * (1 + stream_in)
+    waits = (out_channels < _ITERATORS) * (_ITERATORS - out_channels) if by_pixel and not stream_in else 0
+    return _LAUNCH + waits + (height + 2) // 3 * ((width + 2) // 3) * one
+
+
+def job_cycles(job: Job) -> int:
+    """Cycles of the whole job, all launches of its grid back to back."""
+    quant = job.requantise
+    height, width = job.launch
+    one = launch_cycles(
+        height,
+        width,
+        job.in_channels,
+        job.out_channels,
+        kernel=job.kernel,
+        depthwise=job.depthwise,
+        linear=job.linear,
+        weight_bits=job.weight_bits,
+        scale_bits=quant.scale_bits if quant else 0,
+        bias=bool(quant and quant.bias),
+        channel_shift=bool(quant and quant.shift is None),
+        out_bits=job.out_bits,
+        stream_in=job.stream_in,
+    )
+    return prod(job.grid) * one
+
+
+def layer_cycles(
+    out_height: Count, out_width: Count, in_channels: Count, out_channels: Count, *, stride: int = 1, **mode: Any
+) -> Count:
+    """Cycles of whole jobs for arrays of sizes; `mode` as for `launch_cycles`."""
+    if stride == 1:
+        return launch_cycles(out_height, out_width, in_channels, out_channels, **mode)
+    launches = ((out_height + 1) // 2) * ((out_width + 1) // 2)
+    height, width = 1 + 2 * (out_height > 1), 1 + 2 * (out_width > 1)
+    return launches * launch_cycles(height, width, in_channels, out_channels, **mode)

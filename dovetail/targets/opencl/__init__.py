@@ -1,41 +1,80 @@
 """This computer with an OpenCL device: layers become OpenCL C kernels, the rest of the network runs on the host.
 
 Values stay on the device from one kernel to the next; what host and device need of each other is brought over once
-(`dovetail.program.mirror`).
-"""
+(`dovetail.program.synchronise`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail.graph.types import Array
+import dovetail.target as dt
+from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize
+from dovetail.ir.operators.elementwise import Binary
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad
+from dovetail.ir.types import Array
 from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.region import split
-from dovetail.target import (
-    Choice,
-    Constraint,
-    Core,
-    Deployed,
-    Engine,
-    Knob,
-    LibraryCall,
-    Match,
-    Memory,
-    Mirror,
-    Offload,
-    Pointer,
-    Policy,
-    Space,
-    Target,
-)
-from dovetail.target.pattern import Pattern
 from dovetail.targets.opencl.bodies import items, widths
-from dovetail.targets.opencl.kernels import Kernel, write_kernel
-from dovetail.targets.opencl.loader import environment
-from dovetail.targets.opencl.patterns import patterns
-from dovetail.targets.opencl.project import HEADER, made
+from dovetail.targets.opencl.project import HEADER, LAYERS, MOVES, POOLS, Kernel, environment, made, write_kernel
 from dovetail.targets.opencl.vendor import BinaryKernel
+
+MOST_PARTS = 8
+"""Operands a concatenation on the device may have."""
+
+
+def patterns() -> Iterator[tuple[str, dt.Pattern]]:
+    """Names and patterns, those with more operators first."""
+    layers = list(_layers())
+    for name, layer in layers:
+        yield f"{name}_add", _sum(_rescaled(layer), dt.operand("other"))
+        yield f"add_{name}", _sum(dt.operand("other"), _rescaled(layer))
+    for name, layer in layers:
+        yield name, dt.maybe(Lookup, _rescaled(layer), dt.constant("table"), name="lookup")
+    for name, kind in POOLS.items():
+        pooled = _rescaled(dt.apply(kind, dt.operand("x"), name="layer"))
+        yield name, dt.maybe(Lookup, pooled, dt.constant("table"), name="lookup")
+    for name, kind in MOVES.items():
+        yield name, dt.apply(kind, dt.operand("x"), name="layer")
+    for count in range(2, MOST_PARTS + 1):
+        yield (
+            f"concat_{count}",
+            dt.apply(Concat, *(dt.operand(f"part_{number}") for number in range(count)), name="layer"),
+        )
+    yield "add", _sum(dt.operand("a"), dt.operand("b"))
+    shifted = [dt.maybe(Offset, dt.operand(name), name=f"{name}_offset") for name in "ab"]
+    yield "binary", _rescaled(dt.apply(Binary, *shifted, name="binary"))
+    yield "lookup", dt.apply(Lookup, dt.operand("x"), dt.constant("table"))
+    parameters = (dt.constant("multiplier"), dt.constant("shift"))
+    yield "requantize", dt.maybe(Clip, dt.apply(Requantize, dt.operand("x"), *parameters), name="clip")
+
+
+def _layers() -> Iterator[tuple[str, dt.Pattern]]:
+    """Sums of products, with a bias or without, over a padded image or not."""
+    for name, kind in LAYERS.items():
+        image = dt.operand("x") if kind is FullyConnected else dt.maybe(Pad, dt.operand("x"), name="pad")
+        for stem, more in ((name, (dt.constant("bias"),)), (f"{name}_no_bias", ())):
+            yield stem, dt.apply(kind, image, dt.constant("weights"), *more, name="layer")
+
+
+def _rescaled(inner: dt.Pattern) -> dt.Pattern:
+    """Requantised and clipped, each if it is."""
+    scaled = dt.maybe(Requantize, inner, dt.constant("multiplier"), dt.constant("shift"), name="requantize")
+    return dt.maybe(Clip, scaled, name="clip")
+
+
+def _sum(left: dt.Pattern, right: dt.Pattern) -> dt.Pattern:
+    """A residual addition: both sides brought to one scale (constants have been), and their sum to the result's."""
+
+    def scale(name: str) -> tuple[dt.Pattern, dt.Pattern]:
+        return dt.constant(f"{name}_multiplier"), dt.constant(f"{name}_shift")
+
+    sides = ((left, "left"), (right, "right"))
+    scaled = (dt.maybe(Requantize, side, *scale(name), name=f"{name}_scaled") for side, name in sides)
+    added = dt.apply(Add, *scaled, name="sum")
+    return dt.maybe(Clip, dt.apply(Requantize, added, *scale("sum"), name="sum_scaled"), name="sum_clip")
+
 
 LAUNCH = 4000
 """Cycles a kernel costs beyond its work, for the cost model: some microseconds."""
@@ -50,17 +89,16 @@ which take parts of the memory as buffers, are used."""
 _GROUPS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-
-def default(match: Match) -> Choice:
+def default(match: dt.Match) -> dt.Choice:
     """The widest vectors; groups as the device chooses."""
     return {"vector": max(widths(split(match.graph))), "group_channels": 0, "group_columns": 0}
 
 
-def knobs(match: Match) -> Space:
+def knobs(match: dt.Match) -> dt.Space:
     """Width of vectors and size of work-groups."""
     region, given = split(match.graph), default(match)
 
-    def problem(choice: Choice) -> str | None:
+    def problem(choice: dt.Choice) -> str | None:
         """Groups have two sizes or none, and divide the items."""
         whole = {**given, **choice}
         sizes = [int(whole[name]) for name in ("group_channels", "group_columns")]
@@ -75,19 +113,19 @@ def knobs(match: Match) -> Space:
 
     first = [int(given["vector"]), *(width for width in widths(region) if width != given["vector"])]
     knob = (
-        Knob("vector", tuple(first), "lanes of a vector: channels, or elements, a work-item computes"),
-        Knob("group_channels", _GROUPS, "work-items of a group along the channels; 0 as the device chooses"),
-        Knob("group_columns", _GROUPS, "work-items of a group along the columns; 0 as the device chooses"),
+        dt.Knob("vector", tuple(first), "lanes of a vector: channels, or elements, a work-item computes"),
+        dt.Knob("group_channels", _GROUPS, "work-items of a group along the channels; 0 as the device chooses"),
+        dt.Knob("group_columns", _GROUPS, "work-items of a group along the columns; 0 as the device chooses"),
     )
-    return Space(knob, problem)
+    return dt.Space(knob, problem)
 
 
-def kernel_of(match: Match) -> Kernel:
+def kernel_of(match: dt.Match) -> Kernel:
     """The kernel of a match with what is chosen for it; raises Unsupported where there is none."""
     return write_kernel(match.graph, {**default(match), **match.choice})
 
 
-def _refusal(match: Match) -> str | None:
+def _refusal(match: dt.Match) -> str | None:
     try:
         kernel_of(match)
     except Unsupported as error:
@@ -95,43 +133,35 @@ def _refusal(match: Match) -> str | None:
     return None
 
 
-KERNEL = Constraint("there must be an OpenCL kernel for it", _refusal, lambda refusal: refusal is None)
-NARROW = Constraint(
+KERNEL = dt.Constraint("there must be an OpenCL kernel for it", _refusal, lambda refusal: refusal is None)
+NARROW = dt.Constraint(
     "values must be at most 16 bits wide: sums stay with what makes them",
     lambda match: max((match.graph.types[name].dtype.bits for name in match.graph.inputs), default=0),
     lambda bits: bits <= 16,
 )
 
 
-def _pack(match: Match) -> dict[str, Array]:
+def _pack(match: dt.Match) -> dict[str, Array]:
     constants = kernel_of(match).constants
     return {"constants": constants} if constants.size else {}
 
 
-def _command(match: Match) -> LibraryCall:
-    """The call of the C function that starts the kernel."""
+def _command(match: dt.Match) -> dt.LibraryCall:
     kernel = kernel_of(match)
     leaves = {value: leaf for leaf, value in match.values.items()}
-    result = Pointer("result", "uint8_t")
-    others = [leaves[value] for value in kernel.operands[1:]] + (["constants"] if kernel.constants.size else [])
-    return LibraryCall(kernel.name, (result, *(Pointer(name, "const uint8_t") for name in others)))
+    result = dt.Pointer("result", "uint8_t")
+    others = [*(leaves[value] for value in kernel.operands[1:]), *_pack(match)]
+    return dt.LibraryCall(kernel.name, (result, *(dt.Pointer(name, "const uint8_t") for name in others)))
 
 
-def work(match: Match) -> int:
-    """Multiply-accumulates of a region, or elements where there are none."""
-    types = match.graph.types
-    macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in match.graph.nodes)
-    return macs or match.result.elements
-
-
-def cycles(match: Match) -> int:
+def cycles(match: dt.Match) -> int:
     """A guess that ranks widths of vectors: one vector of products per cycle, but never more than `LANES` products."""
     lanes = int({**default(match), **match.choice}["vector"])
-    return LAUNCH + -(-work(match) // min(lanes, LANES))
+    return LAUNCH + -(-match.work // min(lanes, LANES))
 
 
-def _offload(name: str, pattern: Pattern) -> Offload:
-    return Offload(
+def _offload(name: str, pattern: dt.Pattern) -> dt.Offload:
+    return dt.Offload(
         name=name,
         pattern=pattern,
         constraints=(NARROW, KERNEL),
@@ -144,8 +174,7 @@ def _offload(name: str, pattern: Pattern) -> Offload:
     )
 
 
-def _files(network: Deployed, vendors: Sequence[BinaryKernel]) -> Mapping[str, str]:
-    """The files made for a network."""
+def _files(network: dt.Deployed, vendors: Sequence[BinaryKernel]) -> Mapping[str, str]:
     names = {vendor.name for vendor in vendors}
     own = [kernel_of(launch.match) for launch in network.launches if launch.offload not in names]
     used = {launch.offload for launch in network.launches}
@@ -153,38 +182,36 @@ def _files(network: Deployed, vendors: Sequence[BinaryKernel]) -> Mapping[str, s
     return made(network, list(unique.values()), [vendor.binary() for vendor in vendors if vendor.name in used])
 
 
-_DRIVER = tuple(f"dovetail.targets.opencl:driver/{name}" for name in ("opencl_api.h", "opencl.h", "opencl.c"))
-
-ENGINE = Engine(
+ENGINE = dt.Engine(
     name="opencl",
     memory="values",
     offloads=tuple(_offload(name, pattern) for name, pattern in patterns()),
     ideal_macs_per_cycle=float(LANES),
-    driver=_DRIVER,
+    driver=tuple(f"dovetail.targets.opencl:driver/{name}" for name in ("opencl_api.h", "opencl.h", "opencl.c")),
     headers=(HEADER,),
     prepare="opencl_prepare",
-    mirror=Mirror("opencl_to_device", "opencl_from_device"),
+    mirror=dt.Mirror("opencl_to_device", "opencl_from_device"),
     made=lambda network: _files(network, ()),
     libraries=("-ldl",),
     environment=environment,
 )
 
-TARGET = Target(
+TARGET = dt.Target(
     name="opencl",
     sentence="this computer with an OpenCL device",
-    core=Core(isa="host"),
+    core=dt.Core(isa="host"),
     memories=(
-        Memory("constants", base=0x10000000, size=256 << 20),
-        Memory("values", base=0x40000000, size=256 << 20, alignment=ALIGNMENT),
+        dt.Memory("constants", base=0x10000000, size=256 << 20),
+        dt.Memory("values", base=0x40000000, size=256 << 20, alignment=ALIGNMENT),
     ),
     code="constants",
     values="values",
-    policies=(Policy("exact", "kernels requantise as TFLite Micro does", ()),),
+    policies=(dt.Policy("exact", "kernels requantise as TFLite Micro does", ()),),
     engines=(ENGINE,),
 )
 
 
-def with_kernels(base: Target, kernels: Sequence[BinaryKernel]) -> Target:
+def with_kernels(base: dt.Target, kernels: Sequence[BinaryKernel]) -> dt.Target:
     """An OpenCL target on which kernels of a vendor's come before those generated.
 
     Args:

@@ -1,18 +1,131 @@
-"""The files of an OpenCL project that are made for a network: its kernels, and a C function that starts each."""
+"""A region as an OpenCL kernel, and the files of a project: the source of all, and a C function that starts each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.emit.c_text import array_definition, guard
+import numpy as np
+
 from dovetail.errors import TargetError
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.types import Array, DType
 from dovetail.kernels import helper_source
-from dovetail.kernels.text import function
-from dovetail.target import Deployed
-from dovetail.targets.opencl.bodies import Sizes
-from dovetail.targets.opencl.kernels import PREAMBLE, Kernel
+from dovetail.kernels.c import array_definition, function, guard, without_unused, words
+from dovetail.kernels.kernel import HELPERS, Parameter, Scope, Unsupported, needed_helpers
+from dovetail.kernels.region import split
+from dovetail.target import Choice, Deployed
+from dovetail.targets.opencl.bodies import Sizes, writer_of
+
+ALIGNMENT = 16
+"""Bytes each constant array of a kernel is aligned to."""
+
+PREAMBLE = """\
+typedef char int8_t;
+typedef uchar uint8_t;
+typedef short int16_t;
+typedef ushort uint16_t;
+typedef int int32_t;
+typedef uint uint32_t;
+typedef long int64_t;
+typedef ulong uint64_t;
+#define __builtin_expect(condition, usual) (condition)
+"""
+"""OpenCL C that gives C99's names to OpenCL's types, which have these sizes on every device."""
+
+Names = Mapping[str, type[Operator]]
+LAYERS: Names = {"conv": Conv2d, "depthwise": DepthwiseConv2d, "dense": FullyConnected}
+POOLS: Names = {"max_pool": MaxPool2d, "average_pool": AveragePool2d, "sum_pool": SumPool2d}
+MOVES: Names = {"transpose": Transpose, "slice": Slice, "pad": Pad}
+_SHORT = {kind: name for name, kind in {**LAYERS, **POOLS, **MOVES, "concat": Concat}.items()}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A region as an OpenCL kernel.
+
+    Its arguments: the device's copy of the network's memory; where in it, in bytes, the result and each run-time
+    operand begin; and a pointer to the constants, if it has any.
+    """
+
+    name: str
+    """A C identifier made from the content: equal kernels have equal names."""
+    source: str
+    """OpenCL C of the function; `PREAMBLE` and `helpers` stand before it."""
+    helpers: tuple[str, ...]
+    """Functions of `kernels.helpers` it calls."""
+    operands: tuple[str, ...]
+    """Graph values: the result, then the operands in the order of the arguments."""
+    constants: Array
+    """What the last argument points to, uint8; empty for none."""
+    items: Sizes
+    """Work-items along each dimension."""
+    group: Sizes
+    """Work-items of a work-group; zeros leave that to the device."""
+
+
+def write_kernel(graph: Graph, choice: Choice) -> Kernel:
+    """The kernel of a region.
+
+    Args:
+        graph: run-time inputs, constants and one result; an optional Pad, one anchor or none, and pointwise operators.
+        choice: "vector", and the work-group's sizes "group_channels" and "group_columns".
+
+    Raises:
+        Unsupported: no kernel computes it; one sentence says why.
+    """
+    region, scope = split(graph), Scope(graph)
+    if any(graph.types[name].dtype is DType.FLOAT32 for name in (*graph.inputs, *graph.outputs)):
+        raise Unsupported("kernels compute on integers.")
+    body = writer_of(region)(region, scope, int(choice["vector"]))
+    lines = without_unused(body.lines)
+    scope.keep(words(lines))
+    helpers = needed_helpers("\n".join(lines))
+    pointed = [name for name in helpers if "*" in HELPERS[name].rpartition("*/")[2].split("{")[0]]
+    if pointed:
+        raise Unsupported(f"{pointed[0]} takes a pointer, which names no address space of OpenCL's.")
+    group = (int(choice["group_channels"]), int(choice["group_columns"]), 1)
+    group = group if all(group) else (0, 0, 0)
+    stem = _SHORT.get(type(region.anchor.operator), "other") if region.anchor else "pointwise"
+    parameters, constants = scope.parameters(), scope.constants
+    text, blob = "\n".join(_function(parameters, constants, lines)) + "\n", _blob(constants)
+    key = hashlib.sha256(repr((text, body.items, group, blob.size)).encode()).hexdigest()[:8]
+    operands = tuple(parameter.value for parameter in parameters if not parameter.is_constant)
+    name = f"{stem}_{key}"
+    return Kernel(name, text.replace("NAME", name, 1), helpers, operands, blob, body.items, group)
+
+
+def _function(parameters: Sequence[Parameter], constants: Mapping[str, Array], lines: list[str]) -> list[str]:
+    """The kernel, called NAME; each array of constants lies in its last argument."""
+    declared, found, offset = ["__global uint8_t *memory"], [], 0
+    for parameter in parameters:
+        const = "" if parameter.name == "output" else "const "
+        kind = f"__global {const}{parameter.c_type} *"
+        if not parameter.is_constant:
+            declared.append(f"int32_t {parameter.name}_at")
+            found.append(f"{kind}{parameter.name} = ({kind})(memory + {parameter.name}_at);")
+            continue
+        found.append(f"{kind}{parameter.name} = ({kind})(constants + {offset});")
+        offset += -(-constants[parameter.value].nbytes // ALIGNMENT) * ALIGNMENT
+    declared += ["__global const uint8_t *constants"] if offset else []
+    return function("__kernel void NAME", declared, [*found, *lines])
+
+
+def _blob(constants: Mapping[str, Array]) -> Array:
+    """Arrays one behind the other, uint8, each at a multiple of `ALIGNMENT`."""
+    parts = [np.zeros(0, np.uint8)]
+    for array in constants.values():
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts.append(np.pad(flat, (0, -flat.size % ALIGNMENT)))
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -43,16 +156,14 @@ def made(network: Deployed, kernels: Sequence[Kernel], binaries: Sequence[Binary
         TargetError: a binary cannot be read.
     """
     source = _source(kernels)
-    prototypes = [_prototype(kernel) for kernel in kernels] + [_binary_prototype(binary) for binary in binaries]
+    prototypes = [*map(_prototype, kernels), *map(_binary_prototype, binaries)]
     header = ['#include "opencl.h"', "", "/* Makes the device ready. */", "void opencl_prepare(void);", ""]
     declared = [f"{line};" if line.endswith(")") else line for lines in prototypes for line in lines]
     head = [f'#include "{HEADER}"', "", f'#include "{network.prefix}.h"', ""]
     arrays = max((binary.arguments.count("constants") for binary in binaries), default=0)
-    text = [*head, *_listing(source), *_opening(network, source, max(1, arrays) * len(network.launches)), ""]
-    for kernel in kernels:
-        text += _starter(kernel)
-    for binary in binaries:
-        text += _binary_starter(binary)
+    starters = [*map(_starter, kernels), *map(_binary_starter, binaries)]
+    opening = _opening(network, source, max(1, arrays) * len(network.launches))
+    text = [*head, *_listing(source), *opening, "", *(line for lines in starters for line in lines)]
     return {
         HEADER: guard("OPENCL_KERNELS_H", "\n".join([*header, *declared]) + "\n"),
         "opencl_kernels.c": "\n".join(text),
@@ -61,22 +172,17 @@ def made(network: Deployed, kernels: Sequence[Kernel], binaries: Sequence[Binary
 
 
 def _source(kernels: Sequence[Kernel]) -> str:
-    """OpenCL C of all kernels; empty for none."""
     if not kernels:
         return ""
     helpers = helper_source([name for kernel in kernels for name in kernel.helpers])
     return "\n".join([PREAMBLE, *([helpers] if helpers else []), *(kernel.source for kernel in kernels)])
 
 
-def _listing(source: str) -> Iterator[str]:
+def _listing(source: str) -> list[str]:
     """The source as C, line by line, for programs without files."""
-    if source:
-        yield "/* The .cl file beside this one. */"
-        yield "static const char *source[] = {"
-        for line in source.splitlines():
-            yield '    "' + line.replace("\\", "\\\\").replace('"', '\\"') + '\\n",'
-        yield "};"
-        yield ""
+    quoted = ('    "' + line.replace("\\", "\\\\").replace('"', '\\"') + '\\n",' for line in source.splitlines())
+    head = ["/* The .cl file beside this one. */", "static const char *source[] = {"]
+    return [*head, *quoted, "};", ""] if source else []
 
 
 def _opening(network: Deployed, source: str, most: int) -> list[str]:
@@ -94,7 +200,6 @@ def _opening(network: Deployed, source: str, most: int) -> list[str]:
 
 
 def _names(kernel: Kernel) -> list[str]:
-    """Operands as parameters: the result, then the others."""
     return ["output", *(f"input_{place}" for place in range(len(kernel.operands) - 1))]
 
 
@@ -110,7 +215,6 @@ def _sizes(name: str, sizes: Sizes) -> str:
 
 
 def _starter(kernel: Kernel) -> list[str]:
-    """The C function that starts a kernel."""
     given = "opencl_given(&kernel, constants, {});"
     lines = [
         f'static opencl_kernel kernel = {{.name = "{kernel.name}"}};',
@@ -148,8 +252,9 @@ def _binary_starter(binary: Binary) -> list[str]:
     try:
         content = binary.file.read_bytes()
     except OSError as error:
-        raise TargetError(f"the OpenCL program cannot be read: {error.strerror}", where=str(binary.file),
-                          hint="check the path given to Binary and the permission to read") from None
+        what = f"the OpenCL program cannot be read: {error.strerror}"
+        hint = "check the path given to Binary and the permission to read"
+        raise TargetError(what, where=str(binary.file), hint=hint) from None
     name = f"{binary.function}_program"
     numbers = tuple(f"{byte}" for byte in content)
     stored = array_definition(f"static const unsigned char {name}_bytes[{len(content)}]", numbers)
@@ -163,3 +268,26 @@ def _binary_starter(binary: Binary) -> list[str]:
         "opencl_run(&kernel, items, NULL);",
     ]
     return [stored, *_binary_prototype(binary), "{", *(f"    {line}" for line in lines), "}", ""]
+
+
+VARIABLE = "DOVETAIL_OPENCL"
+"""Environment variable: the library the emitted program loads."""
+
+
+def environment() -> dict[str, str]:
+    """What a process needs so that the emitted C finds the library of the packages pyopencl and
+    pocl-binary-distribution (the extra `opencl`), if they are installed; nothing otherwise, for that of the system.
+    What `VARIABLE` says stays.
+
+    Their library looks for devices in the folder PYOPENCL_HOME names, where the system says, and finds PoCL through the
+    search path.
+    """
+    found = importlib.util.find_spec("pyopencl")
+    for folder in map(Path, (found.submodule_search_locations or ()) if found else ()):
+        for place in (folder / ".libs", folder.parent / "pyopencl.libs"):
+            for library in sorted(place.glob("libOpenCL*.so*")):
+                paths = [str(place), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+                joined = os.pathsep.join(paths)
+                chosen = os.environ.get(VARIABLE) or str(library)
+                return {VARIABLE: chosen, "PYOPENCL_HOME": str(folder), "LD_LIBRARY_PATH": joined}
+    return {}

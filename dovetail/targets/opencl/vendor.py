@@ -1,8 +1,8 @@
 """Kernels of which only a program compiled for the device is there, declared in a few lines:
 
-    add = BinaryKernel("vendor_add", pattern, Path("vendor.bin"), "add", ("a", "b", "result", lambda m: 16),
-                       items=lambda m: (m.result.elements, 1, 1))
-    TARGET = with_kernels(opencl.TARGET, [add])
+add = BinaryKernel("vendor_add", pattern, Path("vendor.bin"), "add", ("a", "b", "result", lambda m: 16),
+                   items=lambda m: (m.result.elements, 1, 1))
+TARGET = with_kernels(opencl.TARGET, [add])
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.errors import TargetError
-from dovetail.graph.types import Array
+from dovetail.ir.types import Array
 from dovetail.target import Constraint, CValue, LibraryCall, Match, Offload, Pointer
-from dovetail.target.pattern import Leaf, Pattern
+from dovetail.target.pattern import Pattern, leaves
 from dovetail.targets.opencl.bodies import Sizes
 from dovetail.targets.opencl.project import Binary
+from dovetail.targets.vendorlib import packed
 
 Argument = str | int | Callable[[Match], int]
 """An operand by its leaf in the pattern, or "result"; or a number (int32), the same for every layer or made from the
@@ -45,19 +46,18 @@ class BinaryKernel:
     """Estimated; one per element of the result by default."""
 
     def __post_init__(self) -> None:
-        """Raises TargetError for an argument that is no operand."""
-        known = ("result", *_leaves(self.pattern), *self.constants)
+        known = ("result", *leaves(self.pattern), *self.constants)
         wrong = [name for name in self.arguments if isinstance(name, str) and name not in known]
         if wrong:
-            raise TargetError(f"it is given '{wrong[0]}', which is no operand of its pattern", where=self.name,
-                              hint=f"use {', '.join(dict.fromkeys(known))}")
+            what = f"it is given '{wrong[0]}', which is no operand of its pattern"
+            raise TargetError(what, where=self.name, hint=f"use {', '.join(dict.fromkeys(known))}")
 
     def binary(self) -> Binary:
         """What the project needs of it."""
-        constant, kinds = {*self.constants, *_constants(self.pattern)}, list[str]()
+        known, kinds = {**leaves(self.pattern), **dict.fromkeys(self.constants, True)}, list[str]()
         for argument in self.arguments:
-            operand = "constants" if argument in constant else "part"
-            kinds.append(operand if isinstance(argument, str) else "number")
+            operand = "number" if not isinstance(argument, str) else "constants" if known.get(argument) else "part"
+            kinds.append(operand)
         return Binary(self.file, self.kernel, self.name, tuple(kinds))
 
     def offload(self) -> Offload:
@@ -73,29 +73,15 @@ class BinaryKernel:
         )
 
     def _packed(self, match: Match) -> dict[str, Array]:
-        constant = {*self.constants, *_constants(self.pattern)}
-        given = [name for name in self.arguments if isinstance(name, str) and name in constant]
-        arrays = {name: self.constants[name](match) if name in self.constants else match.array(name) for name in given}
-        return {name: array.copy().reshape(-1).view("uint8") for name, array in arrays.items()}
+        return packed((n for n in self.arguments if isinstance(n, str)), self.pattern, self.constants, match)
 
     def _arguments(self, match: Match) -> tuple[CValue, ...]:
-        packed, found = self._packed(match), list[CValue]()
+        constants, found = self._packed(match), list[CValue]()
         for argument in self.arguments:
             if not isinstance(argument, str):
                 found.append(argument if isinstance(argument, int) else argument(match))
                 continue
             kind = match.result if argument == "result" else None
-            size = packed[argument].nbytes if argument in packed else (kind or match.type(argument)).nbytes
+            size = constants[argument].nbytes if argument in constants else (kind or match.type(argument)).nbytes
             found += [Pointer(argument, "const uint8_t"), size]
         return (*found, *self.items(match))
-
-
-def _leaves(pattern: Pattern) -> dict[str, bool]:
-    """Names of the operands, and whether they are known at compile time."""
-    if isinstance(pattern, Leaf):
-        return {pattern.name: pattern.constant}
-    return {name: constant for part in pattern.inputs for name, constant in _leaves(part).items()}
-
-
-def _constants(pattern: Pattern) -> set[str]:
-    return {name for name, constant in _leaves(pattern).items() if constant}

@@ -1,6 +1,6 @@
 """Who touched what in SRAM and DRAM, and whether it was in order: races, unwritten and rewritten data, bounds.
 
-An access A happens before an access B when the clock of B's instruction knows A's (schedule.py). Two conflicting
+An access A happens before an access B when the clock of B's instruction knows A's (stream.py). Two conflicting
 accesses are always seen one after the other here, and the later one is faulty unless the earlier happens before it;
 as instructions of a queue are in order, looking at the last of each queue finds all of them.
 """
@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.isa import Instruction, Load, Memory, Store, element_bytes
-from dovetail.targets.vta.schedule import COMPUTE, LOAD, QUEUES, STORE, Issue
-from dovetail.targets.vta.stream import Fault, StreamError, name
+from dovetail.targets.vta.stream import COMPUTE, LOAD, QUEUES, STORE, Fault, Issue, StreamError, name
 
 ALL_CHECKS = frozenset(Fault)
 """Every check there is. DECODE, DEADLOCK and BOUNDS are made whatever is asked for."""
@@ -27,10 +26,7 @@ _ADDRESSES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """Byte addresses the DRAM elements of each memory are counted from; ACC_8BIT counts from `inp`.
-
-    ACC_8BIT loads activations for the ALU, which are where INP loads them from.
-    """
+    """Byte addresses the DRAM elements of each memory are counted from."""
 
     uop: int
     inp: int
@@ -40,7 +36,7 @@ class Pointers:
 
     def base(self, memory: Memory) -> int:
         """The address `memory` counts from."""
-        return (self.uop, self.wgt, self.inp, self.acc, self.out, self.inp)[memory]
+        return (self.uop, self.wgt, self.inp, self.acc, self.out)[memory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +84,43 @@ def rows_of(instruction: Load | Store, config: VtaConfig, pointers: Pointers) ->
     return Rows(address, instruction.x_size * element, instruction.y_size, instruction.x_stride * element)
 
 
-class SramShadow:
-    """Who wrote and read the entries of one memory last.
+class _Shadow:
+    """Who accessed places of a memory last, by the number of the instruction."""
 
-    Args:
-        instructions: the stream, for messages.
-        memory: its name. entries: its size.
-        writer: the queue that writes it. reader: the queue that reads it.
-        checks: the faults looked for.
-    """
+    def __init__(self, instructions: Sequence[Instruction], checks: Collection[Fault], text: str) -> None:
+        """`text` words a place."""
+        self._instructions, self._checks, self._text = instructions, checks, text
+        self._race = Fault.RACE in checks
+
+    def _check_order(
+        self, issue: Issue, places: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
+    ) -> None:
+        """Raise RACE where one of the last accesses of a queue is in no order with `issue`."""
+        late = others > issue.clock[queue]
+        if self._race and late.any():
+            at = int(late.argmax())
+            place, other = self._text.format(int(places[at])), int(others[at])
+            does = f"{issue} {verbs[0]} {place}, which {name(self._instructions, other)} {verbs[1]}"
+            whose = f"the other's queue ({QUEUES[queue]} for instruction {other})"
+            hint = f"let the later of the two pop a token {whose} pushes"
+            raise StreamError(Fault.RACE, f"{does}, and no token makes one wait for the other", hint=hint)
+
+
+class SramShadow(_Shadow):
+    """Who wrote and read the entries of one memory last; `writer` and `reader` are the queues that may."""
 
     def __init__(
-        self, instructions: Sequence[Instruction], memory: Memory, entries: int, writer: int, reader: int,
+        self,
+        instructions: Sequence[Instruction],
+        memory: Memory,
+        entries: int,
+        writer: int,
+        reader: int,
         checks: Collection[Fault],
     ) -> None:
-        self._instructions, self._memory, self._entries = instructions, memory, entries
-        self._writer, self._reader = writer, reader
-        self._race, self._find_unwritten = Fault.RACE in checks, Fault.UNINITIALISED in checks
+        super().__init__(instructions, checks, f"{memory.name} entry {{}}")
+        self._memory, self._entries, self._writer, self._reader = memory, entries, writer, reader
+        self._find_unwritten = Fault.UNINITIALISED in checks
         self._unwritten_read: StreamError | None = None
         self._written: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
         self._read: npt.NDArray[np.int32] = np.full(entries, -1, np.int32)
@@ -112,9 +128,9 @@ class SramShadow:
     def check_range(self, issue: Issue, first: int, last: int) -> None:
         """Raise BOUNDS unless entries first..last are in the memory."""
         if first < 0 or last >= self._entries:
-            what = f"{name(self._instructions, issue.number)} touches {self._memory.name} entries {first} to {last}"
-            raise StreamError(Fault.BOUNDS, f"{what}; there are 0 to {self._entries - 1}",
-                              hint="look at the instruction's first entry and counts against the memory's size")
+            what = f"{issue} touches {self._memory.name} entries {first} to {last}; there are 0 to {self._entries - 1}"
+            hint = "look at the instruction's first entry and counts against the memory's size"
+            raise StreamError(Fault.BOUNDS, what, hint=hint)
 
     def read(self, issue: Issue, entries: Indices) -> None:
         """Note a read; raises RACE, and UNINITIALISED when the memory is read by the queue that writes it.
@@ -124,9 +140,9 @@ class SramShadow:
         written = self._written[entries]
         if self._find_unwritten and self._unwritten_read is None and (written < 0).any():
             entry = int(entries[int((written < 0).argmax())])
-            what = f"{name(self._instructions, issue.number)} reads {self._memory.name} entry {entry}"
-            self._unwritten_read = StreamError(Fault.UNINITIALISED, f"{what}, which this stream has not written",
-                                               hint="load the entry first, or reset it with a GEMM")
+            what = f"{issue} reads {self._memory.name} entry {entry}, which this stream has not written"
+            hint = "load the entry first, or reset it with a GEMM"
+            self._unwritten_read = StreamError(Fault.UNINITIALISED, what, hint=hint)
             if self._writer == self._reader:
                 raise self._unwritten_read
         self._check_order(issue, entries, written, self._writer, ("reads", "writes"))
@@ -142,53 +158,41 @@ class SramShadow:
         self._check_order(issue, entries, self._read[entries], self._reader, ("writes", "reads"))
         self._written[entries] = issue.number
 
-    def _check_order(
-        self, issue: Issue, entries: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
-    ) -> None:
-        late = others > issue.clock[queue]
-        if self._race and late.any():
-            place = int(late.argmax())
-            raise race(self._instructions, issue, int(others[place]), verbs,
-                       f"{self._memory.name} entry {int(entries[place])}", queue)
-
-
-def race(
-    instructions: Sequence[Instruction], issue: Issue, other: int, verbs: tuple[str, str], what: str, queue: int
-) -> StreamError:
-    """The error for two accesses in no order."""
-    first, second = name(instructions, issue.number), name(instructions, other)
-    return StreamError(
-        Fault.RACE, f"{first} {verbs[0]} {what}, which {second} {verbs[1]}, and no token makes one wait for the other",
-        hint=f"let the later of the two pop a token the other's queue ({QUEUES[queue]} for instruction {other}) pushes",
-    )
+    def forget(self, entries: Indices) -> None:
+        """Take entries as never written: what they hold now, nothing may read."""
+        self._written[entries] = -1
 
 
 def sram_shadows(
     instructions: Sequence[Instruction], config: VtaConfig, checks: Collection[Fault]
 ) -> dict[Memory, SramShadow]:
     """The shadows of all memories."""
-    sizes = (
-        (Memory.UOP, config.uop_entries, COMPUTE, COMPUTE), (Memory.WGT, config.wgt_entries, LOAD, COMPUTE),
-        (Memory.INP, config.inp_entries, LOAD, COMPUTE), (Memory.ACC, config.acc_entries, COMPUTE, COMPUTE),
-        (Memory.OUT, config.acc_entries, COMPUTE, STORE),
-    )  # fmt: skip
-    return {
-        memory: SramShadow(instructions, memory, entries, writer, reader, checks)
-        for memory, entries, writer, reader in sizes
+    sizes = {
+        Memory.UOP: (config.uop_entries, COMPUTE, COMPUTE),
+        Memory.WGT: (config.wgt_entries, LOAD, COMPUTE),
+        Memory.INP: (config.inp_entries, LOAD, COMPUTE),
+        Memory.ACC: (config.acc_entries, COMPUTE, COMPUTE),
+        Memory.OUT: (config.acc_entries, COMPUTE, STORE),
     }
+    return {memory: SramShadow(instructions, memory, *size, checks) for memory, size in sizes.items()}
 
 
-class DramShadow:
+class DramShadow(_Shadow):
     """Who stored and loaded the DRAM bytes this stream stores, and whether accesses stay in the buffers.
 
     Only bytes some STORE of the stream covers are followed: others cannot conflict.
     """
 
     def __init__(
-        self, instructions: Sequence[Instruction], config: VtaConfig, pointers: Pointers, checks: Collection[Fault],
+        self,
+        instructions: Sequence[Instruction],
+        config: VtaConfig,
+        pointers: Pointers,
+        checks: Collection[Fault],
         buffers: Sequence[BufferRange] | None,
     ) -> None:
-        self._instructions, self._checks, self._buffers = instructions, checks, buffers
+        super().__init__(instructions, checks, "address {:#x}")
+        self._buffers = buffers
         rows = [rows_of(i, config, pointers) for i in instructions if isinstance(i, Store)]
         self._starts, self._ends = merged([r for r in rows if r.end > r.address and r.end <= _ADDRESSES])
         self._offsets = np.concatenate(([0], np.cumsum(self._ends - self._starts)))
@@ -208,19 +212,20 @@ class DramShadow:
         self._check_bounds(issue, rows, writes=True)
         again = Fault.REWRITTEN in self._checks
         if again and rows.count > 1 and rows.step < rows.nbytes:
-            what = f"{name(self._instructions, issue.number)} stores address {rows.address + rows.step:#x} twice itself"
-            raise StreamError(Fault.REWRITTEN, f"{what}: rows of {rows.nbytes} bytes are {rows.step} bytes apart",
-                              hint="let rows in DRAM be at least as far apart as they are long")
+            what = f"{issue} stores address {rows.address + rows.step:#x} twice itself"
+            what += f": rows of {rows.nbytes} bytes are {rows.step} bytes apart"
+            hint = "let rows in DRAM be at least as far apart as they are long"
+            raise StreamError(Fault.REWRITTEN, what, hint=hint)
         addresses, places = self._followed(rows)
         for queue, loaded in self._loaded.items():
             self._check_order(issue, addresses, loaded[places], queue, ("stores", "loads"))
         before = self._stored[places]
         if again and (before >= 0).any():
             place = int((before >= 0).argmax())
-            what = f"{name(self._instructions, issue.number)} stores address {int(addresses[place]):#x}"
             other = name(self._instructions, int(before[place]))
-            raise StreamError(Fault.REWRITTEN, f"{what}, which {other} stored before",
-                              hint="store every byte once: look at the addresses of the two")
+            what = f"{issue} stores address {int(addresses[place]):#x}, which {other} stored before"
+            hint = "store every byte once: look at the addresses of the two"
+            raise StreamError(Fault.REWRITTEN, what, hint=hint)
         self._stored[places] = issue.number
 
     def check_complete(self) -> None:
@@ -232,12 +237,10 @@ class DramShadow:
             end = int(self._ends[place]) if place >= 0 else 0
             missing = max(buffer.address, end)
             if missing < buffer.address + buffer.nbytes:
-                raise StreamError(
-                    Fault.UNWRITTEN,
-                    f"no instruction stores address {missing:#x}, byte {missing - buffer.address} of "
-                    f"the {buffer.nbytes} of buffer '{buffer.name}'{self._beside(place, missing, buffer)}",
-                    hint="store the rest of the buffer, or give the STORE its whole size",
-                )
+                what = f"no instruction stores address {missing:#x}, byte {missing - buffer.address}"
+                what += f" of the {buffer.nbytes} of buffer '{buffer.name}'{self._beside(place, missing, buffer)}"
+                hint = "store the rest of the buffer, or give the STORE its whole size"
+                raise StreamError(Fault.UNWRITTEN, what, hint=hint)
 
     def _beside(self, place: int, missing: int, buffer: BufferRange) -> str:
         """Which STORE stored the byte before the missing one, or the next one that was, in words."""
@@ -248,15 +251,6 @@ class DramShadow:
         else:
             return "; nothing is stored there"
         return f"; {name(self._instructions, number)} stores {which}"
-
-    def _check_order(
-        self, issue: Issue, addresses: Indices, others: npt.NDArray[np.int32], queue: int, verbs: tuple[str, str]
-    ) -> None:
-        late = others > issue.clock[queue]
-        if Fault.RACE in self._checks and late.any():
-            place = int(late.argmax())
-            what = f"address {int(addresses[place]):#x}"
-            raise race(self._instructions, issue, int(others[place]), verbs, what, queue)
 
     def _followed(self, rows: Rows) -> tuple[Indices, Indices]:
         """The addresses of the transfer that are followed, and their places."""
@@ -272,9 +266,9 @@ class DramShadow:
 
     def _check_bounds(self, issue: Issue, rows: Rows, writes: bool) -> None:
         if rows.end > _ADDRESSES:
-            what = f"{name(self._instructions, issue.number)} reaches address {rows.end - 1:#x}"
-            raise StreamError(Fault.BOUNDS, f"{what}; the last one is {_ADDRESSES - 1:#x}",
-                              hint="look at the address: it is counted in elements of the memory's type")
+            what = f"{issue} reaches address {rows.end - 1:#x}; the last one is {_ADDRESSES - 1:#x}"
+            hint = "look at the address: it is counted in elements of the memory's type"
+            raise StreamError(Fault.BOUNDS, what, hint=hint)
         if self._buffers is None or rows.end == rows.address:
             return
         starts = rows.starts()
@@ -288,13 +282,14 @@ class DramShadow:
 
     def _outside(self, issue: Issue, start: int, nbytes: int, writes: bool) -> StreamError:
         verb, kind = ("stores", "writable") if writes else ("loads", "readable")
-        what = f"{name(self._instructions, issue.number)} {verb} the row {start:#x} to {start + nbytes - 1:#x}"
+        what = f"{issue} {verb} the row {start:#x} to {start + nbytes - 1:#x}"
         known = ", ".join(
             f"'{b.name}' {b.address:#x} to {b.address + b.nbytes - 1:#x}"
-            f"{' readable' if b.readable else ''}{' writable' if b.writable else ''}" for b in self._buffers or ()
-        )  # fmt: skip
-        return StreamError(Fault.BOUNDS, f"{what}, which is not inside one {kind} buffer",
-                           hint=f"look at the address; buffers: {known}")
+            f"{' readable' if b.readable else ''}{' writable' if b.writable else ''}"
+            for b in self._buffers or ()
+        )
+        what += f", which is not inside one {kind} buffer"
+        return StreamError(Fault.BOUNDS, what, hint=f"look at the address; buffers: {known}")
 
 
 def merged(rows: Sequence[Rows]) -> tuple[Indices, Indices]:

@@ -1,21 +1,27 @@
-"""Sizes and timing of one VTA, and the field widths that follow from them.
+"""Sizes, operations and timing of one VTA, and the fields of its instructions, which follow from the sizes.
 
-Defaults are the public sample configuration (apache/tvm-vta, config/*_sample.json; facts in hardware/vta.md). The
-timing figures are the model's own: public sources give one GEMM tile per cycle and an ALU interval of at least 2.
+Defaults are what the public sample configuration gives with the HLS source (apache/tvm-vta, config/pynq_sample.json,
+hardware/xilinx). The timing figures are the model's own: public sources give one GEMM tile per cycle and an ALU
+interval of at least 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dovetail.errors import TargetError
 
 UOP_ELEMENT = 4
 """Bytes of a micro-operation."""
-UOP_BEGIN_BITS = 13
-"""Width of uop_bgn, which bounds the micro-operation memory."""
 SRAM_BITS = 16
 """Width of sram_base, which bounds every memory."""
+MOST_PAD = 15
+"""The most rows or columns of zeros a LOAD puts on a side."""
+UNIT_BITS = 64
+"""Bits of the C type whose bit-fields an instruction is made of: no field crosses from one unit into the next."""
+HEAD = (("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("push_next", 1))
+"""The first fields of every instruction, each (name, bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,14 @@ class VtaConfig:
     """Cycles per ALU micro-operation."""
     queue_depth: int = 512
     """Instructions each of the three queues holds, the running one included."""
-
-    def __post_init__(self) -> None:
-        """Check, see `validate`."""
-        self.validate()
+    least_shift: int = -16
+    """The least amount of SHR; a negative one shifts left."""
+    most_shift: int = 15
+    """The greatest amount of SHR. Where there are 32 amounts, the ALU looks at five bits of an operand."""
+    multiplies: bool = False
+    """Whether ALU operation 4 is MUL; only the behavioural simulator has it."""
+    shifts_left: bool = False
+    """Whether ALU operation 4 is SHL, a left shift by the negated operand, as in the Chisel source."""
 
     @property
     def inp_element(self) -> int:
@@ -101,7 +111,7 @@ class VtaConfig:
 
     @property
     def src_bits(self) -> int:
-        """Width of a source index: log2 of the INP entries. ALU sources index ACC with the same width."""
+        """Width of a source index in a micro-operation, of an ALU's too: log2 of the INP entries."""
         return self.inp_entries.bit_length() - 1
 
     @property
@@ -109,12 +119,8 @@ class VtaConfig:
         """Width of a weight index: log2 of the WGT entries."""
         return self.wgt_entries.bit_length() - 1
 
-    def validate(self) -> None:
-        """Check every limit.
-
-        Raises:
-            TargetError: naming the limit and the value.
-        """
+    def __post_init__(self) -> None:
+        """Check every limit."""
         for name in ("batch", "block", "uop_bytes", "inp_bytes", "wgt_bytes", "acc_bytes", "bus_bytes"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
@@ -125,29 +131,80 @@ class VtaConfig:
         for name, least in (("bus_latency", 0), ("pipeline_cycles", 0), ("alu_interval", 1), ("queue_depth", 1)):
             if getattr(self, name) < least:
                 raise _error(f"{name} must be at least {least}, is {getattr(self, name)}")
-        for name, size, element in (
-            ("uop_bytes", self.uop_bytes, UOP_ELEMENT), ("inp_bytes", self.inp_bytes, self.inp_element),
-            ("wgt_bytes", self.wgt_bytes, self.wgt_element), ("acc_bytes", self.acc_bytes, self.acc_element),
-        ):  # fmt: skip
+        elements = {"uop": UOP_ELEMENT, "inp": self.inp_element, "wgt": self.wgt_element, "acc": self.acc_element}
+        for name, element in elements.items():
+            size = getattr(self, f"{name}_bytes")
             if size < element:
-                raise _error(f"a config that cannot hold one tile: {name} must be at least {element}, is {size}")
-        self._validate_fields()
-
-    def _validate_fields(self) -> None:
-        indices = self.dst_bits + self.src_bits + self.wgt_index_bits
+                raise _error(f"a config that cannot hold one tile: {name}_bytes must be at least {element}, is {size}")
+        if self.multiplies and self.shifts_left:
+            raise _error("ALU operation 4 is MUL or SHL, not both")
+        if not self.least_shift <= 0 <= self.most_shift:
+            raise _error(f"SHR must take 0, takes {self.least_shift} to {self.most_shift}")
         limits = (
-            ("the entries of the micro-operation memory", self.uop_entries, 1 << UOP_BEGIN_BITS),
             ("the entries of INP", self.inp_entries, 1 << SRAM_BITS),
             ("the entries of WGT", self.wgt_entries, 1 << SRAM_BITS),
             ("the entries of ACC", self.acc_entries, 1 << SRAM_BITS),
-            ("the bits of the indices of a micro-operation (dst + src + wgt)", indices, 32),
-            ("the bits of the factors of a GEMM instruction", 2 * indices, 64),
-            # alu_opcode 3, use_imm 1 and imm 16 share the half with the factors
-            ("the bits of the factors of an ALU instruction", 2 * (self.dst_bits + self.src_bits), 64 - 20),
+            (
+                "the bits of the indices of a micro-operation (dst + src + wgt)",
+                self.dst_bits + self.src_bits + self.wgt_index_bits,
+                32,
+            ),
+            ("the bits of a GEMM instruction", _bits(gemm_fields(self)), 2 * UNIT_BITS),
+            ("the bits of an ALU instruction", _bits(alu_fields(self)), 2 * UNIT_BITS),
         )
         for name, value, limit in limits:
             if value > limit:
                 raise _error(f"{name} must be at most {limit}, are {value}")
+
+
+Fields = tuple[tuple[str, int], ...]
+"""(name, bits) of the fields of an instruction, from its least significant bit on."""
+
+
+def _loop_fields(config: VtaConfig) -> Fields:
+    """What GEMM and ALU begin with."""
+    depth = config.uop_entries.bit_length() - 1
+    loops = (("reset", 1), ("uop_bgn", depth), ("uop_end", depth + 1), ("iter_out", 14), ("iter_in", 14))
+    return (*HEAD, *loops, ("dst_out", config.dst_bits), ("dst_in", config.dst_bits))
+
+
+def gemm_fields(config: VtaConfig) -> Fields:
+    """The fields of GEMM (hw_spec.h, VTAGemInsn)."""
+    src, wgt = config.src_bits, config.wgt_index_bits
+    return (*_loop_fields(config), ("src_out", src), ("src_in", src), ("wgt_out", wgt), ("wgt_in", wgt))
+
+
+def alu_fields(config: VtaConfig) -> Fields:
+    """The fields of ALU (hw_spec.h, VTAAluInsn); all its factors count entries of ACC."""
+    acc = config.dst_bits
+    return (*_loop_fields(config), ("src_out", acc), ("src_in", acc), ("alu_opcode", 3), ("use_imm", 1), ("imm", 16))
+
+
+def placed(fields: Fields) -> tuple[tuple[str, int, int], ...]:
+    """(name, first bit, bits) of every field: a field that would cross a unit begins the next."""
+    found, place = [], 0
+    for name, bits in fields:
+        if place % UNIT_BITS + bits > UNIT_BITS:
+            place += -place % UNIT_BITS
+        found.append((name, place, bits))
+        place += bits
+    return tuple(found)
+
+
+def _bits(fields: Fields) -> int:
+    """Bits of an instruction, those between units included."""
+    _, first, bits = placed(fields)[-1]
+    return first + bits
+
+
+PRESETS: Mapping[str, VtaConfig] = {
+    "pynq": VtaConfig(),
+    "ultra96": VtaConfig(bus_bytes=16),
+    "de10nano": VtaConfig(least_shift=0, most_shift=31, shifts_left=True),
+    "fsim": VtaConfig(least_shift=-31, most_shift=31, multiplies=True),
+}
+"""The public ones: boards of the HLS and of the Chisel source (config/pkg_config.py), and the behavioural simulator,
+whose MUL and shifts of any size no hardware has."""
 
 
 def macs_per_cycle(config: VtaConfig) -> int:

@@ -1,4 +1,4 @@
-"""What a tiling costs, in closed form: the schedules a region may have, and the one taken when nobody has tuned it.
+"""Tilings of a region: what one costs, in closed form, which is taken when nobody has tuned it, and what may be tuned.
 
 Compute and bus work side by side, so a region takes the longer of the two, plus what comes before the first product and
 after the last. The figures are checked against the device model in tests/test_vta_cost.py.
@@ -9,19 +9,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from math import prod
 
-from dovetail.graph.graph import Graph
-from dovetail.loops import digit_rows
-from dovetail.operators.arithmetic import ScaleShift
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.operators.pooling import MaxPool2d
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.arithmetic import ScaleShift, scale_digits
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.loops import bias_rows, shifts
+from dovetail.target import Choice, Knob, Match, Space
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import depth
-from dovetail.targets.vta.lower import STREAMING, Tiling, capacities, slots_of_use
+from dovetail.targets.vta.mapping import depth, joined
+
+STREAMING = 8
+"""Slots for data that cannot stay as a whole: more would only need more micro-operations."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class Tiling:
+    """How a region's result is cut: a tile is computed from start to end before the next one."""
+
+    rows: int
+    columns: int
+    blocks: int
+    """Channel blocks."""
+    channels_first: bool
+    """Whether all channels of a part of the image come before its next part."""
+    slots: int = 0
+    """Most slots for one name in a memory; 0 for as many as are of use."""
+
+
+@dataclass(frozen=True)
+class RegionShape:
     """What a region's cost depends on."""
 
     rows: int
@@ -42,6 +61,8 @@ class Shape:
     by_block: bool
     """Whether every output block reads only its own input block."""
     pool: bool = False
+    parts: int = 0
+    """Copies of the sum that shifts and additions multiply it with."""
 
     @property
     def taps(self) -> int:
@@ -49,12 +70,13 @@ class Shape:
         return self.kernel[0] * self.kernel[1]
 
 
-def shape(graph: Graph, config: VtaConfig) -> Shape:
+def shape(graph: Graph, config: VtaConfig) -> RegionShape:
     """What the cost of a region depends on."""
+    graph = joined(graph)
     x, y = graph.types[graph.inputs[0]].shape, graph.types[graph.outputs[0]].shape
     rows, columns = (y[1], y[2]) if len(y) == 4 else (1, 1)
     blocks, image = -(-y[-1] // config.block), -(-x[-1] // config.block)
-    kernel, stride, digits, alu, parameters = (1, 1), (1, 1), 0, 2, 0
+    kernel, stride, digits, alu, parameters, parts = (1, 1), (1, 1), 0, 2, 0, 0
     by_block = pool = False
     for node in graph.nodes:
         operator = node.operator
@@ -67,24 +89,32 @@ def shape(graph: Graph, config: VtaConfig) -> Shape:
             alu = 1 + kernel[0] * kernel[1]
         elif isinstance(operator, ScaleShift):
             scale, offset, amount = (graph.constants[name] for name in node.inputs[1:])
-            digits = digit_rows(offset // scale, config.block) if offset.any() else 0
-            alu += int((scale != 1).any()) + int(amount.any())
-            parameters = sum(int((values != values.flat[0]).any()) for values in (scale, amount))
+            digits, added = bias_rows(offset // scale, config.block), offset.any()
+            amounts = shifts(amount, config.most_shift)
+            parts = 0 if config.multiplies else len(scale_digits(scale) or ())
+            scaled = config.multiplies and (scale != 1).any()
+            alu += 3 * parts + int(scaled) + len(amounts)
+            parameters = parts + sum(
+                int((values != values.flat[0]).any()) for values in (scale, *amounts)[not scaled :]
+            )
+            if added and not digits:
+                alu, parameters = alu + 1, parameters + 1
         elif isinstance(operator, FullyConnected):
             rows_of_kernel = depth(graph, config)
             kernel, image = (rows_of_kernel, 1), image // rows_of_kernel
     in_blocks = 1 if by_block else image
-    return Shape(rows, columns, blocks, in_blocks, image, kernel, stride, digits, alu, parameters, by_block, pool)
+    sizes = (rows, columns, blocks, in_blocks, image, kernel, stride)
+    return RegionShape(*sizes, digits, alu, parameters, by_block, pool, parts)
 
 
-def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
+def cycles(s: RegionShape, t: Tiling, config: VtaConfig) -> int:
     """Cycles of a region under a tiling.
 
     A tile's products (entries x (reset + taps x input blocks + digits), and the fill of every instruction) wait for its
     loads, but for those that had slots to go to while the tile before was in the ALU (alu_interval per entry and step).
     What earlier tiles left in the SRAMs is not loaded again; the bus carries the results as well. The first tile waits
-    for its first step's loads (`lead`), or after its last loads computes its last step. A pool's loads are the compute
-    queue's own, so that only its stores overlap.
+    for its first step's loads (`lead`), or after its last loads computes its last step. A pool widens its operand:
+    every entry is cleared and multiplied, like a sum.
     """
     down, across, groups = -(-s.rows // t.rows), -(-s.columns // t.columns), -(-s.out_blocks // t.blocks)
     image_tiles = down * across
@@ -95,9 +125,13 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
     alu = (entries * config.alu_interval + config.pipeline_cycles) * s.alu
     image, weights = _transfers(s, t, config, blocks)
     out = entries * config.out_element / config.bus_bytes
+    room = capacities(s, config)
+    # whether two slots of everything fit, so that loads, products and stores overlap
+    overlaps = all(need <= room[memory] for memory, need in _needs(s, t, 2).items())
     total, lead = 0.0, (image + weights) / max(1, steps)
     if s.pool:
-        return round(image_tiles * groups * (products + alu + image) + out + 3 * config.bus_latency)
+        compute = products + 2 * prod(_average(s, t)) * blocks + alu
+        return round(image_tiles * groups * max(compute, image) + image / blocks + out + 3 * config.bus_latency)
     image_again, weights_again = _again(s, t, config, image_tiles, groups)
     for count, first_image, first_weights in (
         (1, True, True),
@@ -111,11 +145,11 @@ def cycles(s: Shape, t: Tiling, config: VtaConfig) -> int:
         apart = products + alu + loads + out
         busy = max(products + lead, loads + products / max(1, steps)) if first else max(products, loads - early)
         overlapped = max(alu + busy, loads + out)
-        total += count * (overlapped if _overlaps(s, t, config) else apart)
+        total += count * (overlapped if overlaps else apart)
     return round(total + out + 3 * config.bus_latency)
 
 
-def floor(s: Shape, config: VtaConfig) -> int:
+def floor(s: RegionShape, config: VtaConfig) -> int:
     """Cycles no schedule can do without: all products and ALU steps one after the other, or every byte once over the
     bus, whichever takes longer."""
     entries = s.rows * s.columns * s.out_blocks
@@ -128,12 +162,12 @@ def floor(s: Shape, config: VtaConfig) -> int:
     return max(compute, bus // config.bus_bytes)
 
 
-def _products(s: Shape) -> int:
+def _products(s: RegionShape) -> int:
     """GEMM cycles of one output entry, or the ALU's of a pool's zero."""
-    return 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits)
+    return 1 + (0 if s.pool else s.taps * s.in_blocks + s.digits + s.parts)
 
 
-def _instructions(s: Shape, steps: float, blocks: float) -> float:
+def _instructions(s: RegionShape, steps: float, blocks: float) -> float:
     """GEMM instructions of a tile: the taps of a single block are instructions of their own (micro.py)."""
     if s.pool:
         return 1.0
@@ -141,10 +175,9 @@ def _instructions(s: Shape, steps: float, blocks: float) -> float:
     return 1 + steps * apart + min(s.digits, 1)
 
 
-def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
+def _transfers(s: RegionShape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[float, float]:
     """Cycles of the load queue for an average tile's operand and weights: a load waits, then moves its bytes."""
-    axes = zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
-    height, width = ((extent / -(-extent // tile) - 1) * stride + kernel for extent, tile, stride, kernel in axes)
+    height, width = _average(s, t)
     row = -(-width * config.inp_element // config.bus_bytes)
     wait = config.bus_latency
     loads = blocks if s.by_block else s.image_blocks
@@ -152,11 +185,18 @@ def _transfers(s: Shape, t: Tiling, config: VtaConfig, blocks: float) -> tuple[f
     return loads * (height * row + wait), loads * wait + matrices * config.wgt_element / config.bus_bytes
 
 
-def _again(s: Shape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:
+def _average(s: RegionShape, t: Tiling) -> tuple[float, float]:
+    """Rows and columns of the operand an average tile reads, padding included."""
+    axes = zip((s.rows, s.columns), (t.rows, t.columns), s.stride, s.kernel, strict=True)
+    height, width = ((extent / -(-extent // tile) - 1) * stride + kernel for extent, tile, stride, kernel in axes)
+    return height, width
+
+
+def _again(s: RegionShape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int) -> tuple[bool, bool]:
     """Whether a tile loads its part of the image again for another group of channels, and its weights for another part
     of the image."""
     height, width = _image(s, t)
-    room = capacities(config)
+    room = capacities(s, config)
     per_step = s.taps * (1 if s.by_block else min(t.blocks, s.out_blocks))
     steps = min(t.blocks, s.out_blocks) if s.by_block else s.in_blocks
 
@@ -169,41 +209,33 @@ def _again(s: Shape, t: Tiling, config: VtaConfig, image_tiles: int, groups: int
     return not image, not weights
 
 
-def _image(s: Shape, t: Tiling) -> tuple[int, int]:
+def _image(s: RegionShape, t: Tiling) -> tuple[int, int]:
     """Rows and columns of the operand a tile reads, padding included."""
     height = (min(t.rows, s.rows) - 1) * s.stride[0] + s.kernel[0]
     return height, (min(t.columns, s.columns) - 1) * s.stride[1] + s.kernel[1]
 
 
-def _overlaps(s: Shape, t: Tiling, config: VtaConfig) -> bool:
-    """Whether two slots of everything fit, so that loads, products and stores overlap."""
-    height, width = _image(s, t)
-    blocks = min(t.blocks, s.out_blocks)
+def _needs(s: RegionShape, t: Tiling, slots: int) -> dict[str, int]:
+    """Entries of each memory for so many slots of everything a tile needs."""
+    pixels, blocks = prod(_image(s, t)), min(t.blocks, s.out_blocks)
     sums = min(t.rows, s.rows) * min(t.columns, s.columns) * blocks
-    weights = s.taps * (1 if s.by_block else blocks)
     if s.pool:
-        return (sums + height * width * blocks) * 2 <= config.acc_entries
-    return (
-        2 * height * width + s.digits <= config.inp_entries
-        and 2 * weights + blocks * s.digits <= config.wgt_entries
-        and 2 * (sums + blocks * s.parameters) <= config.acc_entries
-    )
-
-
-def problem(s: Shape, t: Tiling, config: VtaConfig) -> str:
-    """Why a tile does not fit the SRAMs; empty when it does."""
-    height, width = _image(s, t)
-    blocks = min(t.blocks, s.out_blocks)
-    sums = min(t.rows, s.rows) * min(t.columns, s.columns) * blocks
-    needs = {
-        "INP": (0 if s.pool else height * width + s.digits, config.inp_entries),
-        "WGT": (0 if s.pool else s.taps * (1 if s.by_block else blocks) + blocks * s.digits, config.wgt_entries),
-        "ACC": (sums + blocks * s.parameters + (height * width * blocks if s.pool else 0), config.acc_entries),
+        return {"INP": slots * pixels, "WGT": 1, "ACC": slots * (sums + pixels * blocks)}
+    weights = s.taps * (1 if s.by_block else blocks)
+    return {
+        "INP": slots * pixels + s.digits,
+        "WGT": slots * weights + blocks * s.digits,
+        "ACC": slots * (sums * (1 + s.parts) + blocks * s.parameters),
     }
-    for memory, (need, room) in needs.items():
-        if need > room:
+
+
+def problem(s: RegionShape, t: Tiling, config: VtaConfig) -> str:
+    """Why a tile does not fit the SRAMs; empty when it does."""
+    room = capacities(s, config)
+    for memory, need in _needs(s, t, 1).items():
+        if need > room[memory]:
             tile = f"{t.rows}x{t.columns}x{t.blocks}"
-            return f"a tile of {tile} blocks needs {need} entries of {memory}, which has {room}"
+            return f"a tile of {tile} blocks needs {need} entries of {memory}, which has {room[memory]}"
     return ""
 
 
@@ -212,22 +244,84 @@ def sizes(extent: int) -> tuple[int, ...]:
     return tuple(sorted({-(-extent // parts) for parts in range(1, extent + 1)}))
 
 
-def tilings(s: Shape, config: VtaConfig) -> Iterator[Tiling]:
+def tilings(s: RegionShape, config: VtaConfig) -> Iterator[Tiling]:
     """Every tiling of the default search that fits."""
-    for blocks in sizes(s.out_blocks):
-        for rows in sizes(s.rows):
-            for columns in sizes(s.columns):
-                for channels_first in (True, False):
-                    tiling = Tiling(rows, columns, blocks, channels_first)
-                    if not problem(s, tiling, config):
-                        yield tiling
+    for blocks, rows, columns in product(sizes(s.out_blocks), sizes(s.rows), sizes(s.columns)):
+        for channels_first in (True, False):
+            tiling = Tiling(rows, columns, blocks, channels_first)
+            if not problem(s, tiling, config):
+                yield tiling
 
 
 @lru_cache(maxsize=1024)
-def best(s: Shape, config: VtaConfig) -> Tiling | None:
+def best(s: RegionShape, config: VtaConfig) -> Tiling | None:
     """The cheapest tiling, the largest of equals; None when not even one pixel of one block fits."""
     return min(
         tilings(s, config),
         key=lambda t: (cycles(s, t, config), -t.rows, -t.columns, -t.blocks, t.channels_first),
         default=None,
     )
+
+
+def capacities(s: RegionShape, config: VtaConfig) -> dict[str, int]:
+    """Entries of the memories a schedule fills. A micro-operation names an ALU's second operand by the bits of INP's
+    entries, so that sums which are one lie within the first of them."""
+    reach = min(config.acc_entries, config.inp_entries) if s.pool or s.parts else config.acc_entries
+    return {"INP": config.inp_entries, "WGT": config.wgt_entries, "ACC": reach}
+
+
+def slots_of_use(everything: int, of_a_tile: int, entries: int, room: int) -> int:
+    """Slots that help: for all contents when they fit, twice those of a tile when these do, else a few to run ahead.
+
+    `everything` and `of_a_tile` are distinct contents over the whole region (0 for what is not loaded) and of a tile,
+    `entries` those of a slot, `room` those of the memory.
+    """
+    share = room * 3 // 4
+    if everything == 0:
+        return 2
+    if everything * entries <= share:
+        return everything
+    return 2 * of_a_tile if of_a_tile * entries <= share and of_a_tile > 1 else STREAMING
+
+
+def default(match: Match, config: VtaConfig) -> Choice:
+    """The cheapest schedule by the closed form.
+
+    Raises:
+        ValueError: not even one pixel of one block fits; the offload's constraints say so first.
+    """
+    found = best(shape(match.graph, config), config)
+    if found is None:
+        raise ValueError(f"region {match.graph.name} has no schedule")
+    sizes = {"block_rows": found.rows, "block_columns": found.columns, "channel_blocks": found.blocks}
+    return {**sizes, "loop_order": "channels" if found.channels_first else "image", "slots": found.slots}
+
+
+def space(match: Match, config: VtaConfig) -> Space:
+    """Every schedule of a region."""
+    found, base = shape(match.graph, config), default(match, config)
+
+    def wrong(choice: Choice) -> str | None:
+        return problem(found, _tiling({**base, **choice}), config) or None
+
+    knobs = (
+        Knob("block_rows", sizes(found.rows), "rows of the result computed together"),
+        Knob("block_columns", sizes(found.columns), "columns of the result computed together"),
+        Knob("channel_blocks", sizes(found.out_blocks), "blocks of output channels computed together"),
+        Knob(
+            "loop_order", ("image", "channels"), "what is finished first: the image for some channels, or all channels"
+        ),
+        Knob("slots", (0, 2, 3, 4, 8), "most slots for one kind of data in an SRAM; 0 for as many as are of use"),
+    )
+    return Space(knobs, wrong)
+
+
+def tiling(match: Match, config: VtaConfig) -> Tiling:
+    """The schedule chosen for a region, the default where nothing is chosen."""
+    return _tiling({**default(match, config), **match.choice})
+
+
+def _tiling(choice: Choice) -> Tiling:
+    names = ("block_rows", "block_columns", "channel_blocks", "slots")
+    rows, columns, blocks, slots = (int(choice[name]) for name in names)
+    return Tiling(rows, columns, blocks, choice["loop_order"] == "channels", slots)

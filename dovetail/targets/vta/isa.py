@@ -1,7 +1,7 @@
 """The VTA's instructions and micro-operations, and their 128 and 32 bits.
 
-Facts: apache/tvm-vta include/vta/hw_spec.h (hardware/vta.md). Fields follow each other from the least significant bit;
-no field crosses the middle of the 128 bits, and bits no field covers are zero.
+Facts: apache/tvm-vta include/vta/hw_spec.h. Fields follow each other from the least significant bit; no field crosses
+the middle of the 128 bits, and bits no field covers are zero. Widths are those of a configuration (config.py).
 """
 
 from __future__ import annotations
@@ -10,11 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from dovetail.errors import TargetError
-from dovetail.targets.vta.config import UOP_ELEMENT, VtaConfig
+from dovetail.targets.vta.config import (
+    HEAD,
+    SRAM_BITS,
+    UOP_ELEMENT,
+    Fields,
+    VtaConfig,
+    alu_fields,
+    gemm_fields,
+    placed,
+)
 
 INSTRUCTION_BYTES = 16
+Words = TypeVar("Words", int, npt.NDArray[np.int64])
 
 
 class Opcode(IntEnum):
@@ -35,18 +49,25 @@ class Memory(IntEnum):
     INP = 2
     ACC = 3
     OUT = 4
-    ACC_8BIT = 5
-    """ACC, from int8 elements as large as those of INP and OUT."""
 
 
 class AluOpcode(IntEnum):
-    """What an ALU instruction computes; SHR is arithmetic, by a negative amount it shifts left."""
+    """What an ALU instruction computes; SHR is arithmetic, by a negative amount it shifts left.
+
+    MUL and SHL are both operation 4: which of them a VTA has, if any, its configuration says. SHL shifts left by the
+    negated operand.
+    """
 
     MIN = 0
     MAX = 1
     ADD = 2
     SHR = 3
     MUL = 4
+    SHL = 5
+
+
+_FOURTH = 4
+"""The ALU operation that is MUL, SHL or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,47 +212,55 @@ def queue_of(instruction: Instruction) -> str:
 
 def element_bytes(memory: Memory, config: VtaConfig) -> int:
     """DRAM bytes of one element of `memory`."""
-    sizes = (UOP_ELEMENT, config.wgt_element, config.inp_element, config.acc_element, config.out_element,
-             config.out_element)  # fmt: skip
-    return sizes[memory]
+    c = config
+    return (UOP_ELEMENT, c.wgt_element, c.inp_element, c.acc_element, c.out_element)[memory]
 
 
-Fields = tuple[tuple[str, int], ...]
-_HEAD: Fields = (("opcode", 3), ("flags", 4))
-_LOOPS: Fields = (
-    *_HEAD, ("reset", 1), ("uop_bgn", 13), ("uop_end", 14), ("iter_out", 14), ("iter_in", 14)
-)  # fmt: skip
-_MEMORY: tuple[Fields, Fields] = (
-    (*_HEAD, ("memory_type", 3), ("sram_base", 16), ("dram_base", 32)),
-    (("y_size", 16), ("x_size", 16), ("x_stride", 16), ("y_pad_0", 4), ("y_pad_1", 4), ("x_pad_0", 4), ("x_pad_1", 4)),
+_TRANSFER: Fields = (
+    *HEAD,
+    *(("memory_type", 3), ("sram_base", SRAM_BITS), ("dram_base", 32), ("y_size", 16), ("x_size", 16)),
+    *(("x_stride", 16), ("y_pad_0", 4), ("y_pad_1", 4), ("x_pad_0", 4), ("x_pad_1", 4)),
 )
 
 
-@lru_cache(maxsize=16)
-def _layout(opcode: Opcode, config: VtaConfig) -> tuple[Fields, Fields]:
-    """The fields of the two halves; "imm" is the only signed one."""
-    factors = (("dst_out", config.dst_bits), ("dst_in", config.dst_bits), ("src_out", config.src_bits),
-               ("src_in", config.src_bits))  # fmt: skip
+@lru_cache(maxsize=64)
+def _layout(opcode: Opcode, config: VtaConfig) -> tuple[tuple[str, int, int], ...]:
+    """(name, first bit, bits) of the fields; "imm" is the only signed one."""
     if opcode is Opcode.GEMM:
-        return _LOOPS, (*factors, ("wgt_out", config.wgt_index_bits), ("wgt_in", config.wgt_index_bits))
+        return placed(gemm_fields(config))
     if opcode is Opcode.ALU:
-        return _LOOPS, (*factors, ("alu_opcode", 3), ("use_imm", 1), ("imm", 16))
-    return (_HEAD, ()) if opcode is Opcode.FINISH else _MEMORY
+        return placed(alu_fields(config))
+    return placed(HEAD if opcode is Opcode.FINISH else _TRANSFER)
 
 
 def encode(instruction: Instruction, config: VtaConfig) -> tuple[int, int, int, int]:
     """The four little-endian 32-bit words of an instruction.
 
     Raises:
-        TargetError: a field does not fit (field, limit, value), or the instruction has no meaning.
+        TargetError: a field does not fit (field, limit, value), or the engine has no such instruction.
     """
     opcode, values = _values(instruction)
-    problem = _problem(instruction)
+    problem = _problem(instruction) or _missing(instruction, config)
     if problem:
         raise TargetError(problem, where=opcode.name, hint="let the instruction be one the engine has")
-    halves = zip(_layout(opcode, config), values, strict=True)
-    low, high = (_pack(fields, given, opcode) for fields, given in halves)
-    return low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32
+    whole = 0
+    for (name, first, bits), value in zip(_layout(opcode, config), values, strict=True):
+        whole |= _fitted(name, bits, value, opcode.name) << first
+    return whole & 0xFFFFFFFF, whole >> 32 & 0xFFFFFFFF, whole >> 64 & 0xFFFFFFFF, whole >> 96
+
+
+def _missing(instruction: Instruction, config: VtaConfig) -> str:
+    """What of an ALU instruction this configuration does not have, in words; empty when it has it."""
+    if not isinstance(instruction, Alu):
+        return ""
+    opcode, imm = instruction.opcode, instruction.imm
+    if opcode is AluOpcode.MUL and not config.multiplies:
+        return "this ALU has no MUL"
+    if opcode is AluOpcode.SHL and not config.shifts_left:
+        return "this ALU has no SHL"
+    if opcode is AluOpcode.SHR and instruction.use_imm and not config.least_shift <= imm <= config.most_shift:
+        return f"SHR must be by {config.least_shift} to {config.most_shift}, is by {imm}"
+    return ""
 
 
 def _problem(instruction: Instruction) -> str:
@@ -240,6 +269,13 @@ def _problem(instruction: Instruction) -> str:
         return "OUT cannot be loaded"
     if isinstance(instruction, Store) and instruction.memory is not Memory.OUT:
         return f"only OUT can be stored, not {instruction.memory.name}"
+    if isinstance(instruction, Load) and not (instruction.x_size and instruction.y_size):
+        return "a LOAD of no element pads differently on different hardware"
+    if isinstance(instruction, Load) and instruction.memory in (Memory.UOP, Memory.WGT):
+        if instruction.entries != instruction.x_size * instruction.y_size:
+            return f"{instruction.memory.name} cannot be padded"
+        if instruction.memory is Memory.UOP and instruction.y_size != 1:
+            return f"UOP is loaded in one row, not {instruction.y_size}"
     if isinstance(instruction, Alu) and instruction.reset:
         return "the reset bit has no meaning for the ALU"
     flags, queue = instruction.flags, queue_of(instruction)
@@ -250,36 +286,28 @@ def _problem(instruction: Instruction) -> str:
     return ""
 
 
-def _values(instruction: Instruction) -> tuple[Opcode, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The opcode, and the values of the fields of both halves in the order of `_layout`."""
+def _values(instruction: Instruction) -> tuple[Opcode, tuple[int, ...]]:
+    """The opcode, and the values of the fields in the order of `_layout`."""
     flags = instruction.flags
-    head = flags.pop_prev | flags.pop_next << 1 | flags.push_prev << 2 | flags.push_next << 3
+    head = (flags.pop_prev, flags.pop_next, flags.push_prev, flags.push_next)
     if isinstance(instruction, Finish):
-        return Opcode.FINISH, ((Opcode.FINISH, head), ())
+        return Opcode.FINISH, (Opcode.FINISH, *head)
     if isinstance(instruction, Load | Store):
         i = instruction
         opcode, pads = (Opcode.LOAD, (*i.y_pad, *i.x_pad)) if isinstance(i, Load) else (Opcode.STORE, (0, 0, 0, 0))
-        return opcode, ((opcode, head, i.memory, i.sram, i.dram), (i.y_size, i.x_size, i.x_stride, *pads))
+        return opcode, (opcode, *head, i.memory, i.sram, i.dram, i.y_size, i.x_size, i.x_stride, *pads)
     g = instruction
     opcode = Opcode.GEMM if isinstance(g, Gemm) else Opcode.ALU
-    first = (opcode, head, int(g.reset), g.uop_begin, g.uop_end, g.iter_out, g.iter_in)
-    rest = g.wgt if isinstance(g, Gemm) else (g.opcode, int(g.use_imm), g.imm)
-    return opcode, (first, (*g.dst, *g.src, *rest))
-
-
-def _pack(fields: Fields, given: tuple[int, ...], opcode: Opcode) -> int:
-    half, place = 0, 0
-    for (name, bits), value in zip(fields, given, strict=True):
-        half |= _fitted(name, bits, value, opcode.name) << place
-        place += bits
-    return half
+    first = (opcode, *head, int(g.reset), g.uop_begin, g.uop_end, g.iter_out, g.iter_in, *g.dst, *g.src)
+    rest = g.wgt if isinstance(g, Gemm) else (min(g.opcode, _FOURTH), int(g.use_imm), g.imm)
+    return opcode, (*first, *rest)
 
 
 def _fitted(name: str, bits: int, value: int, where: str) -> int:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if name == "imm" else (0, (1 << bits) - 1)
     if not low <= value <= high:
-        raise TargetError(f"field {name} must be {low} to {high}, is {value}", where=where,
-                          hint=f"choose smaller tiles: {name} has {bits} bits")
+        hint = f"choose smaller tiles: {name} has {bits} bits"
+        raise TargetError(f"field {name} must be {low} to {high}, is {value}", where=where, hint=hint)
     return value & (1 << bits) - 1
 
 
@@ -293,52 +321,59 @@ def decode(words: Sequence[int], config: VtaConfig) -> Instruction:
     return decode_halves(words[0] | words[1] << 32, words[2] | words[3] << 32, config)
 
 
+def _undecodable(what: str, where: str) -> TargetError:
+    return TargetError(what, where=where, hint="look at where the stream begins and at its length")
+
+
 def decode_halves(low: int, high: int, config: VtaConfig) -> Instruction:
     """As `decode`, of the lower and upper 64 bits."""
     if low & 7 > Opcode.ALU:
-        raise TargetError(f"opcode {low & 7} is unknown; there are 0 to {int(Opcode.ALU)}", where="instruction",
-                          hint="look at where the stream begins and at its length")
+        raise _undecodable(f"opcode {low & 7} is unknown; there are 0 to {int(Opcode.ALU)}", "instruction")
     opcode = _OPCODES[low & 7]
-    layout = _layout(opcode, config)
-    instruction = _made(opcode, _unpack(layout[0], low, opcode), _unpack(layout[1], high, opcode))
+    whole, covered, values = low | high << 64, 0, []
+    for _, first, bits in _layout(opcode, config):
+        mask = (1 << bits) - 1
+        values.append(whole >> first & mask)
+        covered |= mask << first
+    if whole & ~covered:
+        raise _undecodable("a bit outside all fields is set", opcode.name)
+    instruction = _made(opcode, values, config)
     problem = _problem(instruction)
     if problem:
-        raise TargetError(problem, where=opcode.name, hint="look at where the stream begins and at its length")
+        raise _undecodable(problem, opcode.name)
     return instruction
 
 
-def _unpack(fields: Fields, half: int, opcode: Opcode) -> list[int]:
-    values = []
-    for _, bits in fields:
-        values.append(half & (1 << bits) - 1)
-        half >>= bits
-    if half:
-        raise TargetError("a bit outside all fields is set", where=opcode.name,
-                          hint="look at where the stream begins and at its length")
-    return values
-
-
-def _made(opcode: Opcode, a: list[int], b: list[int]) -> Instruction:
-    flags = _FLAGS[a[1]]
+def _made(opcode: Opcode, values: list[int], config: VtaConfig) -> Instruction:
+    flags = _FLAGS[values[1] | values[2] << 1 | values[3] << 2 | values[4] << 3]
+    v = values[5:]
     if opcode is Opcode.FINISH:
         return Finish(flags)
     if opcode is Opcode.GEMM:
-        return Gemm(bool(a[2]), a[3], a[4], a[5], a[6], (b[0], b[1]), (b[2], b[3]), (b[4], b[5]), flags)
+        return Gemm(bool(v[0]), v[1], v[2], v[3], v[4], (v[5], v[6]), (v[7], v[8]), (v[9], v[10]), flags)
     if opcode is Opcode.ALU:
-        if b[4] > AluOpcode.MUL:
-            raise TargetError(f"ALU operation {b[4]} is unknown; there are 0 to {int(AluOpcode.MUL)}",
-                              where=opcode.name, hint="look at where the stream begins and at its length")
-        imm = b[6] - 0x10000 if b[6] & 0x8000 else b[6]
-        return Alu(_ALU_OPCODES[b[4]], bool(b[5]), imm, a[3], a[4], a[5], a[6], (b[0], b[1]), (b[2], b[3]), flags,
-                   bool(a[2]))  # fmt: skip
-    if a[2] > Memory.ACC_8BIT:
-        raise TargetError(f"memory type {a[2]} is unknown; there are 0 to {int(Memory.ACC_8BIT)}", where=opcode.name,
-                          hint="look at where the stream begins and at its length")
+        imm = v[11] - 0x10000 if v[11] & 0x8000 else v[11]
+        made = _alu_opcode(v[9], config)
+        return Alu(made, bool(v[10]), imm, v[1], v[2], v[3], v[4], (v[5], v[6]), (v[7], v[8]), flags, bool(v[0]))
+    if v[0] > Memory.OUT:
+        raise _undecodable(f"memory type {v[0]} is unknown; there are 0 to {int(Memory.OUT)}", opcode.name)
     if opcode is Opcode.LOAD:
-        return Load(_MEMORIES[a[2]], a[3], a[4], b[0], b[1], b[2], (b[3], b[4]), (b[5], b[6]), flags)
-    if any(b[3:]):
+        return Load(_MEMORIES[v[0]], v[1], v[2], v[3], v[4], v[5], (v[6], v[7]), (v[8], v[9]), flags)
+    if any(v[6:]):
         raise TargetError("a STORE cannot pad", where=opcode.name, hint="pad when loading: a STORE has no room for it")
-    return Store(_MEMORIES[a[2]], a[3], a[4], b[0], b[1], b[2], flags)
+    return Store(_MEMORIES[v[0]], v[1], v[2], v[3], v[4], v[5], flags)
+
+
+def _alu_opcode(code: int, config: VtaConfig) -> AluOpcode:
+    """The operation of a code on this configuration."""
+    if code < _FOURTH:
+        return _ALU_OPCODES[code]
+    if code == _FOURTH and config.shifts_left:
+        return AluOpcode.SHL
+    if code == _FOURTH and config.multiplies:
+        return AluOpcode.MUL
+    last = _FOURTH if config.shifts_left or config.multiplies else _FOURTH - 1
+    raise _undecodable(f"ALU operation {code} is unknown; there are 0 to {last}", Opcode.ALU.name)
 
 
 def encode_uop(uop: Uop, config: VtaConfig) -> int:
@@ -355,5 +390,10 @@ def encode_uop(uop: Uop, config: VtaConfig) -> int:
 
 def decode_uop(word: int, config: VtaConfig) -> Uop:
     """The micro-operation of a 32-bit word; bits above the fields are ignored."""
-    dst, src = word & config.acc_entries - 1, word >> config.dst_bits & config.inp_entries - 1
-    return Uop(dst, src, word >> config.dst_bits + config.src_bits & config.wgt_entries - 1)
+    return Uop(*uop_indices(word, config))
+
+
+def uop_indices(words: Words, config: VtaConfig) -> tuple[Words, Words, Words]:
+    """The indices dst, src and wgt of a micro-operation's word, or of an array of words."""
+    dst, src = words & config.acc_entries - 1, words >> config.dst_bits & config.inp_entries - 1
+    return dst, src, words >> config.dst_bits + config.src_bits & config.wgt_entries - 1

@@ -1,39 +1,228 @@
-"""From a region to VTA's instruction stream: tiles, their traces, places in the SRAMs, instructions, tokens."""
+"""From a region to VTA's instruction stream: tiles, their traces, places in the SRAMs, and each issued instruction."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Box
-from dovetail.loops import Allocation, Demand, Event, Issue, Lanes, Pool, Window, algorithm, pools, trace
-from dovetail.operators.linear import Conv2d, DepthwiseConv2d
-from dovetail.operators.pooling import MaxPool2d
+from dovetail.ir.graph import Graph
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.reduction import MaxPool2d
+from dovetail.ir.types import Box
+from dovetail.loops import SHIFTS, Allocation, Demand, Event, Issue, Lanes, Pool, Span, Window, algorithm, pools, trace
 from dovetail.target import crop
-from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import depth
-from dovetail.targets.vta.issues import write_issue
-from dovetail.targets.vta.mapping import scheduled
-from dovetail.targets.vta.writer import Placed, Stream, Writer, shifted
+from dovetail.targets.vta.config import MOST_PAD, VtaConfig
+from dovetail.targets.vta.cost import Tiling, capacities, shape, slots_of_use
+from dovetail.targets.vta.isa import AluOpcode, Load, Memory, Store
+from dovetail.targets.vta.mapping import DIGITS, ZEROS, depth, scheduled
+from dovetail.targets.vta.writer import Loop, Make, SlotBuffer, Stream, VtaRegion, Writer, row_major, shifted
 
-STREAMING = 8
-"""Slots for data that cannot stay as a whole: more would only need more micro-operations."""
+_MEMORIES = {"INP": Memory.INP, "WGT": Memory.WGT, "ACC": Memory.ACC}
+_OPCODES = {
+    "largest": AluOpcode.MAX,
+    "multiply_by": AluOpcode.MUL,
+    "add_number": AluOpcode.ADD,
+    "shift_by": AluOpcode.SHR,
+    "at_least": AluOpcode.MAX,
+    "at_most": AluOpcode.MIN,
+    "multiply_each": AluOpcode.MUL,
+    "shift_each": AluOpcode.SHR,
+    "add_each": AluOpcode.ADD,
+    "add_total": AluOpcode.ADD,
+    "double_each": AluOpcode.SHR,
+}
+"""The ALU's operation in each use of it."""
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """How a region's result is cut: a tile is computed from start to end before the next one."""
+class _Use:
+    """One use of an instruction (mapping.py), appended to a stream as VTA instructions."""
 
-    rows: int
-    columns: int
-    blocks: int
-    """Channel blocks."""
-    channels_first: bool
-    """Whether all channels of a part of the image come before its next part."""
-    slots: int = 0
-    """Most slots for one name in a memory; 0 for as many as are of use."""
+    def __init__(self, writer: Writer, issue: Issue) -> None:
+        self._writer, self._operands, self._opcode = writer, issue.operands, _OPCODES.get(issue.instruction)
+        if issue.instruction == "double_each" and writer.config.shifts_left:
+            self._opcode = AluOpcode.SHL
+
+    def _window(self, name: str) -> Window:
+        found = self._operands[name]
+        assert isinstance(found, Window), name
+        return found
+
+    def _buffer(self, name: str) -> SlotBuffer:
+        return self._writer.buffer(self._window(name))
+
+    def _whole(self, *names: str) -> tuple[int, ...]:
+        found = [self._operands[name] for name in names]
+        assert all(isinstance(value, int) for value in found), names
+        return tuple(int(value) for value in found if isinstance(value, int))
+
+    def load(self, filled: str) -> None:
+        """A dense window into consecutive entries; nothing when it is there already."""
+        buffer = self._buffer(filled)
+        if buffer.here:
+            return
+        first, dims = self._writer.dram(self._window("source"))
+        memory = _MEMORIES[buffer.memory]
+        entry = self._writer.entry(self._window(filled))
+        for offset, rows, width, stride in _rectangles(dims):
+            written = [Span(buffer.memory, entry, entry + rows * width)] if buffer.memory != "ACC" else []
+            self._writer.issue(Load(memory, entry, first + offset, rows, width, stride), writes=written)
+            entry += rows * width
+
+    def load_padded(self) -> None:
+        """One block of an image with zeros around it."""
+        if self._buffer("image").here:
+            return
+        first, (_, (height, stride), (width, _)) = self._writer.dram(self._window("source"))
+        top, bottom, left, right = self._whole("T", "B", "L", "R")
+        entry = self._writer.entry(self._window("image"))
+        if not height or not width:
+            self._zeros(entry, (top + height + bottom) * (left + width + right))
+            return
+        load = Load(Memory.INP, entry, first, height, width, stride, (top, bottom), (left, right))
+        self._writer.issue(load, writes=[Span("INP", load.sram, load.sram + load.entries)])
+
+    def _zeros(self, entry: int, count: int) -> None:
+        """Nothing of the image: zeros around an element of zeros, as a LOAD needs an element."""
+        while count:
+            width = min(count, 2 * MOST_PAD + 1)
+            rows = min(count // width, 2 * MOST_PAD + 1)
+            pads = [(side // 2, side - side // 2) for side in (rows - 1, width - 1)]
+            load = Load(Memory.INP, entry, ZEROS, 1, 1, 1, pads[0], pads[1])
+            self._writer.issue(load, writes=[Span("INP", entry, entry + load.entries)])
+            entry, count = entry + load.entries, count - load.entries
+
+    def store(self) -> None:
+        """The result's entries of OUT to DRAM."""
+        first, dims = self._writer.dram(self._window("result"))
+        entry = self._writer.entry(self._window("total"))
+        for offset, rows, width, stride in _rectangles(dims):
+            store = Store(Memory.OUT, entry, first + offset, rows, width, stride)
+            self._writer.issue(store, reads=[Span("OUT", entry, entry + rows * width)])
+            entry += rows * width
+
+    def _compute(self, make: Make, nest: Sequence[Loop], *operands: str) -> None:
+        """GEMM or ALU on the result and so many operands, whose entries a step of `nest` moves in this order."""
+        windows = [self._window(name) for name in ("total", *operands)]
+        entries = [*(self._writer.entry(window) for window in windows), 0, 0]
+        spans = [self._writer.buffer(window).span for window in windows]
+        read = [span for span in spans[1:] if span.memory != "ACC"]
+        # the entries of OUT change with the accumulators
+        out = Span("OUT", spans[0].start, spans[0].stop)
+        self._writer.compute(make, nest, (entries[0], entries[1], entries[2]), read, out)
+
+    def on_all(self, reset: bool = False) -> None:
+        """Every entry of the result: zero, or ALU with an immediate operand."""
+        number = None
+        if not reset:
+            name = self._operands["number"]
+            assert isinstance(name, str)
+            number = self._writer.constants.scalars[name]
+        span = self._buffer("total").span
+        self._compute(Make(self._opcode, reset, number), [Loop(span.stop - span.start, (1, 0, 0))])
+
+    def with_parameter(self) -> None:
+        """ALU with one accumulator entry per channel block."""
+        blocks, height, width = self._whole("OCB", "OH", "OW")
+        nest = [Loop(blocks, (height * width, 1, 0)), Loop(height * width, (1, 0, 0))]
+        self._compute(Make(self._opcode), nest, "parameter")
+
+    def add_total(self) -> None:
+        """ALU with as many accumulator entries as the result has."""
+        span = self._buffer("total").span
+        self._compute(Make(self._opcode), [Loop(span.stop - span.start, (1, 1, 0))], "other")
+
+    def product(self, by_block: bool = False) -> None:
+        """GEMM over the taps of a window; `by_block` of one output block."""
+        height, width, tall, wide = self._whole("OH", "OW", "KH", "KW")
+        blocks = 1 if by_block else self._whole("OCB")[0]
+        down, across = _strides(self._window("image"), (tall, wide), (height, width))
+        row = row_major(self._buffer("image").shape)[-2]
+        b, h, w = row_major(self._buffer("total").shape)
+        per_block = row_major(self._buffer("weights").shape)[0] if not by_block else 0
+        nest = [
+            Loop(blocks, (b, 0, per_block)),
+            Loop(tall, (0, row, wide)),
+            Loop(wide, (0, 1, 1)),
+            Loop(height, (h, down * row, 0)),
+            Loop(width, (w, across, 0)),
+        ]
+        self._compute(Make(), nest, "image", "weights")
+
+    def widen(self) -> None:
+        """GEMM of every pixel of a block with the matrix that gives it back."""
+        height, width = self._whole("OH", "OW")
+        self._compute(Make(), [Loop(height * width, (1, 1, 0))], "image", "matrix")
+
+    def add_bias(self) -> None:
+        """GEMM of the digits with the vector of ones at every pixel."""
+        blocks, height, width, rows = self._whole("OCB", "OH", "OW", "D")
+        nest = [Loop(rows, (0, 1, 1)), Loop(blocks, (height * width, 0, rows)), Loop(height * width, (1, 0, 0))]
+        self._compute(Make(), nest, "ones", "digits")
+
+    def largest(self) -> None:
+        """ALU over the taps of a window."""
+        blocks, height, width, tall, wide = self._whole("OCB", "OH", "OW", "KH", "KW")
+        down, across = _strides(self._window("wide"), (tall, wide), (height, width))
+        plane, row, _ = row_major(self._buffer("wide").shape)
+        nest = [
+            Loop(tall, (0, row, 0)),
+            Loop(wide, (0, 1, 0)),
+            Loop(blocks, (height * width, plane, 0)),
+            Loop(height, (width, down * row, 0)),
+            Loop(width, (1, across, 0)),
+        ]
+        self._compute(Make(self._opcode), nest, "wide")
+
+
+_WRITE: Mapping[str, Callable[[_Use], None]] = {
+    "load_padded": _Use.load_padded,
+    "load_image": lambda use: use.load("image"),
+    "load_ones": lambda use: use.load("ones"),
+    "load_weights": lambda use: use.load("weights"),
+    "load_matrices": lambda use: use.load("weights"),
+    "load_parameter": lambda use: use.load("parameter"),
+    "load_matrix": lambda use: use.load("matrix"),
+    "zero": lambda use: use.on_all(reset=True),
+    "product": _Use.product,
+    "product_of_block": lambda use: use.product(by_block=True),
+    "widen": _Use.widen,
+    "add_bias": _Use.add_bias,
+    "largest": _Use.largest,
+    "add_total": _Use.add_total,
+    **dict.fromkeys(("multiply_by", "add_number", "shift_by", "at_least", "at_most"), _Use.on_all),
+    **dict.fromkeys(("add_each", "multiply_each", "shift_each", "double_each"), _Use.with_parameter),
+    "store": _Use.store,
+}
+
+
+def _rectangles(dims: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """(offset, rows, width, stride) of the fewest 2-D transfers of a strided array, dense on the other side."""
+    merged: list[tuple[int, int]] = []
+    for extent, step in dims:
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == step * extent:
+            merged[-1] = (merged[-1][0] * extent, step)
+        else:
+            merged.append((extent, step))
+    if not merged or merged[-1][1] != 1:
+        merged.append((1, 1))
+    if len(merged) == 1:
+        merged.insert(0, (1, merged[0][0]))
+    *outer, (rows, stride), (width, _) = merged
+    offsets = [0]
+    for extent, step in outer:
+        offsets = [offset + index * step for offset in offsets for index in range(extent)]
+    for offset in offsets:
+        yield offset, rows, width, stride
+
+
+def _strides(window: Window, kernel: Sequence[int], out: Sequence[int]) -> tuple[int, int]:
+    """Steps of a window of `(out - 1) * step + kernel` rows and columns; irrelevant along one of them."""
+    spans = [high - low for low, high in window.box[-4:-2]]
+    down, across = ((s - k) // (o - 1) if o > 1 else 1 for s, k, o in zip(spans, kernel, out, strict=True))
+    return down, across
 
 
 @dataclass(frozen=True)
@@ -43,7 +232,7 @@ class _Tile:
     """First index of each argument's leading dimensions in this tile."""
 
 
-def lower(placed: Placed, tiling: Tiling, config: VtaConfig) -> Stream:
+def lower(placed: VtaRegion, tiling: Tiling, config: VtaConfig) -> Stream:
     """The stream that computes a region.
 
     Raises:
@@ -51,26 +240,33 @@ def lower(placed: Placed, tiling: Tiling, config: VtaConfig) -> Stream:
         TargetError: a field of an instruction is too small.
     """
     tiles = list(_tiles(placed.graph, tiling, config))
-    writer = Writer(placed, config, _pools(tiles, tiling, config))
+    room = capacities(shape(placed.graph, config), config)
+    writer = Writer(placed, config, _pools(tiles, tiling, room))
     for tile in tiles:
         _write(writer, tile)
     return writer.finish()
 
 
 def _write(writer: Writer, tile: _Tile) -> None:
-    """One tile from loads to stores."""
     writer.origins = tile.origins
     loads = [event for event in tile.events if isinstance(event, Issue)]
     contents = {_filled(event): _key(event, tile.origins) for event in loads}
-    for event in tile.events:
+    for event in _parameters_first(tile.events):
         if isinstance(event, Allocation):
             writer.allocate(event, contents.get(event.buffer))
         elif isinstance(event, Issue):
-            write_issue(writer, event)
+            _WRITE[event.instruction](_Use(writer, event))
+
+
+def _parameters_first(events: Sequence[Event]) -> list[Event]:
+    """The events with loads of parameters ahead: the compute queue has time for them while the first operands come."""
+    loads = [event for event in events if isinstance(event, Issue) and event.instruction == "load_parameter"]
+    filled = {_filled(event) for event in loads}
+    early = [event for event in events if event in loads or (isinstance(event, Allocation) and event.buffer in filled)]
+    return [*early, *(event for event in events if event not in early)]
 
 
 def _filled(event: Issue) -> int | None:
-    """The buffer a load fills."""
     if "source" not in event.operands:
         return None
     windows = [w for name, w in event.operands.items() if isinstance(w, Window) and name != "source"]
@@ -97,7 +293,7 @@ def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
     rows = depth(graph, config)
     for box in boxes(graph, tiling, config.block):
         cut = crop(graph, box)
-        loops = algorithm(cut.graph, lanes, graph.constants, rows)
+        loops = algorithm(cut.graph, lanes, graph.constants, rows, config.most_shift, config.multiplies)
         key = (loops.text, tuple(loops.sizes.items()))
         if key not in known:
             known[key] = trace(scheduled(loops.text, config.batch, config.block, stride(graph)), loops.sizes)
@@ -115,7 +311,7 @@ def stride(graph: Graph) -> tuple[int, int]:
 def _origins(graph: Graph, read: Box, box: Box, block: int) -> dict[str, tuple[int, ...]]:
     x = (read[-1][0] // block, *(start for start, _ in read[1:-1]))
     y = (box[-1][0] // block, *(start for start, _ in box[1:-1]))
-    return {"x": x, "y": y, **dict.fromkeys(("w", "digits", "scale", "shift"), y[:1])}
+    return {"x": x, "y": y, **dict.fromkeys(("w", "digits", "bias", "scale", *SHIFTS, *DIGITS), y[:1])}
 
 
 def _key(issue: Issue, origins: Mapping[str, tuple[int, ...]]) -> Hashable | None:
@@ -127,8 +323,8 @@ def _key(issue: Issue, origins: Mapping[str, tuple[int, ...]]) -> Hashable | Non
     return source.array, shifted(source.box, origins.get(source.array, ())), whole
 
 
-def _pools(tiles: Sequence[_Tile], tiling: Tiling, config: VtaConfig) -> dict[str, Mapping[str, Pool]]:
-    """Slots of every memory for what the tiles put into it.
+def _pools(tiles: Sequence[_Tile], tiling: Tiling, rooms: Mapping[str, int]) -> dict[str, Mapping[str, Pool]]:
+    """Slots of every memory, of so many entries, for what the tiles put into it.
 
     What is read again stays: everything if it fits, else what one tile reads, since the next tile may read the same.
     """
@@ -150,7 +346,7 @@ def _pools(tiles: Sequence[_Tile], tiling: Tiling, config: VtaConfig) -> dict[st
             everything.setdefault(name, set()).update(keys)
             of_a_tile[name] = max(of_a_tile.get(name, 0), len(keys))
     made = {}
-    for memory, room in capacities(config).items():
+    for memory, room in rooms.items():
         demands = [
             Demand(name, size, slots_of_use(len(everything.get(key, ())), of_a_tile.get(key, 0), size, room))
             for key, size in sorted(entries.items())
@@ -159,25 +355,3 @@ def _pools(tiles: Sequence[_Tile], tiling: Tiling, config: VtaConfig) -> dict[st
         ]
         made[memory] = pools(memory, room, demands, tiling.slots)
     return made
-
-
-def capacities(config: VtaConfig) -> dict[str, int]:
-    """Entries of the memories a schedule fills."""
-    return {"INP": config.inp_entries, "WGT": config.wgt_entries, "ACC": config.acc_entries}
-
-
-def slots_of_use(everything: int, of_a_tile: int, entries: int, room: int) -> int:
-    """Slots that help: for all contents when they fit, twice those of a tile when these do, else a few to run ahead.
-
-    Args:
-        everything: distinct contents over the whole region; 0 for what is not loaded.
-        of_a_tile: distinct contents of one tile.
-        entries: of one slot.
-        room: entries of the memory.
-    """
-    share = room * 3 // 4
-    if everything == 0:
-        return 2
-    if everything * entries <= share:
-        return everything
-    return 2 * of_a_tile if of_a_tile * entries <= share and of_a_tile > 1 else STREAMING

@@ -1,30 +1,135 @@
-"""Writes a stream: what lies where in the SRAMs and in DRAM, micro-operations shared, tokens last."""
+"""Writes a stream: what lies where in the SRAMs and in DRAM, loop nests as GEMM and ALU instructions, tokens last.
+
+A loop nest over SRAM entries becomes instructions of two loops with micro-operations inside. Which loops become the
+instruction's two, which are written out as micro-operations and which as instructions of their own is chosen by the
+cycles it costs, under the rule that successive micro-operations write different accumulators.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import permutations, product
 from math import prod
 
-from dovetail.graph.graph import Graph
-from dovetail.graph.types import Box
-from dovetail.loops import Access, Allocation, Pool, Span, Tokens, Window, tokens
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Box
+from dovetail.loops import Access, Allocation, Pool, Span, Window, tokens
 from dovetail.target import Operand
 from dovetail.targets.vta.config import VtaConfig
-from dovetail.targets.vta.constants import Constants, depth
 from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Memory, Uop, queue_of
-from dovetail.targets.vta.micro import Loop, micro
+from dovetail.targets.vta.mapping import Constants, depth
+
+Triple = tuple[int, int, int]
+"""An accumulator, input (ALU: second accumulator) and weight entry, or the steps of each."""
+
+_MOST_ITERATIONS = (1 << 14) - 1
+_UOP_CYCLES = 0.75
+"""What a micro-operation costs: half a bus cycle, and room in its memory."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop of a nest: how often, and how far each entry moves per iteration."""
+
+    extent: int
+    step: Triple
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A nest as instructions that share their loops and, but for where they begin, their micro-operations."""
+
+    outer: Loop
+    inner: Loop
+    uops: tuple[Triple, ...]
+    starts: tuple[Triple, ...]
+    """Where each instruction begins."""
+
+
+_ONCE = Loop(1, (0, 0, 0))
+
+
+@lru_cache(maxsize=4096)
+def micro(nest: tuple[Loop, ...], entries: int, pipeline: int, hazard: bool) -> Micro:
+    """The cheapest instructions for a nest, whose loops may be in any order, as sums and ALU steps may be done in any.
+
+    `entries`: micro-operations the memory holds. `pipeline`: cycles an instruction costs beyond its steps. `hazard`:
+    whether successive steps must write different accumulators (they must for GEMM).
+
+    Raises:
+        ValueError: there is none, because a loop is too long for its field.
+    """
+    loops = _merged([loop for loop in nest if loop.extent > 1])
+    best: tuple[float, int, Micro] | None = None
+    for outer, inner, inside, outside in _choices(loops):
+        if prod(loop.extent for loop in inside) > entries or max(outer.extent, inner.extent) > _MOST_ITERATIONS:
+            continue
+        order = sorted(inside, key=lambda loop: (loop.step[0] != 0, loop.extent))
+        if hazard and not _alternates([outer, inner, *order]):
+            continue
+        count = prod(loop.extent for loop in outside)
+        cost = count * (pipeline + _UOP_CYCLES * prod(loop.extent for loop in inside))
+        if best is None or (cost, count) < best[:2]:
+            best = cost, count, Micro(outer, inner, _positions(order), _positions(outside))
+    if best is None:
+        raise ValueError(f"no instruction can hold the loops {nest}")
+    return best[2]
+
+
+def _merged(loops: list[Loop]) -> tuple[Loop, ...]:
+    """Loops joined where one continues another in every entry."""
+    changed = True
+    while changed:
+        changed = False
+        for a, b in permutations(loops, 2):
+            if a.step == tuple(step * b.extent for step in b.step) and a.extent * b.extent <= _MOST_ITERATIONS:
+                others = [loop for loop in loops if loop is not a and loop is not b]
+                loops = [*others, Loop(a.extent * b.extent, b.step)]
+                changed = True
+                break
+    return tuple(loops)
+
+
+def _choices(loops: Sequence[Loop]) -> Iterator[tuple[Loop, Loop, list[Loop], list[Loop]]]:
+    """Every way to give each loop a place: outer, inner, among the micro-operations, or around the instructions."""
+    for count in range(min(2, len(loops)) + 1):
+        for chosen in permutations(range(len(loops)), count):
+            pair = [_ONCE] * (2 - count) + [loops[index] for index in chosen]
+            rest = [loop for index, loop in enumerate(loops) if index not in chosen]
+            for inside in product((True, False), repeat=len(rest)):
+                kept = [loop for loop, here in zip(rest, inside, strict=True) if here]
+                yield pair[0], pair[1], kept, [loop for loop, here in zip(rest, inside, strict=True) if not here]
+
+
+def _alternates(order: Sequence[Loop]) -> bool:
+    """Whether two successive steps never write the same accumulator: the fastest loop moves it."""
+    real = [loop for loop in order if loop.extent > 1]
+    return not real or real[-1].step[0] != 0
+
+
+def _positions(loops: Sequence[Loop]) -> tuple[Triple, ...]:
+    """Every position of a nest, the last loop fastest."""
+    found: list[Triple] = []
+    for indices in product(*(range(loop.extent) for loop in loops)):
+        steps = [tuple(index * step for step in loop.step) for index, loop in zip(indices, loops, strict=True)]
+        found.append((sum(s[0] for s in steps), sum(s[1] for s in steps), sum(s[2] for s in steps)))
+    return tuple(found)
+
 
 _QUEUES = {"load": 0, "compute": 1, "store": 2}
 
 
 @dataclass(frozen=True)
-class Placed:
+class VtaRegion:
     """A region with what the stream must know beyond it."""
 
     graph: Graph
-    x: Operand
-    """Byte address counted from the INP pointer; byte strides of batch, block, row, column and lanes."""
+    """As `mapping.joined` gives it."""
+    x: tuple[Operand, ...]
+    """Parts of the operand, of as many blocks each: byte address counted from the INP pointer; byte strides of batch,
+    block, row, column and lanes."""
     y: Operand
     """The same, counted from the OUT pointer."""
     constants: Constants
@@ -58,7 +163,7 @@ class Make:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class SlotBuffer:
     """A buffer of the schedule in its slot."""
 
     memory: str
@@ -85,18 +190,21 @@ class _Step:
 class Writer:
     """Collects the instructions of one tile after the other, remembering what lies where."""
 
-    def __init__(self, placed: Placed, config: VtaConfig, slots: Mapping[str, Mapping[str, Pool]]) -> None:
+    def __init__(self, placed: VtaRegion, config: VtaConfig, slots: Mapping[str, Mapping[str, Pool]]) -> None:
         self.config = config
         self.constants = placed.constants
         self.origins: Mapping[str, tuple[int, ...]] = {}
         """First index of each argument's leading dimensions in the tile being written."""
-        self._operands = {"x": placed.x, "y": placed.y}
+        self._operands = {"x": placed.x, "y": (placed.y,)}
+        channels = placed.graph.types[placed.graph.inputs[0]].shape[-1]
+        self._blocks = -(-channels // config.block) // len(placed.x)
+        """Of a part of the operand."""
         self._depth = depth(placed.graph, config)
         self._slots = slots
         self._steps: list[_Step] = []
         self._segments: list[list[Uop]] = [[]]
         self._known: dict[tuple[Uop, ...], int] = {}
-        self._buffers: dict[int, Buffer] = {}
+        self._buffers: dict[int, SlotBuffer] = {}
 
     def allocate(self, allocation: Allocation, key: Hashable | None) -> None:
         """Give a buffer its slot; `key` says what will be loaded into it, None when nothing is."""
@@ -104,9 +212,9 @@ class Writer:
         found = pool.find(key)
         base = pool.take(key) if found is None else found
         shape = allocation.shape[:-2]
-        self._buffers[allocation.buffer] = Buffer(allocation.memory, shape, base, found is not None)
+        self._buffers[allocation.buffer] = SlotBuffer(allocation.memory, shape, base, found is not None)
 
-    def buffer(self, window: Window) -> Buffer:
+    def buffer(self, window: Window) -> SlotBuffer:
         """The buffer a window lies in."""
         assert window.buffer is not None
         return self._buffers[window.buffer]
@@ -119,20 +227,22 @@ class Writer:
 
     def dram(self, window: Window) -> tuple[int, tuple[tuple[int, int], ...]]:
         """First element of a window of an argument, and (extent, step in elements) of its dimensions."""
-        steps = self._argument_steps(window.array)
-        box = shifted(window.box, self.origins.get(window.array, ()))[: len(steps)]
-        first = sum(low * step for (low, _), step in zip(box, steps, strict=True))
-        if window.array in self._operands:
-            first += self._operands[window.array].address // self.config.inp_element
+        box = shifted(window.box, self.origins.get(window.array, ()))
+        if window.array not in self._operands:
+            steps, first = self.constants.steps[window.array], self.constants.first[window.array]
         else:
-            first += self.constants.first[window.array]
+            parts = self._operands[window.array]
+            part = box[0][0] // self._blocks if len(parts) > 1 else 0
+            box = shifted(box, (-part * self._blocks,))
+            steps = self._operand_steps(window.array, parts[part])
+            first = parts[part].address // self.config.inp_element
+        box = box[: len(steps)]
+        first += sum(low * step for (low, _), step in zip(box, steps, strict=True))
         return first, tuple((high - low, step) for (low, high), step in zip(box, steps, strict=True))
 
-    def _argument_steps(self, array: str) -> tuple[int, ...]:
-        if array not in self._operands:
-            return self.constants.steps[array]
+    def _operand_steps(self, array: str, operand: Operand) -> tuple[int, ...]:
         lanes = 2 if self.config.batch > 1 else 1
-        image = [step // self.config.inp_element for step in self._operands[array].strides[1:-lanes]]
+        image = [step // self.config.inp_element for step in operand.strides[1:-lanes]]
         if len(image) == 3:
             return tuple(image)
         (step,) = image
@@ -171,7 +281,8 @@ class Writer:
         steps = [*self._with_uops(), _Step(Finish(), Access(_QUEUES["compute"]))]
         sizes = {"INP": self.config.inp_entries, "WGT": self.config.wgt_entries, "OUT": self.config.acc_entries}
         marks = tokens([step.access for step in steps], sizes)
-        done = [replace(step.instruction, flags=_flags(mark)) for step, mark in zip(steps, marks, strict=True)]
+        flags = (Flags(mark.pop_prev, mark.pop_next, mark.push_prev, mark.push_next) for mark in marks)
+        done = [replace(step.instruction, flags=own) for step, own in zip(steps, flags, strict=True)]
         return Stream(tuple(done), tuple(uop for segment in self._segments for uop in segment))
 
     def _with_uops(self) -> list[_Step]:
@@ -200,7 +311,3 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         found.append(found[-1] * size)
     return tuple(reversed(found)) if shape else ()
-
-
-def _flags(mark: Tokens) -> Flags:
-    return Flags(mark.pop_prev, mark.pop_next, mark.push_prev, mark.push_next)

@@ -1,9 +1,10 @@
 #include "diana.h"
 
+#include "dma.h"
 #include "dovetail_rt.h"
 
 /* Byte offsets of the registers (dovetail/targets/diana/registers.py): of both engines, then of each. */
-enum { TRIGGER = 0x00, ACQUIRE = 0x04, FINISHED = 0x08, SOFT_CLEAR = 0x14, WT_CONV_ADDR = 0x40 };
+enum { TRIGGER = 0x00, ACQUIRE = 0x04, STATUS = 0x0C, SOFT_CLEAR = 0x14, EVENT = 0xFC, WT_CONV_ADDR = 0x40 };
 enum {
     WT_CONV_N = 0x44, WT_FC_ADDR = 0x48, WT_FC_N = 0x4C, ACT_ADDR = 0x58, ACT_N = 0x5C, CONF_ADDR = 0x60,
     CONF_N = 0x64, ACT_A_ADDR = 0x74, OUT_DATA = 0x7C, OUT_DATA_N = 0x80, NB_TILE = 0x84
@@ -14,58 +15,57 @@ enum {
 };
 /* Word numbers of a task, and the operation that has weights of its own. */
 enum { WEIGHTS = 0, WEIGHT_BYTES = 1, MORE = 2, OPERAND = 3, OPERAND_BYTES = 4, RESULT = 5, RESULT_BYTES = 6, LAYER = 7 };
-enum { LAYER_WORDS = 22, DENSE = 2 };
+enum { LAYER_WORDS = 22, DENSE = 2, CLEARING = 4 };
 
-static inline uint32_t address_of(const void *pointer) { return (uint32_t)(uintptr_t)pointer; }
+@addresses@
 
-/* Tasks an engine was given, and those known to have ended; both as the engine counts them, and wrap around. */
+/* Tasks an engine was given, and those known to have ended; both wrap around. */
 struct engine {
     uint32_t base;
     uint32_t issued;
-    uint32_t finished;
+    uint32_t ended;
 };
 
 static struct engine digital = { DIANA_DIGITAL_BASE, 0u, 0u };
 static struct engine analog = { DIANA_ANALOG_BASE, 0u, 0u };
 
+/* Tasks given that have not ended: an engine holds one. */
+static inline uint32_t in_flight(const struct engine *engine) { return dovetail_mmio_read(engine->base + STATUS) & 1u; }
+/* Forgets the ends so far; from now on one raises the interrupt line. With an event unit: clear the engine's event. */
+static inline void listen(const struct engine *engine) { dovetail_mmio_write(engine->base + EVENT, 1u); }
+/* Keeps the line low, so that the core can sleep for something else. */
+static inline void ignore(const struct engine *engine) { dovetail_mmio_write(engine->base + EVENT, 0u); }
+
+@await@
+
 static void init(struct engine *engine)
 {
     dovetail_mmio_write(engine->base + SOFT_CLEAR, 0u);
-    engine->finished = dovetail_mmio_read(engine->base + FINISHED);
-    engine->issued = engine->finished;
-}
-
-/* Looks how many have ended, which lowers the interrupt line; sleeps when there is no news. */
-static void collect(struct engine *engine)
-{
-    const uint32_t count = dovetail_mmio_read(engine->base + FINISHED);
-    if (count == engine->finished) {
-        dovetail_wait_for_interrupt();
+    for (volatile uint32_t passed = 0u; passed < CLEARING; passed++) {
+        /* clearing takes a few cycles, in which the engine must not be touched */
     }
-    engine->finished = count;
+    ignore(engine);
+    engine->issued = 0u;
+    engine->ended = 0u;
 }
 
 static void acquire(struct engine *engine)
 {
-    while (dovetail_mmio_read(engine->base + ACQUIRE) == 0xFFFFFFFFu) {
-        collect(engine);
+    while ((dovetail_mmio_read(engine->base + ACQUIRE) & 0x80000000u) != 0u) {
+        await(engine, engine->issued);
     }
 }
 
 static uint32_t trigger(struct engine *engine)
 {
-    __asm__ volatile("" ::: "memory");
+    dovetail_compiler_barrier();
     dovetail_mmio_write(engine->base + TRIGGER, 0u);
-    engine->issued++;
-    return engine->issued;
+@handed_over@
 }
 
 static void wait(struct engine *engine, uint32_t ticket)
 {
-    while ((engine->finished - ticket) >= 0x80000000u) {
-        collect(engine);
-    }
-    __asm__ volatile("" ::: "memory");
+@awaited@
 }
 
 void diana_digital_init(void) { init(&digital); }

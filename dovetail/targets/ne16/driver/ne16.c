@@ -1,9 +1,11 @@
 #include "ne16.h"
 
+#include "dma.h"
 #include "dovetail_rt.h"
 
-/* Word numbers of the engine's registers. */
-enum { TRIGGER = 0, ACQUIRE = 1, FINISHED = 2, SOFT_CLEAR = 5, TASK = 8 };
+/* Word numbers of the engine's registers, and of the chip's latch of its event. */
+enum { TRIGGER = 0, ACQUIRE = 1, STATUS = 3, SOFT_CLEAR = 5, TASK = 8, EVENT = 63 };
+enum { PLACES = 2, CLEARING = 4 };
 /* Word numbers of a task: three task registers, then what describes a grid. */
 enum {
     INFEAT = 1, OUTFEAT = 2, PADDING = 20,
@@ -15,33 +17,34 @@ enum {
 #define PAD_BOTTOM 0x00F00000u
 #define PAD_LEFT 0x000F0000u
 
-static inline uint32_t read_register(uint32_t word) { return dovetail_mmio_read(NE16_BASE + 4u * word); }
-static inline void write_register(uint32_t word, uint32_t value) { dovetail_mmio_write(NE16_BASE + 4u * word, value); }
+@registers@
 
-/* Launches handed to the engine, and those known to be finished; both wrap around. */
-static uint32_t issued;
-static uint32_t finished;
+@ends@
 
-/* Counts what has finished since the last look, which lowers the interrupt line; sleeps when nothing has. */
-static void collect(void)
+/* Launches handed over that have not ended: a byte of STATUS for each of the two contexts. */
+static inline uint32_t in_flight(void)
 {
-    uint32_t count = read_register(FINISHED);
-    finished += count;
-    if (count == 0u) {
-        dovetail_wait_for_interrupt();
-    }
+    const uint32_t status = read_register(STATUS);
+    return (status & 1u) + ((status >> 8) & 1u);
 }
+
+/* Forgets the ends so far; from now on one raises the interrupt line. With an event unit: clear the engine's event. */
+static inline void listen(void) { write_register(EVENT, 1u); }
+/* Keeps the line low, so that the core can sleep for something else. */
+static inline void ignore(void) { write_register(EVENT, 0u); }
+
+@await@
 
 static inline void acquire(void)
 {
     while ((read_register(ACQUIRE) & 0x80000000u) != 0u) {
-        collect();
+        await(issued - (PLACES - 1u));
     }
 }
 
 static inline void trigger(void)
 {
-    __asm__ volatile("" ::: "memory");
+    dovetail_compiler_barrier();
     write_register(TRIGGER, 0u);
     issued++;
 }
@@ -113,8 +116,12 @@ static __attribute__((noinline)) uint32_t start_grid(const uint32_t *task)
 void ne16_init(void)
 {
     write_register(SOFT_CLEAR, 0u);
+    for (volatile uint32_t passed = 0u; passed < CLEARING; passed++) {
+        /* clearing takes a few cycles, in which the engine must not be touched */
+    }
+    ignore();
     issued = 0u;
-    finished = 0u;
+    ended = 0u;
 }
 
 uint32_t ne16_start(const uint32_t *task)
@@ -130,14 +137,10 @@ uint32_t ne16_start(const uint32_t *task)
 
 uint32_t ne16_finished(uint32_t ticket)
 {
-    finished += read_register(FINISHED);
-    return (finished - ticket) < 0x80000000u ? 1u : 0u;
+    return has_ended(ticket);
 }
 
 void ne16_wait(uint32_t ticket)
 {
-    while ((finished - ticket) >= 0x80000000u) {
-        collect();
-    }
-    __asm__ volatile("" ::: "memory");
+@awaited@
 }

@@ -1,0 +1,347 @@
+"""`dovetail compile`, `dovetail explain` and `dovetail tune`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dovetail.cli import options as opt
+from dovetail.cli.console import INTERRUPTED, note, progress, say, show_table
+from dovetail.cli.options import option
+from dovetail.errors import BuildError, DovetailError, ModelError
+
+if TYPE_CHECKING:
+    from dovetail.compile import Compiled
+    from dovetail.schedule.stripe import Striped
+    from dovetail.target import Target
+    from dovetail.tools.tune.tuner import LayerResult, Progress, Tuned
+
+
+def compile_model(
+    model: opt.Model,
+    target: opt.TargetName,
+    build: Annotated[Path, option("--output", "-o", help="Folder for the C project.")],
+    requant: opt.Requant = None,
+    rounding: opt.Rounding = "double",
+    save_stages: Annotated[Path | None, option(help="Folder for an ONNX model after every stage.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
+    ] = False,
+    allow_float: opt.AllowFloat = False,
+    optimize: Annotated[
+        Literal["speed", "size"],
+        typer.Option(help="The core's code: few instructions executed, or one small function for layers of a kind."),
+    ] = "speed",
+    force: Annotated[bool, typer.Option("--force", help="Replace the build that is already there.")] = False,
+    print_program: Annotated[
+        bool, typer.Option("--print-program", help="Print the program: copies, launches, calls, waits.")
+    ] = False,
+    tuning: Annotated[Path | None, option(help="A tuning file made by dovetail tune for this model.")] = None,
+    memory_budget: opt.MemoryBudget = None,
+    dump: Annotated[
+        Path | None,
+        option(
+            help="Folder for each launch as raw files: memory, commands, the result it must give, and an index.json; "
+            "for another executor of the engine, or a board."
+        ),
+    ] = None,
+    cores: opt.Cores = None,
+    pipeline: opt.InPipeline = False,
+    pin: opt.Pin = None,
+    pins: opt.Pins = None,
+) -> None:
+    """Compile a model to a C project, verified on the way.
+
+    Example: dovetail compile net.tflite --target ne16 -o build/net --pin conv_4=core
+
+    Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
+
+    Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
+
+    Example: dovetail compile net.tflite --target vta -o build/net --dump build/launches
+    """
+    if build.exists() and not force:
+        raise BuildError(
+            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
+        )
+    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
+        raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
+    with progress("starting") as report:
+        import dovetail.compile as compiler
+        from dovetail.codegen.emit.project import write_project
+        from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
+        from dovetail.kernels import Optimize
+
+        options = compiler.Options(
+            policy=requant,
+            rounding=RoundingMode(rounding),
+            save_stages=save_stages,
+            check=check,
+            tuning=tuning,
+            allow_float=allow_float,
+            optimize=Optimize(optimize),
+            memory_budget=parse_bytes(memory_budget),
+            pipeline=pipeline,
+            pins=pins_of(pin, pins),
+        )
+        compiled = compiler.compile_model(model, target_of(target, cores), options, report)
+        dumped = 0
+        if dump is not None:
+            from dovetail.codegen.emit.dump import dump as dump_launches
+
+            report("dumping launches")
+            dumped = dump_launches(compiled.unit, compiler.sample_inputs(compiled.graph), dump)
+        write_project(compiled.project, build, replace=force)
+    if dump is not None:
+        note(f"{dump}: {dumped} launches of one inference with seeded inputs")
+    if print_program:
+        from dovetail.program.ir import print_program as text_of
+
+        say(text_of(compiled.plan.program).rstrip())
+    for sentence in compiled.unit.notes:
+        note(sentence)
+    say(f"{build}: {_summary(compiled)}")
+
+
+def _summary(compiled: Compiled) -> str:
+    """One sentence: what went where and what memory it needs."""
+    regions = [region for region in compiled.regions if not region.is_view and not region.still]
+    offloaded = [region for region in regions if region.engine is not None]
+    macs = sum(region.macs for region in regions)
+    share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
+    used = [use for use in compiled.plan.placements if use.peak]
+    memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
+    parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    if compiled.striped:
+        parts.append(stripes_sentence(compiled.striped, macs))
+    if compiled.assignment.describe():
+        parts.append(compiled.assignment.describe())
+    count = len(compiled.unit.target.cores)
+    if compiled.pipeline:
+        parts.append(compiled.pipeline.describe())
+    elif count > 1:
+        parts.append(f"on {count} cores")
+    return "; ".join(parts)
+
+
+def stripes_sentence(striped: Striped, macs: int) -> str:
+    """The layers in stripes and their cost, in words; `macs` are those of the whole network, with stripes."""
+    before = macs - striped.extra_macs
+    return f"for the memory budget {striped.describe()} ({100 * striped.extra_macs / max(before, 1):.2f} %)"
+
+
+def parse_bytes(text: str | None) -> int | None:
+    """A number of bytes: digits, and K for 1024 of them or M for 1024 K; None of None.
+    Raises ModelError where it is not one."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*([KkMm]?)(?:i?[Bb])?", text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ModelError(f"'{text}' is not a number of bytes", where="--memory-budget", hint="such as 32768 or 32K")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20}[match[2].upper()]
+
+
+def pins_of(pin: list[str] | None, file: Path | None) -> dict[str, str]:
+    """The pins of the file, and over them those of the command line; raises DovetailError."""
+    from dovetail.schedule.assign import parse_pins, read_pins
+
+    return {**(read_pins(file) if file else {}), **parse_pins(pin or ())}
+
+
+def target_of(name: str, cores: int | None) -> Target:
+    """The target of a name or file, with so many cores; raises DovetailError."""
+    from dovetail.target.description import with_cores
+    from dovetail.targets import load_target
+
+    return with_cores(load_target(name), cores)
+
+
+def explain(
+    model: opt.Model,
+    target: opt.TargetName,
+    requant: opt.Requant = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    memory_budget: opt.MemoryBudget = None,
+    cores: opt.Cores = None,
+    pipeline: opt.InPipeline = False,
+    pin: opt.Pin = None,
+    pins: opt.Pins = None,
+) -> None:
+    """Show where every operator goes, and why.
+
+    What each engine would cost, or what keeps it from taking it.
+
+    Example: dovetail explain net.tflite --target ne16
+    """
+    with progress("starting") as report:
+        from dovetail.compile import Options
+        from dovetail.tools import explain as explaining
+
+        known = target_of(target, cores)
+        options = Options(requant, memory_budget=parse_bytes(memory_budget), pipeline=pipeline, pins=pins_of(pin, pins))
+        found = explaining.explain(model, known, options, report)
+        data = found.to_json()
+    if as_json:
+        say(json.dumps(data, indent=2))
+        return
+    _print_placements(data["layers"])
+    if found.assignment.schedule is not None:
+        say(found.assignment.describe())
+    if found.pipeline is not None:
+        say(found.pipeline.describe())
+    if found.striped is not None:
+        say(stripes_sentence(found.striped, sum(region.macs for region in found.regions)))
+
+
+def _print_placements(layers: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for layer in layers:
+        operators = "\n".join(layer["operators"]) or "(added by Dovetail)"
+        where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
+        where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
+        said = [layer["reason_not_offloaded"], *_compared(layer)]
+        said += [*layer["offloads_not_used"], *layer["instructions_not_used"]]
+        rows.append((layer["name"], operators, where, "\n".join(sentence for sentence in said if sentence)))
+    why = "why" if any("why" in layer for layer in layers) else "why not an engine"
+    headings = ("layer", "operators", "where", why)
+    show_table(headings, rows, left=headings, fold=headings)
+
+
+def _compared(layer: Mapping[str, Any]) -> list[str]:
+    """The candidates of a layer in words."""
+    if "why" not in layer:
+        return []
+    costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in layer["candidates"])
+    refused = [f"{engine}: {sentence}" for engine, sentence in layer["refused"].items()]
+    return [layer["why"] if layer["why"] != layer["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
+
+
+def tune(
+    model: opt.Model,
+    target: opt.TargetName,
+    trials: Annotated[int, typer.Option(help="Trials of each kind of layer, the default included.")] = 64,
+    output: Annotated[
+        Path | None, option("--output", "-o", help="The tuning file; MODEL.TARGET.toml if not given.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        option(help="Where every trial is kept; one that exists is gone on with. MODEL.TARGET.jsonl if not given."),
+    ] = None,
+    layers: Annotated[str | None, option(help="Only these layers, by name, with commas.")] = None,
+    measure: Annotated[
+        Literal["iss", "host", "model"] | None,
+        option(
+            help="Cycles of the simulated chip, time on this computer (where the core is this computer), or what the "
+            "cost model thinks."
+        ),
+    ] = None,
+    jobs: opt.LocalJobs = 1,
+    scheduler: opt.Scheduler = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    requant: opt.Requant = None,
+    rounding: opt.Rounding = "double",
+    on: opt.On = None,
+    io: opt.BoardIo = None,
+    load: opt.BoardLoad = None,
+    timeout: opt.BoardTimeout = 60.0,
+) -> None:
+    """Search for tiles, orders and places that take fewer cycles.
+
+    Writes a file for dovetail compile --tuning.
+
+    Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
+
+    Example: dovetail tune net.tflite --target ne16 --on tcp:lab:4000 --board-io uart.c --load 'flash.sh {elf}'
+    """
+    board = opt.board_of(on, io, load, timeout)
+    stem = f"{model.stem}.{Path(target).stem}"
+    file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
+    with progress("starting") as show:
+        from dovetail.compile import Options
+        from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
+        from dovetail.tools.arrays import write_file
+        from dovetail.tools.tune import tuner
+        from dovetail.tools.tune.log import may_be_written, to_toml
+
+        may_be_written(file)
+        try:
+            request = tuner.Request(
+                model=model,
+                target=target,
+                log=log,
+                trials=trials,
+                options=Options(requant, RoundingMode(rounding)),
+                measure=_measure(target, measure, board is not None),
+                layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
+                seed=seed,
+                jobs=jobs,
+                scheduler=scheduler,
+                board=board,
+            )
+            tuned = tuner.tune(request, _shown(show), note)
+        except KeyboardInterrupt:
+            kept = "every trial that has ended is" if log.exists() else "nothing was begun: no trial is"
+            note(f"stopped; {kept} in {log}. Run the same command to go on.")
+            sys.exit(INTERRUPTED)
+        write_file(file, to_toml(tuned.tuning).encode())
+    unit = "ns" if tuned.tuning.measure == "host" else "cycles"
+    headings = ("layers", "trials", "failed", f"default {unit}", f"best {unit}", "saved", "choice")
+    rows = [_row(result, tuned.dropped) for result in tuned.layers]
+    show_table(headings, rows, left=("layers", "choice"), fold=headings)
+    if tuned.repeated:
+        note(f"{tuned.repeated} of the trials were made earlier: they are from {log}")
+    say(f"{file}: {_sentence(tuned)}")
+
+
+def _measure(target: str, measure: str | None, on_board: bool) -> str:
+    """The measure of a trial; raises DovetailError where two are asked for."""
+    from dovetail.run import BOARD, default_simulator
+    from dovetail.targets import load_target
+
+    if not on_board:
+        return measure or default_simulator(load_target(target))
+    if measure is not None:
+        what = f"a choice is measured on a board or by '{measure}', not by both"
+        raise DovetailError(what, where="--measure, --on", hint="leave out --measure or --on")
+    return BOARD
+
+
+def _shown(show: Callable[[str], None]) -> Callable[[Progress], None]:
+    def told(now: Progress) -> None:
+        trials = f"{now.done} of {now.trials}" if now.trials else f"{now.done}"
+        known = {"best": now.best, "default": now.default}
+        cycles = ", ".join(f"{what} {count:,}" for what, count in known.items() if count is not None)
+        show(f"{now.layer} ({now.number} of {now.count} layers): {trials} trials; {cycles or 'no cycles yet'}")
+
+    return told
+
+
+def _row(result: LayerResult, dropped: tuple[str, ...]) -> tuple[str, ...]:
+    best = result.best.outcome.cycles if result.best else None
+    names = ", ".join(name + ("*" if name in dropped else "") for name in result.layer.names)
+    failed = sum(trial.outcome.cycles is None for trial in result.trials)
+    choice = result.best.choice if result.best else {}
+    figures = ["failed" if cycles is None else f"{cycles:,}" for cycles in (result.default, best)]
+    saved = "" if best is None or result.default is None else _percent(result.default, best)
+    chosen = ", ".join(f"{name} {value}" for name, value in choice.items()) or "the default"
+    return names, str(len(result.trials)), str(failed), *figures, saved, chosen
+
+
+def _percent(before: int, after: int) -> str:
+    return f"{100 * (before - after) / before:.1f} %" if before else "0.0 %"
+
+
+def _sentence(tuned: Tuned) -> str:
+    tuning = tuned.tuning
+    star = "; * does not help in the network and is left out" if tuned.dropped else ""
+    kind = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}.get(tuning.measure, "cycles")
+    return (
+        f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
+        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"
+    )

@@ -1,0 +1,228 @@
+"""`dovetail schedule` and `dovetail mesh`: whole networks on hardware that is told what to do part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dovetail.cli import options as opt
+from dovetail.cli.console import note, progress, say, show_table
+from dovetail.cli.options import option
+from dovetail.errors import DovetailError, TargetError
+
+if TYPE_CHECKING:
+    from dovetail.ir.graph import Graph
+    from dovetail.mesh.mapping import Mapped
+    from dovetail.mesh.topology import Topology
+    from dovetail.target.description import Target
+
+
+def schedule(
+    model: opt.Model,
+    target: opt.TargetName,
+    multipliers: Annotated[int | None, option(help="Of the hardware; the target's own if not given.")] = None,
+    sizes: Annotated[
+        list[str] | None, option("--set", help="NAME=NUMBER: another size of the hardware. May be repeated.")
+    ] = None,
+    rules: Annotated[Path | None, option(help="A YAML file of your own rules for the order.")] = None,
+    seconds: Annotated[float, typer.Option(help="To spend on better orders than the first.")] = 5.0,
+    simulate: Annotated[bool, typer.Option(help="Execute the order cycle by cycle and compare.")] = True,
+    folder: Annotated[
+        Path | None, option("--output", "-o", help="Folder for the order, its picture and programs.")
+    ] = None,
+    force: opt.ReplaceFolder = False,
+) -> None:
+    """Order a whole network on a target's hardware.
+
+    Which part works where, and when.
+
+    Example: dovetail schedule net.h5 --target maeri --multipliers 64 -o build/order
+    """
+    from dovetail.codegen.emit.project import write_files
+    from dovetail.compile import Options, prepare, sample_inputs
+    from dovetail.target import OrderRequest
+    from dovetail.targets import advice, load_target
+
+    with progress("starting") as show:
+        known = load_target(target)
+        if known.ordering is None:
+            hint = advice(lambda one: one.ordering is not None)
+            raise TargetError("this target does not order whole networks", where=known.name, hint=hint)
+        graph = prepare(model, known, Options(allow_float=True), show)
+
+        def told(text: str) -> None:
+            show(text)
+            note(text)
+
+        inputs = sample_inputs(graph) if simulate else None
+        request = OrderRequest(_settings(multipliers, sizes or ()), rules, seconds, inputs, told)
+        ordered = known.ordering(graph, request)
+    show_table(ordered.headings, ordered.rows, left=ordered.headings[:1], fold=ordered.headings)
+    for sentence in ordered.notes:
+        say(sentence)
+    if folder is not None:
+        write_files(ordered.files, folder, force)
+        say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in ordered.files}))}")
+
+
+def _settings(multipliers: int | None, sizes: Sequence[str]) -> dict[str, int]:
+    """The sizes to change, from --multipliers and --set."""
+    found = {} if multipliers is None else {"multipliers": multipliers}
+    for text in sizes:
+        name, _, value = text.partition("=")
+        if not value.lstrip("-").isdigit():
+            raise TargetError(f"'{text}' is not NAME=NUMBER", where="--set", hint="for example --set distribution=16")
+        found[name] = int(value)
+    return found
+
+
+def mesh(
+    model: opt.Model,
+    target: opt.TargetName,
+    boards: Annotated[int | None, option(help="Boards there are; the target's own number if not given.")] = None,
+    chips: Annotated[int | None, option(help="Only so many chips of one board.")] = None,
+    objective: Annotated[
+        Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
+    ] = "throughput",
+    mapping: Annotated[Path | None, option(help="A mapping.json to use instead, edited or not.")] = None,
+    faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
+    inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run every element's firmware in an emulated core of its own.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Processes that do so on this machine.")] = 2,
+    scheduler: opt.Scheduler = None,
+    folder: Annotated[
+        Path | None, option("--output", "-o", help="Folder for programs, images, mapping and picture.")
+    ] = None,
+    force: opt.ReplaceFolder = False,
+) -> None:
+    """Cut a network into pieces for the elements of a mesh.
+
+    Places, routes, models and emits them.
+
+    Example: dovetail mesh net.tflite --target spinnaker2 --chips 1 -o build/mesh
+    """
+    from dovetail.codegen.emit.project import write_files
+    from dovetail.compile import Options, prepare
+    from dovetail.mesh.choice import Objective
+    from dovetail.mesh.emit import emit_mesh
+    from dovetail.mesh.files import mapping_json, picture, read_mapping, sentence
+    from dovetail.mesh.mapping import map_network, measure
+    from dovetail.schedule.partition import partition
+    from dovetail.targets import advice, load_target
+
+    with progress("starting") as show:
+        known = load_target(target)
+        if known.mesh is None:
+            hint = advice(lambda one: one.mesh is not None)
+            raise TargetError("this target is a machine alone, not a mesh", where=known.name, hint=hint)
+        _require_numbers(faults, inputs, jobs)
+        topology = _topology(known, boards, chips, faults, seed)
+        graph = prepare(model, known, Options(), show)
+        regions = partition(graph, known)
+        show("cutting into pieces, placing, routing")
+        if mapping is not None:
+            mapped = read_mapping(mapping, graph, regions, topology)
+        else:
+            mapped = map_network(graph, regions, topology, Objective(objective))
+        show("computing every piece")
+        _check_pieces(graph, mapped)
+        show("running a stream through the model")
+        performance = measure(mapped, inputs)
+        _print_stages(mapped)
+        say(sentence(mapped, performance))
+        if exact:
+            show("running every element's firmware")
+            _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler)
+        if folder is not None:
+            files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
+            if mapped.parts.resident:
+                files.update(emit_mesh(mapped.parts, *mapped.whole, known).files)
+            else:
+                say("the network is not on the mesh as a whole: no programs are written")
+            write_files(files, folder, force)
+            say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in files}))}")
+
+
+def _topology(target: Target, boards: int | None, chips: int | None, faults: float, seed: int) -> Topology:
+    from dovetail.mesh.topology import build_topology, random_faults
+
+    assert target.mesh is not None, "was looked at before"
+    try:
+        found = target.mesh.resized(boards, chips)
+    except ValueError as error:
+        raise TargetError(str(error), where=target.name, hint="choose other --boards or --chips") from None
+    return build_topology(random_faults(found, faults, seed) if faults else found)
+
+
+def _require_numbers(faults: float, inputs: int, jobs: int) -> None:
+    if not 0 <= faults < 1:
+        raise TargetError(f"a share is from 0 to below 1, not {faults}", where="--faults", hint="such as --faults 0.01")
+    if inputs < 1 or jobs < 1:
+        hint = "give 1 or more, or leave them out"
+        raise TargetError(f"the least is 1, were given {inputs} and {jobs}", where="--inputs, --jobs", hint=hint)
+
+
+def _check_pieces(graph: Graph, mapped: Mapped) -> None:
+    """The pieces together against the integer graph."""
+    import numpy as np
+
+    from dovetail.compile import sample_inputs
+    from dovetail.ir.graph import evaluate
+    from dovetail.mesh.mapping import execute
+
+    given = sample_inputs(graph)
+    expected, found = evaluate(graph, given), execute(mapped.parts, given)
+    for name in graph.outputs:
+        if not np.array_equal(expected[name], found[name]):
+            hint = "report this: the mapping is at fault, not the model"
+            raise DovetailError("the pieces together give something else than the integer graph", where=name, hint=hint)
+    say("computed piece by piece, the outputs equal the integer graph's in every byte")
+
+
+def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs: int, scheduler: str | None) -> None:
+    """Every element's firmware on several inputs, against the integer graph."""
+    import numpy as np
+
+    from dovetail.compile import sample_inputs
+    from dovetail.ir.graph import evaluate
+    from dovetail.mesh.emit import emit_mesh
+    from dovetail.mesh.exact import run_exact
+
+    if not mapped.parts.resident:
+        what = "the network is not on the mesh as a whole, so that no programs are written"
+        raise DovetailError(what, where=mapped.parts.graph.name, hint="use more chips or boards")
+    placed, tables = mapped.whole
+    project = emit_mesh(mapped.parts, placed, tables, target)
+    given = [sample_inputs(graph, seed) for seed in range(inputs)]
+    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler)
+    for arrays, outputs in zip(given, run.outputs, strict=True):
+        expected = evaluate(graph, arrays)
+        if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
+            what = "the elements' firmware gives something else than the integer graph"
+            hint = "report this, or look at the target's element driver if it is yours"
+            raise DovetailError(what, where=graph.name, hint=hint)
+    say(
+        f"{len(run.cycles)} elements ran {run.programs} programs over {len(given)} inputs, {run.instructions} "
+        f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
+        f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}"
+    )
+
+
+def _print_stages(mapped: Mapped) -> None:
+    words = ("layer", "on", "how")
+    headings = ("layer", "on", "rows", "columns", "channels", "sums", "pieces", "clocks", "bytes", "how")
+    rows = []
+    for section in mapped.parts.sections:
+        how = "streamed" if section.streaming is not None else "resident"
+        for stage in section.stages:
+            cut, where = stage.cut, "MAC array" if stage.layer.on_array else "core"
+            counts = (cut.rows, cut.columns, cut.channels, cut.sums, stage.pieces)
+            costs = (int(stage.costs.clocks.max()), int(stage.memory.max()))
+            rows.append([stage.layer.name, where, *map(str, counts), *map(str, costs), how])
+    show_table(headings, rows, left=words)

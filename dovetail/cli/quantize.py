@@ -1,0 +1,214 @@
+"""`dovetail quantize` and `dovetail accuracy`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dovetail.cli import options as opt
+from dovetail.cli.console import note, progress, say, show_table
+from dovetail.cli.options import argument, option
+from dovetail.errors import DovetailError
+
+if TYPE_CHECKING:
+    from dovetail.tools.ptq.accuracy import Accuracy
+    from dovetail.tools.ptq.budget import FrontierPoint
+    from dovetail.tools.ptq.search import Search
+
+WORST = 5
+"""Layers named as the worst."""
+SHOWN = 12
+"""Points of the frontier in the table."""
+
+
+def quantize(
+    model: Annotated[Path, argument(help="A float .tflite or .onnx file.")],
+    data: opt.Data,
+    target: opt.TargetName,
+    result: Annotated[Path, option("--output", "-o", help="The .onnx file to write.")],
+    weights: Annotated[Literal["int8", "int4", "int2", "mixed"], typer.Option(help="Width of the weights.")] = "int8",
+    width: Annotated[
+        list[str] | None,
+        option(
+            "--width",
+            help="Width of the weights of layers, by name or pattern: 'conv2*=int2'. May be given several times; the "
+            "last that fits a layer counts.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, option(help="For mixed: bytes=N of weights, cycles=N simulated, loss=POINTS of top-1, or sqnr=DB.")
+    ] = None,
+    validation: Annotated[
+        Path | None, option(help="For a budget of loss or sqnr: other data it is measured on.")
+    ] = None,
+    method: Annotated[
+        Literal["minmax", "percentile", "mse", "entropy"], typer.Option(help="How ranges of activations are chosen.")
+    ] = "minmax",
+    equalise: Annotated[
+        bool, typer.Option("--equalise", help="Even out channels between neighbouring layers.")
+    ] = False,
+    correct_bias: Annotated[
+        bool, typer.Option("--correct-bias/--keep-bias", help="Take each channel's mean error off its bias.")
+    ] = True,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive/--nearest", help="Fit the rounding of int4 and int2 weights to the data.")
+    ] = True,
+    per_channel: Annotated[
+        bool, typer.Option("--per-channel/--per-tensor", help="A scale per output channel of the weights.")
+    ] = True,
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Activations with zero point 0.")] = False,
+    integer_ends: Annotated[
+        bool, typer.Option("--integer-ends", help="Inputs and outputs become integers: nothing is left to the core.")
+    ] = False,
+    plot: Annotated[Path | None, option(help="For mixed: write the frontier here, as SVG.")] = None,
+    samples: opt.Samples = 512,
+    scale: opt.DataScale = 1.0,
+    offset: opt.DataOffset = 0.0,
+    resize: opt.DataResize = False,
+) -> None:
+    """Quantise a float model with calibration data.
+
+    To what the target takes; the result is plain ONNX.
+
+    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+
+    Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
+    """
+    _check_together(weights, budget, {"--plot": plot, "--validation": validation})
+    if result.suffix.lower() != ".onnx":
+        raise DovetailError(
+            f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
+        )
+    with progress("starting") as report:
+        from dovetail.read import load_model
+        from dovetail.targets import load_target
+        from dovetail.tools import ptq
+        from dovetail.tools.arrays import write_file
+        from dovetail.tools.ptq.budget import parse_budget
+
+        settings = ptq.Settings(
+            method=ptq.Method(method),
+            bits=8 if weights == "mixed" else int(weights.removeprefix("int")),
+            budget=parse_budget(budget) if budget is not None else None,
+            equalise=equalise,
+            correct_bias=correct_bias,
+            adaptive=adaptive,
+            per_channel=per_channel,
+            symmetric=symmetric,
+            integer_ends=integer_ends,
+        )
+        known = load_target(target)
+        report("reading the model")
+        graph = ptq.prepare(load_model(model), model.name)
+        settings = replace(settings, widths=ptq.named_widths(graph, width or ()))
+        report("reading the data")
+        read = partial(ptq.read_samples, graph=graph, how=ptq.Preprocessing(scale, offset, resize, samples))
+        given, other = read(data), read(validation) if validation is not None else None
+        found = ptq.quantise_network(graph, given, known, settings, other, report)
+        write_file(result, found.model.SerializeToString(deterministic=True))
+        if found.search is not None and plot is not None:
+            from dovetail.tools.ptq.search import frontier_svg
+
+            title = f"{graph.name} on {known.name}: weights against signal-to-noise ratio"
+            write_file(plot, frontier_svg(found.search, title).encode())
+    if found.search is not None:
+        _print_search(found.search)
+    if min(found.widths.values(), default=8) < 8 and not known.quantisation.packed:
+        note(f"{known.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
+    narrower = f" and {', '.join(width)}" if width else ""
+    layers = f"{len(found.widths)} layers ({weights}{narrower})"
+    say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")
+
+
+def _check_together(weights: str, budget: str | None, mixed_only: dict[str, Path | None]) -> None:
+    """Raise DovetailError for options that do not go with each other."""
+    mixed = weights == "mixed"
+    if mixed != (budget is not None):
+        what = "--weights mixed needs a --budget" if mixed else "--budget is for --weights mixed only"
+        raise DovetailError(what, where="--weights, --budget", hint="for instance: --weights mixed --budget bytes=20k")
+    for name, given in mixed_only.items():
+        if given is not None and not mixed:
+            hint = f"leave {name} out, or give --weights mixed with a --budget"
+            raise DovetailError("this option is for --weights mixed only", where=name, hint=hint)
+
+
+def _print_search(found: Search) -> None:
+    from dovetail.tools.ptq.budget import decibel
+    from dovetail.tools.ptq.search import thinned
+
+    widths = list(found.layers[0].cost) if found.layers else []
+    rows = []
+    for layer in found.layers:
+        cells = [text for b in widths for text in (f"{layer.cost[b]:,.0f}", f"{decibel(layer.noise[b]):.1f}")]
+        rows.append([layer.name, *cells, f"int{found.widths[layer.name]}"])
+    each = [heading for bits in widths for heading in (f"int{bits}: {found.unit}", "dB")]
+    show_table(("layer", *each, "chosen"), rows, left=("layer",), fold=("layer",))
+    headings = (found.unit, "predicted dB", "layers at " + "/".join(str(bits) for bits in widths), "")
+    points = sorted({*thinned(found.points, SHOWN), found.chosen}, key=lambda point: point.cost)
+    show_table(headings, [_point(point, found, widths) for point in points], left=("",))
+
+
+def _point(point: FrontierPoint, found: Search, widths: list[int]) -> tuple[str, ...]:
+    counts = "/".join(str(point.widths.count(bits)) for bits in widths)
+    low, high = found.points[0].sqnr, found.points[-1].sqnr
+    bar = "#" * round(40 * (point.sqnr - low) / max(high - low, 1e-9))
+    mark = " <- chosen" if point == found.chosen else ""
+    return f"{point.cost + found.base:,.0f}", f"{point.sqnr:.1f}", counts, f"{bar}{mark}"
+
+
+def accuracy(
+    model: opt.Model,
+    data: opt.Data,
+    target: Annotated[str | None, option("--target", "-t", help="Compare firmware for this target too.")] = None,
+    float_model: Annotated[Path | None, option("--float-model", help="The float model it was made from.")] = None,
+    sim: Annotated[
+        opt.Simulator | None,
+        option(help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip."),
+    ] = None,
+    json_file: Annotated[Path | None, option("--json", help="Write the figures here as JSON.")] = None,
+    samples: opt.Samples = 512,
+    scale: opt.DataScale = 1.0,
+    offset: opt.DataOffset = 0.0,
+    resize: opt.DataResize = False,
+) -> None:
+    """Compare float model, integer graph and firmware on data.
+
+    Top-1, signal-to-noise ratio per layer, the worst layers.
+
+    Example: dovetail accuracy net_int4.onnx --data test.npz --target ne16 --float-model net.onnx
+    """
+    with progress("starting") as report:
+        from dovetail.tools.ptq.accuracy import accuracy_of
+        from dovetail.tools.ptq.data import Preprocessing
+
+        how = Preprocessing(scale, offset, resize, samples)
+        found = accuracy_of(model, data, how, target, float_model, sim, report)
+    if json_file is not None:
+        import json
+        from dataclasses import asdict
+
+        from dovetail.tools.arrays import write_file
+
+        write_file(json_file, (json.dumps({"schema": 1, **asdict(found)}, indent=2) + "\n").encode())
+    if float_model is None:
+        note("no --float-model: float is this model with float activations, its weights as they are quantised")
+    _print_accuracy(found)
+
+
+def _print_accuracy(found: Accuracy) -> None:
+    rows = []
+    for column in found.columns:
+        shares = ["" if value is None else f"{value:.2f} %" for value in (column.top1, column.agreement)]
+        ratio = "exact" if column.sqnr >= 200 else f"{column.sqnr:.1f} dB"
+        rows.append([column.name, str(column.samples), *shares, ratio])
+    show_table(("computed by", "samples", "top-1", "as float", "SQNR"), rows, left=("computed by",))
+    worst = found.worst[:WORST]
+    places = [f"worst {worst.index(layer) + 1}" if layer in worst else "" for layer in found.layers]
+    rows = [[layer.name, f"{layer.sqnr:.1f} dB", place] for layer, place in zip(found.layers, places, strict=True)]
+    headings = ("layer", "SQNR", "")
+    if rows:
+        show_table(headings, rows, left=("layer", ""), fold=headings)

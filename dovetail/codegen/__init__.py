@@ -1,0 +1,1 @@
+"""From a placed program to C, and from C to firmware."""

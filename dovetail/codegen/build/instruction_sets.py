@@ -1,0 +1,76 @@
+"""What compilers, start-up code and linker must know of a core's instruction set: the one place that says it.
+
+Flags and their reasons: hardware/cores.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dovetail.errors import BuildError
+
+Family = Literal["riscv", "arm", "host"]
+"""What simulator and start-up code tell apart."""
+
+EMITTED_C = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+"""Options emitted C is compiled with wherever it is: bytes are read as other types; no warning is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """A core as the tools see it.
+
+    Attributes:
+        name: as `Core.isa` says it, e.g. "rv32imc" or "cortex-m4".
+        family: "riscv", "arm" for the Thumb-2 cores of the M profile, or "host" for this computer, which is compiled
+            for without flags, start-up code and linker script.
+        zig: flags that make zig compile and link for it. gcc: the same for a cross GCC.
+        gcc_command: the cross GCC's usual name.
+        start: its start-up code in emit/runtime. entry: the symbol the start-up code begins at.
+        architecture: name for the linker's OUTPUT_ARCH. discarded: sections nobody needs in the firmware.
+        accumulators: sums the core kernels' inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13
+            of Thumb-2.
+    """
+
+    name: str
+    family: Family
+    zig: tuple[str, ...]
+    gcc: tuple[str, ...]
+    gcc_command: str
+    start: str
+    entry: str
+    architecture: str
+    discarded: str
+    accumulators: int
+
+    @property
+    def is_host(self) -> bool:
+        """True for this computer: programs for it are no firmware."""
+        return self.family == "host"
+
+
+_CORTEX_M = {"cortex-m4": "cortex_m4", "cortex-m7": "cortex_m7", "cortex-m33": "cortex_m33+dsp"}
+"""GCC's names and zig's, which leaves DSP instructions out of the Cortex-M33 unless they are asked for."""
+
+
+def instruction_set(isa: str) -> InstructionSet:
+    """The instruction set of that name; raises BuildError where there is none."""
+    if re.fullmatch(r"rv32[iemac]+", isa):
+        extensions = "".join(f"+{letter}" for letter in isa.removeprefix("rv32") if letter != "i")
+        zig = ("-target", "riscv32-freestanding-none", f"-mcpu=generic_rv32{extensions}")
+        # -misa-spec: newer ones split off Zicsr and find no multilib
+        gcc = (f"-march={isa}", "-misa-spec=2.2", "-mabi=ilp32e" if "e" in isa else "-mabi=ilp32")
+        names = ("riscv64-unknown-elf-gcc", "rv32_start.S", "_start", "riscv", "*(.riscv.attributes)")
+        return InstructionSet(isa, "riscv", zig, gcc, *names, accumulators=16)
+    if isa in _CORTEX_M:
+        zig = ("-target", "thumb-freestanding-eabi", f"-mcpu={_CORTEX_M[isa]}")  # eabi: no floating-point registers
+        gcc = (f"-mcpu={isa}", "-mthumb", "-mfloat-abi=soft")
+        unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
+        names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
+        return InstructionSet(isa, "arm", zig, gcc, *names, accumulators=6)
+    if isa == "host":
+        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
+    hint = f"use 'host', e.g. 'rv32imc', or one of {', '.join(_CORTEX_M)}"
+    raise BuildError("there is no compiler for this instruction set", where=f"instruction set '{isa}'", hint=hint)

@@ -1,0 +1,298 @@
+"""Compilers: the firmware's cross compiler and the host's C compiler, with a cache of what they made.
+
+Flags and their reasons: hardware/cores.md. Objects and linked files are kept under a content address (compiler
+version, flags, every input byte), so an unchanged project costs no compiler run and names nothing by path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.errors import BuildError, MissingExtraError
+from dovetail.files import default_cache, replace_file
+
+Kind = Literal["zig", "gcc", "cc"]
+Defines = Mapping[str, str | int | None]
+"""Macro names and values; None defines the name alone."""
+
+_INPUTS = (".h", ".inc", ".bin")  # files a source may include
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler driver."""
+
+    command: tuple[str, ...]
+    """How to start it: program and first arguments."""
+    kind: Kind
+    """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (the host's)."""
+    version: str
+    """What it says about itself, part of every cache key."""
+
+
+def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
+    """The compiler for an instruction set.
+
+    Args:
+        isa: what `instruction_set` knows, such as "rv32imc", "cortex-m4" or "host".
+        prefer: "zig", "gcc", or the command of a cross GCC; default: the environment's DOVETAIL_CC, else zig where
+            installed, else the usual cross GCC, such as `riscv64-unknown-elf-gcc`.
+
+    Raises:
+        BuildError: an instruction set without a compiler, or a preferred compiler that is not there.
+        MissingExtraError: neither zig nor a cross GCC is installed.
+    """
+    if isa == "host":
+        if found := _first_of("cc", "gcc", "clang"):
+            return found
+        hint = "install one, e.g. the package 'gcc'"
+        raise BuildError("no C compiler was found (looked for cc, gcc, clang)", where="this computer", hint=hint)
+    usual = instruction_set(isa).gcc_command
+    wanted = prefer or os.environ.get("DOVETAIL_CC") or ""
+    zig = _zig() if wanted in ("", "zig") else None
+    if zig is not None:
+        return Compiler((zig, "cc"), "zig", f"zig {_version(zig, 'version')}")
+    gcc = shutil.which(usual if wanted in ("", "gcc") else wanted) if wanted != "zig" else None
+    if gcc is not None:
+        return Compiler((gcc,), "gcc", _version(gcc, "--version"))
+    if wanted not in ("", "zig"):
+        hint = "unset DOVETAIL_CC to use ziglang"
+        raise BuildError("this compiler was asked for and is not installed", where=f"DOVETAIL_CC={wanted}", hint=hint)
+    raise MissingExtraError("ziglang", "iss", "compiling firmware")
+
+
+def _first_of(*names: str) -> Compiler | None:
+    """The first of these compilers of this computer that is installed."""
+    found = next((place for name in names if (place := shutil.which(name))), None)
+    return Compiler((found,), "cc", _version(found, "--version")) if found else None
+
+
+def _zig() -> str | None:
+    found = importlib.util.find_spec("ziglang")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        if program := shutil.which("zig", path=folder):
+            return program
+    return shutil.which("zig")
+
+
+@lru_cache(maxsize=16)
+def _version(program: str, argument: str) -> str:
+    answer = subprocess.run([program, argument], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        what = f"the compiler does not start: {answer.stderr.strip()[:200]}"
+        hint = "run it by hand to see why, or set DOVETAIL_CC to another compiler"
+        raise BuildError(what, where=Path(program).name, hint=hint)
+    return answer.stdout.strip().splitlines()[0]
+
+
+def compile_firmware(
+    project_dir: Path,
+    sources: Sequence[Path],
+    *,
+    linker_script: Path,
+    out: Path | None = None,
+    isa: str = "rv32imc",
+    defines: Defines | None = None,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    compiler: Compiler | None = None,
+    cache: Path | None = None,
+    compiler_runtime: bool = False,
+) -> Path:
+    """Compile and link firmware for a core; returns the path of the ELF file.
+
+    Args:
+        project_dir: where the compiler runs; also the first include folder.
+        sources: C and assembler files, absolute or relative to `project_dir`; memcpy, memset and the 64-bit helpers
+            must be among them (emit/runtime/dovetail_rt.c), since no C library is linked.
+        linker_script: see `dovetail.codegen.emit.firmware`. out: where the ELF file goes; None leaves it in the cache.
+        include: further include folders. flags: further compiler flags.
+        compiler: default `find_compiler(isa)`. cache: default `default_cache()`.
+        compiler_runtime: link the compiler's own runtime library (floating point); with zig it is built once, which
+            takes seconds.
+
+    Raises:
+        BuildError: the compiler or linker failed; the message is its first error.
+        MissingExtraError: there is no compiler.
+    """
+    compiler, core = compiler or find_compiler(isa), instruction_set(isa)
+    common = "-ffreestanding -O2 -fomit-frame-pointer -ffunction-sections -fdata-sections -fno-unwind-tables"
+    gcc = compiler.kind == "gcc"
+    machine = (*core.gcc, "-fno-tree-loop-distribute-patterns") if gcc else (*core.zig, "-fno-sanitize=undefined")
+    given = (*machine, *common.split(), "-fno-asynchronous-unwind-tables", "-g0", *flags)
+    work = _Work(compiler, project_dir, given, include, defines, cache)
+    script = work.directory / linker_script
+    alone = () if compiler_runtime else ("-nostdlib",)
+    entry = f"-Wl,--entry={core.entry}"  # zig's own entry would win over the script's
+    link = (*machine, *alone, "-static", "-Wl,--gc-sections", entry, "-T", str(script))
+    runtime = ("-lgcc",) if gcc else ()
+    made = work.link(work.compile(sources), link, runtime, digest(script.read_bytes()), ".elf")
+    if out is None:
+        return made
+    replace_file(out, made.read_bytes())
+    return out
+
+
+def compile_host(
+    project_dir: Path,
+    sources: Sequence[Path],
+    *,
+    defines: Defines | None = None,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = ("-O2",),
+    cache: Path | None = None,
+    libraries: Sequence[str] = (),
+) -> Path:
+    """Compile C for this computer into a shared library, linked with `libraries` ("-ldl"); other arguments, result and
+    errors as `compile_firmware`."""
+    work = _Work(find_compiler("host"), project_dir, ("-fPIC", "-std=c99", *flags), include, defines, cache)
+    return work.link_shared(work.compile(sources), libraries)
+
+
+def cpp_compiler() -> Compiler:
+    """The C++ compiler for this computer, else zig's; raises BuildError when there is neither."""
+    if found := _first_of("c++", "g++", "clang++"):
+        return found
+    if zig := _zig():
+        return Compiler((zig, "c++"), "zig", f"zig {_version(zig, 'version')}")
+    what = "no C++ compiler was found (looked for c++, g++, clang++ and ziglang)"
+    raise BuildError(what, where="this computer", hint="pip install ziglang, or install one, e.g. the package 'g++'")
+
+
+def compile_cpp(
+    directory: Path, sources: Sequence[Path], *, include: Sequence[Path], flags: Sequence[str], cache: Path
+) -> list[Path]:
+    """Compile C++ for this computer into objects for `link_shared`; arguments and errors as `compile_firmware`."""
+    return _Work(cpp_compiler(), directory, ("-fPIC", "-std=c++17", *flags), include, None, cache).compile(sources)
+
+
+def link_shared(directory: Path, objects: Sequence[Path], out: Path) -> Path:
+    """Link what `compile_cpp` gave to a shared library beside its objects; errors as `compile_firmware`."""
+    made = _Work(cpp_compiler(), directory, (), (), None, out.parent).link_shared(objects)
+    replace_file(out, made.read_bytes())
+    return out
+
+
+class _Work:
+    """What all files of one build share: a compiler and its flags, a folder, a cache, a digest of what may be included;
+    raises BuildError where the cache folder cannot be written."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        directory: Path,
+        flags: Sequence[str],
+        include: Sequence[Path],
+        defines: Defines | None,
+        cache: Path | None,
+    ) -> None:
+        self.compiler, self.directory = compiler, directory.resolve()
+        names = sorted((defines or {}).items())
+        macros = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in names]
+        folders = [self.directory, *(self.directory / folder for folder in include)]
+        self.flags = (*flags, *macros, *(f"-I{folder}" for folder in folders))
+        found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _INPUTS]
+        named = ((path.relative_to(folder).as_posix().encode(), path.read_bytes()) for folder, path in found)
+        self.headers = digest(*(part for each in named for part in each))
+        self.cache = (cache or default_cache()).resolve()
+        reason = ""
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"made: {error.strerror}"
+        if reason or not os.access(self.cache, os.W_OK):
+            what = f"the cache folder cannot be {reason or 'written'}"
+            raise BuildError(what, where=str(self.cache), hint="set DOVETAIL_CACHE to another")
+
+    def compile(self, sources: Sequence[Path]) -> list[Path]:
+        """The object of each source."""
+        missing = [source for source in sources if not (self.directory / source).is_file()]
+        if missing:
+            hint = "compile the model again, with the files of the driver or library in place"
+            raise BuildError(f"there is no source file '{missing[0]}'", where=str(self.directory), hint=hint)
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            return list(pool.map(self._compile, sources))
+
+    def _compile(self, source: Path) -> Path:
+        language = ("-std=c99",) if source.suffix == ".c" and self.compiler.kind != "cc" else ()
+        flags = (*self.flags, *language)
+        # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
+        named = "\0".join(flag for flag in flags if not flag.startswith("-I"))
+        content = (self.directory / source).read_bytes()
+        text = (self.compiler.version, named, source.suffix)
+        key = digest(*(part.encode() for part in text), content, self.headers.encode())
+        made = self.cache / f"{key}.o"
+        if not made.exists():
+            self._run([*flags, "-c", str(source)], made)
+        return made
+
+    def link_shared(self, objects: Sequence[Path], libraries: Sequence[str] = ()) -> Path:
+        """The shared library of the objects."""
+        return self.link(objects, ("-shared",), libraries, "", ".so")
+
+    def link(
+        self, objects: Sequence[Path], flags: Sequence[str], last: Sequence[str], script: str, suffix: str
+    ) -> Path:
+        """The linked file; `script` is the digest of the linker script, `last` what stands behind the objects."""
+        named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
+        parts = (self.compiler.version, named, script, *(path.stem for path in objects))
+        made = self.cache / f"{digest(*(part.encode() for part in parts))}{suffix}"
+        if not made.exists():
+            self._run([*flags, *map(str, objects), *last], made)
+        return made
+
+    def _run(self, arguments: Sequence[str], made: Path) -> None:
+        zig = str(self.cache / "zig")
+        with tempfile.TemporaryDirectory(prefix=".", dir=self.cache) as folder:
+            output = Path(folder) / made.name
+            command = [*self.compiler.command, *arguments, "-o", str(output)]
+            answer = run_tool(command, self.directory, ZIG_GLOBAL_CACHE_DIR=zig, ZIG_LOCAL_CACHE_DIR=zig)
+            if answer.returncode:
+                raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
+            output.chmod(0o644)
+            os.replace(output, made)
+
+
+def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a compiler in a folder, with further environment variables, and collect what it prints."""
+    given = {**os.environ, **variables, "LC_ALL": "C"}
+    end = subprocess.DEVNULL
+    return subprocess.run(
+        command, cwd=folder, env=given, capture_output=True, text=True, errors="replace", stdin=end, check=False
+    )
+
+
+_MEND = "look at that place of your driver, library or board file; if the C is Dovetail's own, report it"
+
+
+def compiler_error(output: str, code: int) -> BuildError:
+    """What a compiler printed, and the code it exited with, as a BuildError that begins with the first error."""
+    lines = output.strip().splitlines()
+    found = next((index for index, line in enumerate(lines) if re.search(r"\b(error|undefined)\b", line)), 0)
+    rest = "\n".join(lines[found : found + 30]) or f"it printed nothing and exited with {code}"
+    located = re.match(r"(?P<where>[^\s:]+:\d+(?::\d+)?): (?:fatal )?error: (?P<what>.*)", rest, re.DOTALL)
+    if located:
+        return BuildError(located["what"], where=located["where"], hint=_MEND)
+    return BuildError(rest, where="compiler", hint=_MEND)
+
+
+def digest(*parts: bytes) -> str:
+    """A content address."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()[:40]

@@ -1,0 +1,192 @@
+"""Projects for this computer: stand-ins for engines, which compute their patterns' meaning, main program, Makefile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from dovetail import kernels
+from dovetail.codegen.build.instruction_sets import EMITTED_C
+from dovetail.codegen.emit.firmware import runtime_path
+from dovetail.codegen.emit.unit import Unit
+from dovetail.errors import TargetError
+from dovetail.ir.graph import Graph
+from dovetail.kernels import CoreKernel
+from dovetail.kernels.c import array_definition, c_type, elements, one_line
+from dovetail.program.ir import Launch, View
+from dovetail.target.description import Command
+
+
+def host_source(unit: Unit) -> str | None:
+    """The engines on the host: every task computes its pattern's own meaning. None without any but software."""
+    engines = [engine for engine in unit.target.engines if engine.device]
+    if not engines:
+        return None
+    functions: list[str] = []
+    shared: dict[str, CoreKernel] = {}
+    table: dict[str, list[str]] = {}
+    with_blob: dict[str, bool] = {}
+    helpers: list[str] = []
+    for index, commands in unit.commands.items():
+        launch = unit.program.statements[index]
+        assert isinstance(launch, Launch)
+        steps = [(name, command) for name, command in commands if isinstance(command, Command)]
+        if not steps:
+            continue
+        with_blob.update((command.function, command.constants) for _, command in steps)
+        for name, command in steps[:-1]:
+            table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return 0u; }}")
+        name, command = steps[-1]
+        graphs = _computable(launch.graph)
+        found = [
+            _host_kernel(
+                graph, f"compute_{graph.name}_{name}" if len(graphs) > 1 else f"compute_{name}", shared, functions
+            )
+            for graph in graphs
+        ]
+        helpers += [helper for kernel in found for helper in kernel.helpers]
+        functions.append(_host_task(unit, launch, name, found, {graph.outputs[0] for graph in graphs[:-1]}))
+        table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
+    head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
+    head += [f'#include "{header}"' for header in unit.driver_headers()]
+    body = [kernels.helper_source(helpers)]
+    for function, lines in table.items():
+        text = "\n".join(lines)
+        more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[function] else ("", "")
+        functions.append(f"uint32_t {function}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n")
+    for engine in engines:
+        functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
+        if engine.prepare:
+            functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
+    return "\n".join([*head, "", *body, *functions])
+
+
+def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
+    kernel = kernels.generate(graph, name)
+    if kernel.key not in shared:
+        shared[kernel.key] = kernel
+        functions.append(kernel.source)
+    return replace(kernel, name=shared[kernel.key].name)
+
+
+def _computable(graph: Graph) -> tuple[Graph, ...]:
+    """A launch as graphs core kernels compute, in turn: what no kernel takes as one, e.g. pointwise operators before
+    all others, or padding wider than a kernel, is cut in two; raises TargetError where the core has none for either."""
+    refusal = kernels.supports(graph)
+    if refusal is None:
+        return (graph,)
+    for count in range(1, len(graph.nodes)):
+        head, tail = graph.nodes[:count], graph.nodes[count:]
+        middle = head[-1].output
+        if any(name in graph.inputs for node in tail for name in node.inputs):
+            continue
+        first = replace(graph, name="operand", outputs=(middle,), nodes=head)
+        second = replace(graph, name="result", inputs=(middle,), nodes=tail)
+        if kernels.supports(first) is None and kernels.supports(second) is None:
+            return first, second
+    what = f"what an engine takes cannot be computed on this computer: {refusal}"
+    raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out")
+
+
+def _host_task(unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str]) -> str:
+    """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
+    give each other."""
+    kinds = [launch.graph.types[value] for value in between]
+    aligned = "__attribute__((aligned(16)))"
+    lines = [f"    static {c_type(kind.dtype)} between[{kind.elements}] {aligned};" for kind in kinds]
+    for kernel in found:
+        block = _host_kernel_call(unit, launch, kernel, between)
+        lines += ["    {", *block, "    }"] if between else block
+    return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
+
+
+def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str]) -> list[str]:
+    lines: list[str] = []
+    arguments: list[str] = []
+    after: list[str] = []
+    for parameter in kernel.parameters:
+        stem = f"{parameter.name}_"
+        if parameter.is_constant:
+            array = kernel.constants[parameter.value]
+            declaration = f"    static const {parameter.c_type} {stem}[{array.size}]"
+            lines.append(array_definition(declaration, elements(array)).rstrip())
+            arguments.append(stem)
+            continue
+        if parameter.value in between:
+            arguments.append("between")
+            continue
+        is_result = parameter.value == launch.graph.outputs[0]
+        view = launch.result if is_result else launch.operands[parameter.value]
+        element = c_type(view.type.dtype)
+        if view.is_dense and view.layout is None:
+            const = "" if is_result else "const "
+            arguments.append(f"({const}{element} *)({const}void *)({unit.first_byte(view)})")
+            continue
+        lines.append(f"    static {element} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
+        arguments.append(stem)
+        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result))
+    return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
+
+
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
+    indices = [f"i{axis}" for axis in range(len(view.type.shape))]
+    sizes = list(zip(indices, view.type.shape, strict=True))
+    loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
+    offset = " + ".join(_steps(view, indices))
+    dense = "0"
+    for index, size in sizes:
+        dense = f"({dense}) * {size} + {index}"
+    const = "" if scatter else "const "
+    strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
+    body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
+    return f"    {loops}{{ {body} }}"
+
+
+def _steps(view: View, indices: list[str]) -> list[str]:
+    """C terms of an element's offset, one per physical dimension."""
+    if view.layout is None:
+        return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
+    found = []
+    for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
+        coarser = view.layout.coarser(axis, step)
+        place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
+        place += f" % {coarser // step}" if coarser else ""
+        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
+        found.append(f"({down}{place}) * {stride}")
+    return found
+
+
+def main_source(unit: Unit) -> str:
+    """A program that reads the inputs from files and writes the outputs to files."""
+
+    def port(name: str, view: View) -> str:
+        """The initialiser of a port."""
+        text = one_line(name).replace("\\", "\\\\").replace('"', '\\"')
+        return f'        {{"{text}", {unit.first_byte(view)}, {view.span[1] - view.span[0]}}},'
+
+    program = unit.program
+    ports = [f"   {one_line(name)}: {view.type}" for name, view in (*program.inputs.items(), *program.outputs.items())]
+    text = runtime_path("main.c.txt").read_text().replace("@MODEL@", unit.model).replace("@PORTS@", "\n".join(ports))
+    inputs, outputs = ([port(*item) for item in ends.items()] for ends in (program.inputs, program.outputs))
+    return text.replace("@INPUTS@", "\n".join(inputs)).replace("@OUTPUTS@", "\n".join(outputs))
+
+
+def host_makefile(unit: Unit, sources: tuple[str, ...], optimisation: str) -> str:
+    """Builds the program with this computer's compiler."""
+    engines = unit.target.engines
+    defines = " ".join(f"-D{name}={value}" for engine in engines for name, value in engine.defines.items())
+    libraries = " ".join(dict.fromkeys(flag for engine in engines for flag in engine.libraries))
+    return f"""# Builds {unit.model} for this computer. CC is any C99 compiler.
+CC = cc
+CFLAGS = -std=c99 {optimisation} {" ".join(EMITTED_C)}
+DEFINES = -DDOVETAIL_HOST {defines}
+LIBRARIES = {libraries}
+SOURCES = {" ".join(sources)}
+
+{unit.model}: $(SOURCES)
+\t$(CC) $(CFLAGS) $(DEFINES) -Isrc -Iruntime -Idriver $(SOURCES) $(LIBRARIES) -o $@
+
+clean:
+\trm -f {unit.model}
+.PHONY: clean
+"""

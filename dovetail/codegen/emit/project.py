@@ -1,0 +1,265 @@
+"""The files of an emitted project."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__
+from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
+from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
+from dovetail.codegen.emit.host import host_makefile, host_source, main_source
+from dovetail.codegen.emit.manifest import emitted_fields
+from dovetail.codegen.emit.source import constants_source, header_source, kernels_source, model_source
+from dovetail.codegen.emit.unit import Unit
+from dovetail.errors import BuildError
+from dovetail.ir.graph import Graph
+from dovetail.ir.onnx_file import graph_bytes
+from dovetail.kernels import Optimize
+from dovetail.kernels.c import guard
+from dovetail.program.ir import Launch, View
+from dovetail.target.description import Deployed, Engine, Launched, Target
+
+MANIFEST = "dovetail.json"
+"""Name of the file that describes a build."""
+GRAPH = "dovetail-graph.onnx"
+"""Name of the file with the integer graph that a build's outputs are compared with."""
+
+OPTIMISATION: Mapping[Optimize, str] = {Optimize.SPEED: "-O2", Optimize.SIZE: "-Os"}
+"""The compiler's option for what the code is made for."""
+_HEADER, _MAIN = "dovetail_rt.h", "src/main.c"
+_SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* DOVETAIL_MAILBOX \*/\n", re.M | re.S)
+"""What start-up code has for several cores."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """An emitted project in memory: file contents by relative path."""
+
+    files: Mapping[str, str]
+    target_sources: tuple[str, ...]
+    """What is compiled for the target, relative paths."""
+    host_sources: tuple[str, ...]
+    """What is compiled for the host."""
+    graph: Graph | None = None
+    """What the project computes, which is written beside it."""
+
+    def with_file(self, name: str, text: str) -> Project:
+        """The project with one more file."""
+        return replace(self, files={**self.files, name: text})
+
+
+def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
+    """Every file of the project; its description is `manifest` with sources, entry point and sizes."""
+    model = unit.model
+    constants, kernels, host = constants_source(unit), kernels_source(unit), host_source(unit)
+    pairs = {"": (header_source(unit, __version__), model_source(unit)), "_constants": constants, "_kernels": kernels}
+    files = {
+        f"src/{model}{part}.{end}": text for part, pair in pairs.items() for end, text in zip("hc", pair, strict=True)
+    }
+    common = [f"src/{model}{part}.c" for part in pairs]
+    copying = DMA_DRIVER if unit.target.dma else COPY if unit.core_copies else ()
+    cores = CORES if unit.target.workers else ()
+    start = _start(unit)
+    names = (path.removeprefix("runtime/") for path in start if path != _MAIN)
+    for name in (*names, _HEADER, *copying, *cores):
+        text = runtime_path(name).read_text()
+        files[f"runtime/{name}"] = text if cores else _SEVERAL.sub("", text)
+    shared = [*common, *(f"runtime/{name}" for name in (*copying[1:], *cores[1:]))]
+    drivers, software = [], []
+    for engine in unit.target.engines:
+        content = _driver_files(unit, engine)
+        files.update(content)
+        sources = [name for name in content if name.endswith(".c")]
+        drivers += [name for name in sources if name not in drivers]
+        software += sources if engine.device is None else []
+        software += ["runtime/dovetail_rt.c"] if engine.success is not None else []
+    if host is not None:
+        files[f"src/{model}_host.c"] = host
+    files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
+    target_sources = (*shared, *drivers, *start)
+    host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
+    digest = digest_of(files)
+    if _MAIN not in start:
+        files |= {f"runtime/{name}": runtime_path(name).read_text() for name in BOARD}
+        files["src/board_network.h"] = _network_header(unit, digest)
+    files["Makefile"] = _makefile(unit, target_sources)
+    compiled = {"target": target_sources, "host": host_sources, "board": board_sources(target_sources)}
+    described = {**manifest, **emitted_fields(unit, compiled), "digest": digest}
+    files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
+    return Project(files, target_sources, host_sources)
+
+
+def _start(unit: Unit) -> tuple[str, ...]:
+    """The sources that make a program of the network."""
+    core, helpers = instruction_set(unit.target.core.isa), "runtime/dovetail_rt.c"
+    return (_MAIN, helpers) if core.is_host else (f"runtime/{core.start}", helpers, "runtime/sim_main.c")
+
+
+def _driver_files(unit: Unit, engine: Engine) -> dict[str, str]:
+    """The text of an engine's C files, by their path in the project."""
+    found = {}
+    for resource in engine.driver:
+        package, _, path = resource.partition(":")
+        found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
+    made = engine.made(_deployed(unit, engine)) if engine.made else {}
+    files = {name: file.read_text() if isinstance(file, Path) else file() for name, file in engine.files.items()}
+    return {**found, **{f"driver/{name}": text for name, text in {**files, **made}.items()}}
+
+
+def _deployed(unit: Unit, engine: Engine) -> Deployed:
+    """The network as an engine sees it."""
+    launches = [s for s in unit.program.statements if isinstance(s, Launch) and s.engine == engine.name]
+    offloads = [unit.regions[launch.layer].offload for launch in launches]
+    listed = [Launched(o.name, launch.match) for o, launch in zip(offloads, launches, strict=True) if o is not None]
+    nbytes = unit.arenas().get(engine.memory, 0)
+    return Deployed(unit.model, unit.arena_name(engine.memory), nbytes, tuple(listed))
+
+
+def _linker_script(unit: Unit) -> str:
+    target = unit.target
+    near = [memory for memory in unit.arenas() if unit.is_fixed(memory)]
+    return linker_script(
+        target.memories,
+        text=target.code,
+        data=target.values,
+        stack_bytes=target.core.stack,
+        extra={f".{memory.lower()}": memory for memory in near},
+        isa=target.core.isa,
+        worker_stacks=[core.stack for core in target.workers],
+    )
+
+
+def defines(unit_model: str, target: Target, board: bool = False) -> dict[str, str | None]:
+    """Preprocessor definitions of a firmware for the simulator, or for a board."""
+    found: dict[str, str | None] = {"DOVETAIL_BOARD" if board else "DOVETAIL_SIM": None}
+    if not board:
+        found |= {"DOVETAIL_MODEL_HEADER": f'"{unit_model}.h"', "DOVETAIL_MODEL_RUN": f"{unit_model}_run"}
+    if target.dma:
+        found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
+    if target.workers:
+        found["DOVETAIL_MAILBOX"] = f"0x{target.mailbox:x}"
+    return found | {name: f"0x{value:x}u" for engine in target.engines for name, value in engine.defines.items()}
+
+
+def _makefile(unit: Unit, sources: tuple[str, ...]) -> str:
+    core = instruction_set(unit.target.core.isa)
+    if core.is_host:
+        return host_makefile(unit, sources, OPTIMISATION[unit.optimize])
+    given, of_board = (
+        " ".join(f"-D{name}" if value is None else f"-D{name}='{value}'" for name, value in found.items())
+        for found in (defines(unit.model, unit.target), defines(unit.model, unit.target, board=True))
+    )
+    return f"""# Builds the firmware of {unit.model}. CC is any C99 compiler for {core.name}.
+CC = {core.gcc_command}
+CFLAGS = {" ".join(core.gcc)} -std=c99 {OPTIMISATION[unit.optimize]} -ffreestanding -fomit-frame-pointer \\
+\t-ffunction-sections -fdata-sections {" ".join(EMITTED_C)}
+DEFINES = {given}
+SOURCES = {" ".join(sources)}
+
+{unit.model}.elf: $(SOURCES) link.ld
+\t$(CC) $(CFLAGS) $(DEFINES) -Isrc -Iruntime -Idriver -nostdlib -Wl,--gc-sections -T link.ld $(SOURCES) -lgcc -o $@
+
+{board_makefile(unit.model, sources, of_board)}
+clean:
+\trm -f {unit.model}.elf {unit.model}_board.elf
+.PHONY: clean board
+"""
+
+
+def write_project(project: Project, folder: Path, replace: bool = False) -> None:
+    """Write every file of the project, all or none; raises BuildError where the folder exists and `replace` is not
+    given, it is not a build, or it cannot be written."""
+    foreign = folder.exists() and not (folder / MANIFEST).is_file()
+    if replace and foreign and (not folder.is_dir() or any(folder.iterdir())):
+        hint = "choose another folder"
+        raise BuildError("this is not a build of Dovetail's and is not replaced", where=str(folder), hint=hint)
+    files = {name: text.encode() for name, text in project.files.items()}
+    if project.graph is not None:
+        files[GRAPH] = graph_bytes(project.graph)
+    write_files(files, folder, replace)
+
+
+def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False) -> None:
+    """Write files, by relative path, into a temporary folder beside `folder`, then rename it there; raises BuildError
+    where the folder exists and `replace` is not given, or it cannot be written."""
+    if folder.exists() and not replace:
+        hint = "choose another folder, or give --force to replace it"
+        raise BuildError("the output folder exists", where=str(folder), hint=hint)
+    place, temporary = folder.parent, None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        place = folder
+        for name, content in files.items():
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        temporary.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(temporary, folder)
+    except OSError as error:
+        hint = "choose another folder with -o, or free space and give permission"
+        raise BuildError(f"cannot write there: {error.strerror}", where=str(place), hint=hint) from None
+    finally:
+        if temporary is not None:  # gone where all went well
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Which build it is, in hexadecimal: of names and texts of the files."""
+    state = hashlib.sha256()
+    for name, text in sorted(files.items()):
+        state.update(f"{name}\0{len(text)}\0{text}".encode())
+    return state.hexdigest()[:32]
+
+
+def board_sources(target_sources: tuple[str, ...]) -> tuple[str, ...]:
+    """What the firmware of a board is compiled from, but for the user's own functions."""
+    return tuple("runtime/board_main.c" if name == "runtime/sim_main.c" else name for name in target_sources)
+
+
+def _network_header(unit: Unit, digest: str) -> str:
+    """What board_main.c must know of the network."""
+
+    def ports(views: Mapping[str, View]) -> str:
+        """The initialisers of the ports."""
+        return ", ".join(f"{{{unit.first_byte(view)}, {view.span[1] - view.span[0]}u}}" for view in views.values())
+
+    kept = unit.program.states or unit.delay
+    lines = [
+        f'#include "{unit.model}.h"',
+        "",
+        f"#define BOARD_DIGEST {{{', '.join(f'0x{byte:02x}u' for byte in bytes.fromhex(digest))}}}",
+        f"#define BOARD_LAYERS {max(1, len(unit.program.layers))}u",
+        f"#define BOARD_RUN {unit.model}_run",
+        f"#define BOARD_RESET() {f'{unit.model}_reset()' if kept else '((void)0)'}",
+        f"#define BOARD_INPUTS {{{ports(unit.program.inputs)}}}",
+        f"#define BOARD_OUTPUTS {{{ports(unit.program.outputs)}}}",
+        "",
+    ]
+    return guard("DOVETAIL_BOARD_NETWORK_H", "\n".join(lines))
+
+
+def board_makefile(model: str, target_sources: tuple[str, ...], defines: str) -> str:
+    """The part of a Makefile that links the firmware of a board."""
+    return f"""# The firmware of a board. BOARD_IO is your C file with the functions of runtime/board.h.
+BOARD_IO =
+BOARD_DEFINES = {defines}
+BOARD_SOURCES = {" ".join(board_sources(target_sources))}
+
+board: $(BOARD_SOURCES) link.ld
+\t@test -n "$(BOARD_IO)" || {{ echo "say which file has the functions of runtime/board.h: BOARD_IO=file.c"; exit 1; }}
+\t$(CC) $(CFLAGS) $(BOARD_DEFINES) -Isrc -Iruntime -Idriver -nostdlib -Wl,--gc-sections -T link.ld \\
+\t\t$(BOARD_SOURCES) $(BOARD_IO) -lgcc -o {model}_board.elf
+"""

@@ -1,0 +1,172 @@
+#include "copy.h"
+
+/* The usual row: a block of 16 channels of a byte. */
+#define BLOCK 16u
+
+/* Rows of one block, word by word where all addresses are multiples of four. */
+static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride,
+                        uint32_t source_stride)
+{
+    const uintptr_t all = (uintptr_t)to | (uintptr_t)from | target_stride | source_stride;
+    if ((all & 3u) != 0u) {
+        for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
+            __builtin_memcpy(to, from, BLOCK);
+        }
+        return;
+    }
+    for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), __builtin_assume_aligned(from, 4), BLOCK);
+    }
+}
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+/* The low three bytes of a word, to an even address. */
+static inline void put_three(uint8_t *to, uint32_t word)
+{
+    const uint16_t low = (uint16_t)word;
+    __builtin_memcpy(__builtin_assume_aligned(to, 2), &low, 2u);
+    to[2] = (uint8_t)(word >> 16);
+}
+
+/* Dense rows of three bytes, four of them from three words. Returns how many are left: fewer than four, or all where the
+ * addresses do not allow it. */
+static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride)
+{
+    if ((((uintptr_t)from & 3u) | (((uintptr_t)to | target_stride) & 1u)) != 0u) {
+        return rows;
+    }
+    for (; rows >= 4u; rows -= 4u, from += 12) {
+        uint32_t words[3];
+        __builtin_memcpy(words, __builtin_assume_aligned(from, 4), 12u);
+        put_three(to, words[0]);
+        to += target_stride;
+        put_three(to, (words[0] >> 24) | (words[1] << 8));
+        to += target_stride;
+        put_three(to, (words[1] >> 16) | (words[2] << 16));
+        to += target_stride;
+        put_three(to, words[2] >> 8);
+        to += target_stride;
+    }
+    return rows;
+}
+#else
+static uint32_t copy_threes(uint8_t *to, const uint8_t *from, uint32_t rows, uint32_t target_stride)
+{
+    (void)to;
+    (void)from;
+    (void)target_stride;
+    return rows;
+}
+#endif
+
+/* Rows of less than a word. */
+static void copy_few(uint8_t *to, const uint8_t *from, uint32_t row_bytes, uint32_t rows, uint32_t target_stride,
+                     uint32_t source_stride)
+{
+    if (row_bytes == 3u) {
+        const uint32_t left = (source_stride == 3u) ? copy_threes(to, from, rows, target_stride) : rows;
+        to += (uintptr_t)(rows - left) * target_stride;
+        from += (uintptr_t)(rows - left) * source_stride;
+        for (rows = left; rows != 0u; rows--, to += target_stride, from += source_stride) {
+            const uint8_t first = from[0], second = from[1], third = from[2];
+            to[0] = first;
+            to[1] = second;
+            to[2] = third;
+        }
+        return;
+    }
+    if (row_bytes == 2u) {
+        for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
+            const uint8_t first = from[0], second = from[1];
+            to[0] = first;
+            to[1] = second;
+        }
+        return;
+    }
+    for (; rows != 0u; rows--, to += target_stride, from += source_stride) {
+        to[0] = from[0];
+    }
+}
+
+void copy_1d(void *target, const void *source, uint32_t bytes)
+{
+    __builtin_memcpy(target, source, bytes);
+}
+
+void copy_2d(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
+             uint32_t source_row_stride)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    if (row_bytes == BLOCK) {
+        copy_blocks(to, from, rows, target_row_stride, source_row_stride);
+        return;
+    }
+    if (row_bytes != 0u && row_bytes < 4u) {
+        copy_few(to, from, row_bytes, rows, target_row_stride, source_row_stride);
+        return;
+    }
+    for (; rows != 0u; rows--, to += target_row_stride, from += source_row_stride) {
+        __builtin_memcpy(to, from, row_bytes);
+    }
+}
+
+void copy_3d(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
+             uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    for (; planes != 0u; planes--, to += target_plane_stride, from += source_plane_stride) {
+        copy_2d(to, from, row_bytes, rows, target_row_stride, source_row_stride);
+    }
+}
+
+void copy_pad(void *target, const void *source, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride,
+              uint32_t source_row_stride, uint32_t planes, uint32_t target_plane_stride, uint32_t source_plane_stride,
+              const copy_padding *padding)
+{
+    uint8_t *inner = (uint8_t *)target + (uintptr_t)padding->top * target_row_stride + padding->left;
+    copy_fill_border(target, row_bytes, rows, target_row_stride, planes, target_plane_stride, padding);
+    copy_3d(inner, source, row_bytes, rows, target_row_stride, source_row_stride, planes, target_plane_stride,
+            source_plane_stride);
+}
+
+/* Blocks where all addresses are multiples of four. */
+static void fill_blocks(uint8_t *to, uint32_t rows, uint32_t stride, int value)
+{
+    uint32_t words[BLOCK / 4u];
+    __builtin_memset(words, value, BLOCK);
+    for (; rows != 0u; rows--, to += stride) {
+        __builtin_memcpy(__builtin_assume_aligned(to, 4), words, BLOCK);
+    }
+}
+
+static void fill(uint8_t *to, uint32_t bytes, uint32_t rows, uint32_t stride, int value)
+{
+    if (rows == 1u && bytes % BLOCK == 0u) { /* a row of blocks */
+        rows = bytes / BLOCK;
+        bytes = stride = BLOCK;
+    }
+    if (bytes == BLOCK && (((uintptr_t)to | stride) & 3u) == 0u) {
+        fill_blocks(to, rows, stride, value);
+        return;
+    }
+    for (; rows != 0u && bytes != 0u; rows--, to += stride) {
+        __builtin_memset(to, value, bytes);
+    }
+}
+
+void copy_fill_border(void *target, uint32_t row_bytes, uint32_t rows, uint32_t target_row_stride, uint32_t planes,
+                      uint32_t target_plane_stride, const copy_padding *padding)
+{
+    const uint32_t width = padding->left + row_bytes + padding->right;
+    const uintptr_t stride = target_row_stride;
+    uint8_t *plane = target;
+    for (; planes != 0u; planes--, plane += target_plane_stride) {
+        uint8_t *beside = plane + padding->top * stride;
+        fill(plane, width, padding->top, target_row_stride, padding->fill);
+        fill(beside, padding->left, rows, target_row_stride, padding->fill);
+        fill(beside + padding->left + row_bytes, padding->right, rows, target_row_stride, padding->fill);
+        fill(beside + rows * stride, width, padding->bottom, target_row_stride, padding->fill);
+    }
+}

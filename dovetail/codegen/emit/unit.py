@@ -1,0 +1,313 @@
+"""What the emitted text is made from: kernels of the calls, commands of the launches, constants, names and places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from dovetail import kernels
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.errors import ProgramError
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import physical_shape
+from dovetail.ir.types import Array, TensorType
+from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
+from dovetail.kernels.c import identifier
+from dovetail.kernels.scheduled.store import NOT_SHIPPED
+from dovetail.program.ir import CORE, Call, Copy, Launch, Program, Role, View, Wait, overwritten
+from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
+from dovetail.user_file import asking
+
+KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
+"""Statement index -> the kernel it calls and the C name of each of the kernel's constants, and of its block."""
+Blocks = Mapping[str, tuple[str, tuple[str, ...]]]
+"""C name -> C type and initialisers of each block of a compact kernel."""
+
+_LITTLE = 1 / 512
+"""The layers with the least work get little code as long as together they have no more than this share of it."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Everything the emitted text is made from."""
+
+    program: Program
+    regions: Sequence[Region]
+    target: Target
+    model: str
+    """Prefix of every name that other files see."""
+    calls: KernelCalls
+    kernels: tuple[CoreKernel, ...]
+    constants: Mapping[str, tuple[str, Array]]
+    """C name -> C type and elements."""
+    blocks: Blocks
+    """C name -> C type and initialisers of each block of a compact kernel."""
+    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]]
+    """Statement index of a launch -> C name and content of each command."""
+    tickets: Mapping[int, str]
+    """Statement index -> C variable that holds its ticket, where something waits for it."""
+    optimize: Optimize = Optimize.SPEED
+    """What the code is made for."""
+    delay: int = 0
+    """Calls between an input and its outputs, in a pipeline."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
+        found = []
+        for instruction in self.target.core.instructions:
+            if self.optimize is Optimize.SIZE:
+                found.append(f"{instruction.name} is not used in code made for size")
+                continue
+            if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
+                continue
+            sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
+            own = [sentence for sentence in sentences if sentence.startswith(f"{instruction.name}:")]
+            nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
+            found.append(f"an instruction of the core is used nowhere; {nearest}")
+        missing = sum(NOT_SHIPPED in kernel.notes for kernel, _ in self.calls.values())
+        if missing:
+            found.append(f"layers computed without the core's own instructions: {missing}; {NOT_SHIPPED}")
+        return tuple(found)
+
+    def arenas(self) -> dict[str, int]:
+        """Bytes of each memory the program's buffers reach up to."""
+        sizes: dict[str, int] = {}
+        for buffer in self.program.buffers.values():
+            if buffer.address is not None:
+                end = buffer.address - self.target.memory(buffer.memory).base + buffer.nbytes
+                sizes[buffer.memory] = max(sizes.get(buffer.memory, 0), end)
+        return sizes
+
+    def arena_name(self, memory: str) -> str:
+        """C name of the array that holds a memory's buffers."""
+        return f"{self.model}_{identifier(memory)}"
+
+    def is_fixed(self, memory: str) -> bool:
+        """True when a memory's buffers must lie at the very addresses planned: engines are told them as numbers."""
+        return memory != self.target.values or any(e.device and e.memory == memory for e in self.target.engines)
+
+    @property
+    def core_copies(self) -> bool:
+        """True when the core copies, for want of a DMA."""
+        return self.program.dma == CORE and any(isinstance(s, Copy) for s in self.program.statements)
+
+    def first_byte(self, view: View) -> str:
+        """C expression of where a view begins: an array and an offset."""
+        buffer, offset = self.program.buffers[view.buffer], view.offset
+        if buffer.role is Role.CONSTANT:
+            base = f"{self.model}_{buffer.name}"
+        else:
+            assert buffer.address is not None
+            base = self.arena_name(buffer.memory)
+            offset += buffer.address - self.target.memory(buffer.memory).base
+        return f"{base} + {offset}" if offset else base
+
+    def driver_headers(self) -> list[str]:
+        """The headers of the engines' drivers, by bare name."""
+        files = [resource.rpartition(":")[2] for engine in self.target.engines for resource in engine.driver]
+        names = [file.rpartition("/")[2] for file in files]
+        headers = [header for engine in self.target.engines for header in engine.headers]
+        return [*(name for name in names if name.endswith(".h")), *headers]
+
+
+def make_unit(
+    program: Program, regions: Sequence[Region], target: Target, optimize: Optimize = Optimize.SPEED, delay: int = 0
+) -> Unit:
+    """Choose kernels, constants and names for a program."""
+    model = identifier(program.name)
+    constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in sorted(program.constants)}
+    for index, kept in enumerate(program.states):
+        content = kept.first.reshape(-1).view(np.uint8)
+        if len(set(content.tolist())) > 1:
+            constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
+    calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
+    launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
+    commands = {index: _commands(program, target, regions, model, launch) for index, launch in launches}
+    known = (calls, functions, constants, blocks, commands, _tickets(program))
+    return Unit(program, regions, target, model, *known, optimize, delay)
+
+
+def _commands(
+    program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
+) -> tuple[tuple[str, Command | LibraryCall], ...]:
+    region = regions[launch.layer]
+    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    assert offload is not None
+    views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
+    if not offload.strided and not all(view.is_dense for view in views):
+        hint = "declare the Offload strided=True if the engine takes strides, else report this"
+        raise ProgramError(f"operands of {region.name} do not lie densely", where=offload.name, hint=hint)
+    with asking(f"the commands of {offload.name} for {region.name}"):
+        made = offload.commands(launch.match, addressed_operands(program, launch))
+    same = [s for s in program.statements if isinstance(s, Launch) and s.layer == launch.layer]
+    number = next(i for i, s in enumerate(same) if s is launch)
+    stem = f"{model}_{region.name}_task" + (f"_{number}" if len(same) > 1 else "")
+    if len(made) == 1:
+        return ((stem, made[0]),)
+    return tuple((f"{stem}_step_{step}", command) for step, command in enumerate(made))
+
+
+def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
+    """Addresses and strides of a launch's operands by value or constant name, the result as "result"; the address of
+    constants that are read where they lie is their place in the launch's blob."""
+    views = {**launch.operands, "result": launch.result}
+    found = {}
+    for name, view in views.items():
+        address = 0 if program.buffers[view.buffer].role is Role.CONSTANT else program.buffers[view.buffer].address
+        assert address is not None
+        found[name] = Operand(address + view.offset, view.strides)
+    return found
+
+
+def read_in_place(program: Program) -> frozenset[str]:
+    """The constants an engine reads where they lie."""
+    views = [view for s in program.statements if isinstance(s, Launch) for view in s.operands.values()]
+    return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
+
+
+def _tickets(program: Program) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for statement in program.statements:
+        if isinstance(statement, Wait) and statement.statement not in found:
+            waited = program.statements[statement.statement]
+            verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
+            layer = program.layers[waited.layer]
+            count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
+            found[statement.statement] = f"{layer}_{verb}_{count}"
+    return found
+
+
+@dataclass
+class _Names:
+    """C names of constants and blocks, equal contents under one name."""
+
+    constants: dict[str, tuple[str, Array]]
+    blocks: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    known: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+    def constant(self, c_type: str, array: Array, stem: str) -> str:
+        """The name of a constant, `stem` if it is new."""
+        key = (c_type, array.tobytes())
+        if key not in self.known:
+            self.known[key] = stem if stem not in self.constants else f"{stem}_{len(self.known)}"
+            self.constants[self.known[key]] = (c_type, array)
+        return self.known[key]
+
+    def of_kernel(self, kernel: CoreKernel, stem: str) -> dict[str, str]:
+        """The names of a kernel's constants and block; new ones begin with `stem`."""
+        names = self._of(kernel.parameters, kernel.constants, stem)
+        if kernel.block is not None:
+            block = kernel.block
+            content = (block.c_type, block.initialisers(self._of(block.members, block.constants, stem)))
+            equal = [name for name, other in self.blocks.items() if other == content]
+            names[kernels.BLOCK] = equal[0] if equal else f"{stem}_{kernels.BLOCK}"
+            self.blocks[names[kernels.BLOCK]] = content
+        return names
+
+    def _of(self, parameters: Sequence[Parameter], constants: Mapping[str, Array], stem: str) -> dict[str, str]:
+        return {
+            p.value: self.constant(p.c_type, constants[p.value], f"{stem}_{identifier(p.name)}")
+            for p in parameters
+            if p.is_constant and p.value != kernels.BLOCK
+        }
+
+
+def kernel_calls(
+    program: Program, target: Target, model: str, optimize: Optimize, constants: dict[str, tuple[str, Array]]
+) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
+    """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
+    with `model`, and `constants` gains those of the kernels."""
+    core = core_traits(target.core)
+    calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
+    graphs = [as_it_lies(call) for call in calls.values()]
+    stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
+    little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
+    functions = [f"{stem}_kernel" for stem in stems]
+    written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
+    over = {place: value for place, value in written if value is not None}
+    lanes = _common_lanes(graphs, list(calls.values()), core)
+    made = kernels.generate_all(graphs, functions, little, core, over, lanes)
+    found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
+    shared: dict[str, CoreKernel] = {}
+    names = _Names(constants)
+    for index, stem, kernel in zip(calls, stems, made, strict=True):
+        own = f"\ncore {calls[index].core}" if kernel.has_storage else ""
+        text = f"{kernel.block.c_type if kernel.block else ''}\n{kernel.key}{own}"  # what one function has in common
+        known = replace(kernel, name=shared.setdefault(text, kernel).name)
+        found[index] = (known, names.of_kernel(known, stem))
+    return found, tuple(shared.values()), names.blocks
+
+
+def core_traits(core: Core) -> CoreTraits:
+    """What a core offers its kernels; three quarters of its stack are for elements side by side."""
+    return CoreTraits(instruction_set(core.isa).accumulators, core.instructions, core.stack * 3 // 4)
+
+
+def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:
+    """Index of a call -> the order in which it must read its weights: calls of the same weights, as stripes of a layer
+    are, share them as the largest of these calls wants them."""
+    groups: dict[bytes, list[int]] = {}
+    for index, graph in enumerate(graphs):
+        if graph.constants:
+            largest = max(graph.constants.values(), key=lambda array: array.nbytes)
+            groups.setdefault(largest.tobytes(), []).append(index)
+    found: dict[int, int] = {}
+    for same in (group for group in groups.values() if len(group) > 1):
+        index = max(same, key=lambda index: calls[index].result.type.elements)
+        kernel = kernels.generate(graphs[index], "kernel", core)
+        if kernel.lanes is not None:
+            found.update(dict.fromkeys(same, kernel.lanes))
+    return found
+
+
+def _numbered(stems: Sequence[str]) -> list[str]:
+    """The stems, a number behind those that came before."""
+    counts = [stems[:index].count(stem) for index, stem in enumerate(stems)]
+    return [f"{stem}_{count + 1}" if count else stem for stem, count in zip(stems, counts, strict=True)]
+
+
+def _with_little_work(graphs: Sequence[Graph]) -> list[int]:
+    """Indices of the layers whose work is next to nothing of the network's."""
+    work = [_work(graph) for graph in graphs]
+    room = sum(work) * _LITTLE
+    found = []
+    for index in sorted(range(len(work)), key=lambda index: (work[index], index)):
+        room -= work[index]
+        if room < 0:
+            break
+        found.append(index)
+    return found
+
+
+def _work(graph: Graph) -> int:
+    """Multiply-accumulates, or what takes about as long: operators that have none count 4 for each element."""
+    found = 0
+    for node in graph.nodes:
+        types = [graph.types[name] for name in node.inputs]
+        elements = max(prod(graph.types[name].shape) for name in (node.output, *node.inputs[:1]))
+        found += node.operator.macs(types) or 4 * elements
+    return found
+
+
+def as_it_lies(call: Call) -> Graph:
+    """The computation of a call over the physical dimensions of its values, in which they are row-major."""
+    layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
+    if layout is None:
+        return graph
+    physical = physical_shape(layout, shape)
+    types = {
+        name: TensorType(physical, kind.dtype) if kind.shape == shape and name not in graph.constants else kind
+        for name, kind in graph.types.items()
+    }
+    return replace(graph, types=types)
+
+
+def dma_transfers(copy: Copy) -> list[Transfer]:
+    """What a DMA is asked for to carry out a copy, in order: borders as strips."""
+    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

@@ -1,0 +1,132 @@
+"""Where Dovetail keeps what it made before, how a file is replaced, and `.npy` data from untrusted files.
+
+Of an array the header is checked before anything is allocated; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from dovetail.errors import DovetailError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def default_cache() -> Path:
+    """The cache folder: DOVETAIL_CACHE, else `dovetail` in the user's cache folder."""
+    if chosen := os.environ.get("DOVETAIL_CACHE"):
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "dovetail"
+    root = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "dovetail"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file at once: whoever reads it finds the old contents or the new, whenever this process ends.
+
+    Folders above it are made where they are missing.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def keep_file(path: Path, data: bytes) -> None:
+    """`replace_file` for a cache: where it cannot be written, the next run takes longer, and nothing else happens."""
+    try:
+        replace_file(path, data)
+    except OSError:
+        return
+
+
+MOST_BYTES = 1 << 30
+"""Bytes all arrays of an input file may have together."""
+MOST_ARRAYS = 1024
+"""Arrays an archive may have."""
+_MOST_HEADER = 4096
+
+
+class InputError(DovetailError):
+    """An input file that is damaged or does not fit the model."""
+
+
+def read_npy(
+    open_stream: Callable[[], IO[bytes]], size: int, name: str, accept: Callable[[tuple[int, ...], np.dtype[Any]], None]
+) -> NDArray[Any]:
+    """Read one array of `size` bytes, which `open_stream` opens from their beginning, after `accept` took its header.
+
+    Raises:
+        InputError: by `accept`, for a shape and type that is not wanted.
+        ValueError: damaged, or it announces more than there is.
+    """
+    from numpy.lib import format as npy
+
+    with open_stream() as stream:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"unknown version {version} of the .npy format")
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read_header(stream, max_header_size=_MOST_HEADER)
+        accept(shape, dtype)
+        if (announced := math.prod(shape) * dtype.itemsize) > size:
+            raise ValueError(f"'{name}' announces {announced} bytes and has {size}")
+    with open_stream() as stream:
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False, max_header_size=_MOST_HEADER)
+    return array
+
+
+@contextmanager
+def open_archive(path: Path, too_large: str) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """An `.npz` and its arrays by name, while the body reads them. Raises InputError where it is none or damaged, or
+    for what `_members` refuses; `too_large` is what to do where its arrays are larger than `MOST_BYTES` together."""
+    hint = "write it with numpy.savez"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive, _members(archive, str(path), too_large)
+    except zipfile.BadZipFile as error:
+        raise InputError(f"not an .npz file: {error}", where=str(path), hint=hint) from None
+    except (OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error) as error:
+        raise InputError(f"a damaged .npz file: {error}", where=str(path), hint=hint) from None
+
+
+def _members(archive: zipfile.ZipFile, where: str, hint: str) -> dict[str, zipfile.ZipInfo]:
+    """The arrays of an `.npz` by name; raises InputError for too many, too large, or names that are paths."""
+    members = archive.infolist()
+    if len(members) > MOST_ARRAYS:
+        what = f"{len(members)} arrays, the limit is {MOST_ARRAYS}"
+        raise InputError(what, where=where, hint=f"write at most {MOST_ARRAYS}")
+    total = sum(info.file_size for info in members)
+    if total > MOST_BYTES:
+        raise InputError(f"{total} bytes, the limit is {MOST_BYTES}", where=where, hint=hint)
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in members:
+        path = PurePosixPath(info.filename)
+        if path.is_absolute() or ".." in path.parts or "\\" in info.filename:
+            what = f"the archive's member '{info.filename}' is a path that leaves the archive"
+            raise InputError(what, where=where, hint="write it with numpy.savez")
+        name = info.filename.removesuffix(".npy")
+        if name in found:
+            raise InputError(f"the array '{name}' is there twice", where=where, hint="write it with numpy.savez")
+        found[name] = info
+    return found

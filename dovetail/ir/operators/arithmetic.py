@@ -1,0 +1,357 @@
+"""Requantisation, clipping, tables and sums, where every rounding is spelled out; quantise and dequantise."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dovetail.ir.operators.base import Operator, Pointwise, require
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
+
+
+class Rounding(enum.Enum):
+    """How a fixed-point product is rounded."""
+
+    DOUBLE = "double"
+    """gemmlowp and TFLite Micro: a high product (halves rounded up), then a rounding shift (halves away from zero)."""
+    SINGLE = "single"
+    """TOSA and XNNPACK: one 64-bit product, one rounding shift (half up)."""
+    WIDE = "wide"
+    """TFLite Micro for 64-bit accumulators: the multiplier cut to 16 bits, one rounding shift (half up)."""
+
+
+def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding: Rounding) -> Array:
+    """x * multiplier * 2**(shift - 31) as int64, rounded; arrays broadcast.
+
+    Args:
+        x: int64 values within int32 (within 48 bits for WIDE).
+        multiplier: in [0, 2**31), normally at least 2**30.
+        shift: the power of two, negative to shift right.
+    """
+    x, multiplier, shift = (np.asarray(a, dtype=np.int64) for a in (x, multiplier, shift))
+    if rounding is Rounding.WIDE:
+        reduced = np.where(multiplier < 0x7FFF0000, (multiplier + (1 << 15)) >> 16, 0x7FFF)
+        total = 15 - shift
+        return (x * reduced + (np.int64(1) << (total - 1))) >> total
+    if rounding is Rounding.SINGLE:
+        total = 31 - shift
+        return (x * multiplier + (np.int64(1) << (total - 1))) >> total
+    left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
+    product = (x << left).astype(np.int32).astype(np.int64) * multiplier
+    high = (product + (1 << 30)) >> 31
+    mask = (np.int64(1) << right) - 1
+    threshold = (mask >> 1) + (high < 0)
+    return np.asarray((high >> right) + ((high & mask) > threshold))
+
+
+def _onnx_single(body: OnnxBody, x: str, multiplier: str, total_shift: str) -> str:
+    """(x * multiplier + 2**(total_shift - 1)) >> total_shift."""
+    half = body.power(body.add("Sub", [total_shift, body.number(1)]))
+    product = body.add("Add", [body.add("Mul", [x, multiplier]), half])
+    return body.shift_right(product, total_shift)
+
+
+def _onnx_fixed_point(body: OnnxBody, x: str, multiplier: str, shift: str, rounding: Rounding) -> str:
+    """`fixed_point` of int64 values as nodes."""
+    if rounding is Rounding.SINGLE:
+        return _onnx_single(body, x, multiplier, body.add("Sub", [body.number(31), shift]))
+    if rounding is Rounding.WIDE:
+        fits = body.add("Less", [multiplier, body.number(0x7FFF0000)])
+        raised = body.add("Add", [multiplier, body.number(1 << 15)])
+        cut = body.add("Div", [raised, body.number(1 << 16)])
+        reduced = body.add("Where", [fits, cut, body.number(0x7FFF)])
+        return _onnx_single(body, x, reduced, body.add("Sub", [body.number(15), shift]))
+    zero = body.number(0)
+    left = body.add("Max", [shift, zero])
+    right = body.add("Max", [body.add("Neg", [shift]), zero])
+    raised = body.cast(body.add("Mul", [x, body.power(left)]), DType.INT32)
+    return body.rounding_shift(body.high_product(body.cast(raised, DType.INT64), multiplier), right)
+
+
+def quantize_multiplier(real: float) -> tuple[int, int]:
+    """A positive factor as (multiplier, shift): real is about multiplier * 2**(shift - 31).
+
+    The multiplier is in [2**30, 2**31), or 0 for factors below 2**-32, as TFLite Micro computes it
+    (kernels/internal/quantization_util.cc).
+    """
+    if real == 0.0:
+        return 0, 0
+    fraction, shift = math.frexp(real)
+    multiplier = math.floor(fraction * (1 << 31) + 0.5)
+    if multiplier == 1 << 31:
+        multiplier, shift = 1 << 30, shift + 1
+    if shift < -31:
+        return 0, 0
+    return ((1 << 31) - 1, 30) if shift > 30 else (multiplier, shift)
+
+
+def multiplier_arrays(reals: Iterable[float]) -> tuple[Array, Array]:
+    """Multipliers and shifts of several factors, int32 each."""
+    pairs = [quantize_multiplier(real) for real in reals]
+    return np.array([m for m, _ in pairs], np.int32), np.array([s for _, s in pairs], np.int32)
+
+
+class _Scaling(Pointwise):
+    """A value scaled by the operands behind it, one or one per channel each."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, *parameters = inputs
+        for kind in parameters:
+            fits = kind.shape in ((1,), x.shape[-1:])
+            require(fits and kind.dtype is DType.INT32, f"expects int32 [1] or [{x.shape[-1:]}], got {kind}")
+        return TensorType(x.shape, DType.INT32)
+
+
+@dataclass(frozen=True)
+class Requantize(_Scaling):
+    """Fixed-point scaling. Operands: x, multiplier int32 [1 or C], shift int32 [1 or C].
+
+    y = fixed_point((x - input_zero_point) * 2**left_shift, multiplier, shift) + output_zero_point, as int32;
+    parameters of size C run along the last axis.
+    """
+
+    rounding: Rounding = Rounding.DOUBLE
+    input_zero_point: int = 0
+    output_zero_point: int = 0
+    left_shift: int = 0
+    """Bits of head-room the operand is raised by first."""
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, multiplier, shift = inputs
+        raised = (x.astype(np.int64) - self.input_zero_point) << self.left_shift
+        scaled = fixed_point(raised, multiplier, shift, self.rounding) + self.output_zero_point
+        return scaled.astype(np.int32)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        x, multiplier, shift = (body.cast(name, DType.INT64) for name in inputs)
+        if self.input_zero_point:
+            x = body.add("Sub", [x, body.number(self.input_zero_point)])
+        if self.left_shift:
+            x = body.add("Mul", [x, body.number(1 << self.left_shift)])
+        y = _onnx_fixed_point(body, x, multiplier, shift, self.rounding)
+        if self.output_zero_point:
+            y = body.add("Add", [y, body.number(self.output_zero_point)])
+        return body.cast(y, DType.INT32)
+
+
+@dataclass(frozen=True)
+class ScaleShift(_Scaling):
+    """The requantisation of simple engines. Operands: x, then scale, offset and shift, int32 [1 or C] each.
+
+    y = (x * scale + offset) >> shift, rounded down, as int32. The product must stay within int32.
+    """
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, scale, offset, shift = (array.astype(np.int64) for array in inputs)
+        return ((x * scale + offset) >> shift).astype(np.int32)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        x, scale, offset, shift = (body.cast(name, DType.INT64) for name in inputs)
+        total = body.add("Add", [body.add("Mul", [x, scale]), offset])
+        return body.cast(body.shift_right(total, shift), DType.INT32)
+
+
+@dataclass(frozen=True)
+class Clip(Pointwise):
+    """Limit to [low, high] and narrow to `dtype`."""
+
+    low: int
+    high: int
+    dtype: DType
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        fits = self.dtype.low <= self.low <= self.high <= self.dtype.high
+        require(fits, f"[{self.low}, {self.high}] is not a range of {self.dtype.text}")
+        return TensorType(inputs[0].shape, self.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.clip(inputs[0], self.low, self.high).astype(self.dtype.numpy)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        wide = body.cast(inputs[0], DType.INT64)  # ONNX Runtime clips no 16-bit integers
+        return body.cast(body.limited(wide, self.low, self.high), self.dtype)
+
+
+@dataclass(frozen=True)
+class Offset(Pointwise):
+    """x + offset, narrowed to `dtype`: an int8 value as uint8 (offset 128) and back (-128). Never overflows."""
+
+    offset: int
+    dtype: DType
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        kind = inputs[0].dtype
+        fits = self.dtype.low <= kind.low + self.offset and kind.high + self.offset <= self.dtype.high
+        require(fits, f"{kind.text} + {self.offset} does not fit {self.dtype.text}")
+        return TensorType(inputs[0].shape, self.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return (inputs[0].astype(np.int32) + self.offset).astype(self.dtype.numpy)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        wide = body.cast(inputs[0], DType.INT32)
+        return body.cast(body.add("Add", [wide, body.scalar(self.offset, DType.INT32)]), self.dtype)
+
+
+@dataclass(frozen=True)
+class Add(Pointwise):
+    """Sum of two operands of one type (int32 or float32), with broadcasting."""
+
+    pointwise = 2
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        a, b = inputs
+        require(a.dtype is b.dtype and a.dtype in (DType.INT32, DType.FLOAT32), f"cannot add {a} and {b}")
+        return TensorType(np.broadcast_shapes(a.shape, b.shape), a.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.add(inputs[0], inputs[1])
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Add", list(inputs))
+
+
+@dataclass(frozen=True)
+class Lookup(Pointwise):
+    """A table per 8-bit value. Operands: x int8 or uint8, table [256] indexed by x - lowest value of its type."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, table = inputs
+        require(x.dtype in (DType.INT8, DType.UINT8) and table.shape == (256,), f"cannot look {x} up in {table}")
+        return TensorType(x.shape, table.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, table = inputs
+        return np.asarray(table[x.astype(np.int32) - DType.of(x.dtype).low])
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, (box, full_box(inputs[1].shape))
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        return True
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        lowest = body.scalar(types[0].dtype.low, DType.INT32)
+        index = body.add("Sub", [body.cast(inputs[0], DType.INT32), lowest])
+        return body.add("Gather", [inputs[1], index])
+
+
+def _check_parameters(x: TensorType, scale: TensorType, zero_point: TensorType, axis: int) -> None:
+    """Raise ValueError unless scale (float32) and zero point (int32) are both [1] or both run along `axis` of x."""
+    rank = len(x.shape)
+    along = (x.shape[axis],) if -rank <= axis < rank else (1,)
+    fits = scale.shape in ((1,), along) and zero_point.shape == scale.shape
+    typed = scale.dtype is DType.FLOAT32 and zero_point.dtype is DType.INT32
+    sentence = f"expects scale float32 and zero point int32 of [1] or {list(along)}, got {scale} and {zero_point}"
+    require(fits and typed, sentence)
+
+
+def _aligned_shape(parameter: Shape, x: Shape, axis: int) -> Shape:
+    """The shape under which a [1] or [C] parameter broadcasts along `axis` of an operand of shape `x`."""
+    if parameter == (1,) or not x:
+        return (1,) * len(x)
+    place = axis % len(x)
+    return tuple(parameter[0] if index == place else 1 for index in range(len(x)))
+
+
+class _Affine(Pointwise):
+    """What quantising and dequantising share: a scale and a zero point, [1] or along an axis."""
+
+    axis: int
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        along = ((0, 1) if inputs[1].shape == (1,) else box[self.axis],)
+        return self, (box, along, along)
+
+
+@dataclass(frozen=True)
+class Quantize(_Affine):
+    """Float to integer. Operands: x float32, scale float32 [1 or C], zero_point int32 [1 or C].
+
+    y = saturate(round_half_even(x / scale) + zero_point), the division in float32 (ONNX QuantizeLinear);
+    parameters of size C run along `axis`.
+    """
+
+    dtype: DType
+    """The integer type of the result."""
+    axis: int = -1
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, scale, zero_point = inputs
+        require(x.dtype is DType.FLOAT32 and self.dtype.is_integer, f"cannot quantise {x} to {self.dtype.text}")
+        _check_parameters(x, scale, zero_point, self.axis)
+        return TensorType(x.shape, self.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, scale, zero_point = inputs
+        shape = _aligned_shape(scale.shape, x.shape, self.axis)
+        steps = np.rint(x / scale.reshape(shape)).astype(np.float64) + zero_point.reshape(shape)
+        return np.clip(steps, self.dtype.low, self.dtype.high).astype(self.dtype.numpy)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
+        scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
+        steps = body.real64(body.add("Round", [body.add("Div", [inputs[0], scale])]))
+        total = body.add("Add", [steps, body.real64(zero_point)])
+        bounds = [body.real64_scalar(self.dtype.low), body.real64_scalar(self.dtype.high)]
+        return body.cast(body.add("Clip", [total, *bounds]), self.dtype)
+
+
+@dataclass(frozen=True)
+class Dequantize(_Affine):
+    """Integer to float. Operands: x integer, scale float32 [1 or C], zero_point int32 [1 or C].
+
+    y = float32(x - zero_point) * scale; parameters of size C run along `axis`.
+    """
+
+    axis: int = -1
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, scale, zero_point = inputs
+        require(x.dtype.is_integer, f"cannot dequantise {x}")
+        _check_parameters(x, scale, zero_point, self.axis)
+        return TensorType(x.shape, DType.FLOAT32)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, scale, zero_point = inputs
+        shape = _aligned_shape(scale.shape, x.shape, self.axis)
+        steps = (x.astype(np.int64) - zero_point.reshape(shape)).astype(np.float32)
+        return np.asarray(steps * scale.reshape(shape), dtype=np.float32)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        shape = body.integers(_aligned_shape(types[1].shape, types[0].shape, self.axis))
+        scale, zero_point = (body.add("Reshape", [name, shape]) for name in inputs[1:])
+        steps = body.add("Sub", [body.cast(inputs[0], DType.INT64), body.cast(zero_point, DType.INT64)])
+        return body.add("Mul", [body.cast(steps, DType.FLOAT32), scale])
+
+
+_MOST_DIGIT = 6
+
+
+@cache
+def digit_scales(count: int) -> Mapping[int, tuple[int, ...]]:
+    """The products of `count` factors 1 + 2**n, n up to 6, and the n of each: what so many shifts and additions
+    multiply by. A factor of 2, of n = 0, is a power of two that a shift takes back."""
+    return {
+        math.prod(1 + 2**n for n in found): found
+        for found in combinations_with_replacement(range(_MOST_DIGIT + 1), count)
+    }
+
+
+def scale_digits(scale: Array) -> tuple[Array, ...] | None:
+    """The n of every channel's factors, one array after the other; None where four factors are too few."""
+    for count in range(5):
+        known = digit_scales(count)
+        if all(int(each) in known for each in scale):
+            return tuple(np.array([known[int(each)][number] for each in scale], np.int32) for number in range(count))
+    return None

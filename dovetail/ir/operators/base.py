@@ -1,0 +1,235 @@
+"""What every operator of Dovetail can tell about itself.
+
+An operator is a frozen dataclass of its attributes. Its type rule, its exact meaning in numpy, its meaning in standard
+ONNX and its traits stand in one class, so adding an operator touches one place. Stages ask these and never list types:
+
+| trait | says |
+|---|---|
+| `moves_only` | it only moves elements, from places known at compile time |
+| `is_view` | the result is the operand's bytes under another shape |
+| `pointwise` | how many operands give an element for each element of the result; 0 where it is not computed so |
+| `is_elementwise(types)` | pointwise, and nothing differs from place to place: any order of elements will do |
+| `is_rowwise` | each row along the last axis is computed by itself, as a whole |
+| `weight_axis` | of a layer with weights: along which of their axes the output channels run |
+| `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
+| `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
+| `chosen_from(operands)` | the operands whose elements the result consists of: quantised alike, it has their integers |
+| `pieces(types)` | the strided copies that compute it, as `Piece`s |
+
+Traits of a family are inherited: `Pointwise`, `Rowwise`, `Mover`. So `kernels` asks `operator.pointwise`, the partition
+whether `pieces(types)` is None (and not `is_view`), the planner makes one copy of each piece, `ptq` gives a value steps
+of its own unless `chosen_from(node.inputs)` is one name, and shared steps where it is several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import numpy as np
+
+from dovetail.ir.types import Array, Box, Shape, TensorType
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
+
+T = TypeVar("T")
+"""Whatever stands for an operand: a name, a type, ..."""
+
+Padding2d = tuple[tuple[int, int], tuple[int, int]]
+"""Rows before and after, columns before and after."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that moves over rows and columns of an NHWC image; all pairs are (rows, columns)."""
+
+    kernel: tuple[int, int]
+    """Taps."""
+    stride: tuple[int, int] = (1, 1)
+    """Pixels from one window to the next."""
+    dilation: tuple[int, int] = (1, 1)
+    """Pixels from one tap to the next."""
+    padding: Padding2d = ((0, 0), (0, 0))
+    """Of the operator itself; a `Pad` before it is not counted."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Pixels from the first tap to the last, both counted."""
+        rows, columns = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+        return rows, columns
+
+    def places(self, x: TensorType) -> tuple[int, int]:
+        """How many windows there are in an image; raises ValueError where it is none or smaller than the window."""
+        require(len(x.shape) == 4, f"expects NHWC, got {x}")
+        sizes = []
+        for axis, span in enumerate(self.span):
+            size = x.shape[1 + axis] + sum(self.padding[axis])
+            require(size >= span, f"the window spans {span} of an axis of {size}")
+            sizes.append((size - span) // self.stride[axis] + 1)
+        return sizes[0], sizes[1]
+
+    def reads(self, box: Box, shape: Shape) -> tuple[tuple[tuple[int, int], tuple[int, int]], Padding2d]:
+        """The rows and the columns of an image that a box of the results reads, and the padding around these."""
+        spans, padding = [], []
+        for axis in (0, 1):
+            lead, (first, last), stride = self.padding[axis][0], box[1 + axis], self.stride[axis]
+            start, stop = first * stride - lead, (last - 1) * stride + self.span[axis] - lead
+            spans.append((max(start, 0), min(stop, shape[1 + axis])))
+            padding.append((max(-start, 0), max(stop - shape[1 + axis], 0)))
+        return (spans[0], spans[1]), (padding[0], padding[1])
+
+    def view(self, image: Array, filler: float = 0) -> Array:
+        """Every window of an image, padded with `filler`: (N, OH, OW, C, KH, KW)."""
+        if any(map(any, self.padding)):
+            image = np.pad(image, ((0, 0), *self.padding, (0, 0)), constant_values=np.array(filler, image.dtype))
+        view = np.lib.stride_tricks.sliding_window_view(image, self.span, axis=(1, 2))
+        (rows, columns), (down, right) = self.stride, self.dilation
+        return view[:, ::rows, ::columns, :, ::down, ::right]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of one operand and where they lie in the result: what one strided copy moves."""
+
+    operand: int
+    box: Box
+    """Of the result."""
+    start: Shape = ()
+    """The element of the operand that comes first; empty for the whole operand, which is then of the box's size (a view
+    of it, where the operator is one; smaller by what `before` and the box leave, where there is fill)."""
+    walks: tuple[tuple[int, int], ...] = ()
+    """For each axis of the box the axis of the operand that is walked along, and by how many elements; along the last
+    one perhaps into the elements that follow in a row-major operand."""
+    before: Shape = ()
+    """Elements of `fill` ahead of the operand along each axis; the box is what there is with them and those behind."""
+    fill: int = 0
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kind of computation, with its attributes.
+
+    Arrays are NHWC; operands follow the order documented in each class.
+    """
+
+    moves_only: ClassVar[bool] = False
+    """Every element of the result is an element of an operand or a fixed one, taken from a place that does not depend
+    on what the operands hold."""
+    is_view: ClassVar[bool] = False
+    """The result is the operand, row-major, under another shape."""
+    pointwise: ClassVar[int] = 0
+    """How many operands, the first ones, give one element for each element of the result, which is at the same place
+    but for broadcasting; operands behind them are parameters. 0 for operators that are not computed element by
+    element."""
+    is_rowwise: ClassVar[bool] = False
+    """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
+
+    weight_axis: ClassVar[int | None] = None
+    """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
+    output channel: the axis of the weights that output channels run along. None for every other operator."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        """Type of the result; raises ValueError when the operands do not fit the operator."""
+        raise TypeError(f"{type(self).__name__} has no type rule")
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        """The exact result in numpy."""
+        raise TypeError(f"{type(self).__name__} has no meaning")
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        """Write the operator's meaning as standard ONNX nodes into `body`; returns the result's name."""
+        raise TypeError(f"{type(self).__name__} has no ONNX body")
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        """The operator that computes only `box` of the result, and the box of each operand it then reads.
+
+        Raises:
+            ValueError: the operator cannot be computed in parts along a cut axis.
+        """
+        raise ValueError(f"{type(self).__name__} cannot be tiled")
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        """True when each element of the result is made from the elements at its own place and from nothing that
+        differs from place to place: the operator may then be computed in whatever order the elements lie."""
+        return False
+
+    def window(self, inputs: Sequence[TensorType]) -> Window | None:
+        """The window that moves over the first operand; None where there is none."""
+        return None
+
+    def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
+        """Those of the operands (names, types, ... in the operator's order) whose elements the result consists of, each
+        chosen alike for floats and for integers that stand for them: quantised alike, they need no arithmetic.
+
+        Empty where the result is computed. With one, the result has its integers; several should share their steps.
+        """
+        return ()
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...] | None:
+        """The strided copies that compute the operator, operands being row-major unless pieces are whole; None where
+        copying cannot."""
+        return None
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        """Multiply-accumulates, padded taps counted."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Pointwise(Operator):
+    """Computed element by element, operands and parameters being broadcast."""
+
+    pointwise: ClassVar[int] = 1
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, ((box,) if len(inputs) == 1 else tuple(broadcast_box(box, kind.shape) for kind in inputs))
+
+    def is_elementwise(self, inputs: Sequence[TensorType]) -> bool:
+        largest = max(inputs, key=lambda kind: kind.elements)
+        return all(kind.shape == largest.shape or kind.elements == 1 for kind in inputs)
+
+
+@dataclass(frozen=True)
+class Rowwise(Operator):
+    """Computed row by row along the last axis."""
+
+    is_rowwise: ClassVar[bool] = True
+    noun: ClassVar[str] = "a softmax"
+    """In messages."""
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        require(box[-1] == (0, inputs[0].shape[-1]), f"{self.noun} is not tiled over its last axis")
+        return self, (box,)
+
+
+@dataclass(frozen=True)
+class Mover(Operator):
+    """Only moves the elements of its operands."""
+
+    moves_only: ClassVar[bool] = True
+
+    def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
+        return operands
+
+
+def broadcast_box(box: Box, shape: Shape) -> Box:
+    """The part of an operand of `shape` that `box` of the broadcast result reads."""
+    lead = len(box) - len(shape)
+    spans = zip(box[lead:], shape, strict=True)
+    return tuple((0, 1) if size == 1 else span for span, size in spans)
+
+
+def broadcast_shape(types: Sequence[TensorType]) -> Shape:
+    """The shape operands broadcast to; raises ValueError where they do not."""
+    try:
+        return tuple(int(size) for size in np.broadcast_shapes(*(kind.shape for kind in types)))
+    except ValueError:
+        raise ValueError(f"{' and '.join(map(str, types))} cannot be broadcast to one shape") from None
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raise ValueError with `sentence` unless the condition holds: the type rules' one check."""
+    if not condition:
+        raise ValueError(sentence)

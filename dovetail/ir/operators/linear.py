@@ -1,0 +1,271 @@
+"""Convolutions and fully connected layers, integer and float; float ones take integer weights too, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from dovetail.ir.operators.base import Operator, Window, broadcast_box, require
+from dovetail.ir.types import Array, Box, DType, TensorType
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
+
+
+def accumulator_type(x: DType) -> DType:
+    """The type a sum of products with activations of type `x` has: int32, int64 for int16, else float32."""
+    if x is DType.FLOAT32:
+        return DType.FLOAT32
+    return DType.INT64 if x is DType.INT16 else DType.INT32
+
+
+def _wide(array: Array, zero_point: int) -> Array:
+    """The array as float64 with its zero point taken off: sums of int8 and int16 products stay below 2**53."""
+    return array.astype(np.float64) - zero_point
+
+
+class Linear(Operator):
+    """A layer: sums of products of activations, the first operand, with weights, and a bias if there is a third."""
+
+    weight_axis: ClassVar[int] = 0
+    input_zero_point: int
+    """Taken off every input element (integer types only)."""
+    weight_zero_point: int
+    """Taken off every weight (integer types only)."""
+
+    @property
+    def zero_points(self) -> tuple[int, int]:
+        """The input's and the weights'."""
+        return self.input_zero_point, self.weight_zero_point
+
+    def with_zero_points(self, x: int, weights: int = 0) -> Self:
+        """The same layer with other zero points."""
+        changed: Any = self
+        found: Self = replace(changed, input_zero_point=x, weight_zero_point=weights)
+        return found
+
+
+@dataclass(frozen=True)
+class Convolution(Linear):
+    """What full and depthwise convolution share: windows without padding (a Pad stands before where needed)."""
+
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    input_zero_point: int = 0
+    weight_zero_point: int = 0
+
+    def window(self, inputs: Sequence[TensorType]) -> Window:
+        return Window((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
+
+    def _image(self, x: TensorType, w: TensorType, channels: int, bias: Sequence[TensorType]) -> TensorType:
+        require(len(x.shape) == 4 and len(w.shape) == 4, f"expects NHWC and OHWI, got {x} and {w}")
+        sizes = self.window([x, w]).places(x)
+        for b in bias:
+            require(b.shape == (channels,), f"expects a bias of {channels}, got {b}")
+        return TensorType((x.shape[0], *sizes, channels), accumulator_type(x.dtype))
+
+    def _onnx_conv(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType], depthwise: bool) -> str:
+        image = body.add("Transpose", [inputs[0]], perm=[0, 3, 1, 2])
+        perm = [3, 0, 1, 2] if depthwise else [0, 3, 1, 2]
+        weights = body.add("Transpose", [inputs[1]], perm=perm)
+        groups = types[0].shape[3] // (1 if depthwise else types[1].shape[3])
+        steps = {"strides": list(self.stride), "dilations": list(self.dilation)}
+        result = body.products("Conv", (image, weights), types, self.zero_points, group=groups, **steps)
+        result = body.add("Transpose", [result], perm=[0, 2, 3, 1])
+        return body.add("Add", [result, inputs[2]]) if len(inputs) > 2 else result
+
+
+@dataclass(frozen=True)
+class Conv2d(Convolution):
+    """Convolution. Operands: x NHWC, w OHWI (I = channels / groups), optional bias [O] of the accumulator's type.
+
+    y[n,i,j,o] = bias[o] + sum over (a,b,c) of (x[n, i*sh + a*dh, j*sw + b*dw, c] - zx) * (w[o,a,b,c] - zw)
+    """
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, w, *bias = inputs
+        require(
+            x.shape[-1] % max(w.shape[-1], 1) == 0 and w.shape[0] % self.groups(inputs) == 0,
+            f"{x.shape[-1]} input channels and {w.shape[0]} outputs do not divide into weights {w}",
+        )
+        return self._image(x, w, w.shape[0], bias)
+
+    def groups(self, inputs: Sequence[TensorType]) -> int:
+        """Number of independent channel groups."""
+        return max(inputs[0].shape[-1] // max(inputs[1].shape[-1], 1), 1)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, w, *bias = inputs
+        groups = x.shape[3] // w.shape[3]
+        window = Window((w.shape[1], w.shape[2]), self.stride, self.dilation)
+        windows = window.view(_wide(x, self.input_zero_point))
+        weights = _wide(w, self.weight_zero_point)
+        depth, outputs = w.shape[3], w.shape[0] // groups
+        parts = [
+            np.tensordot(
+                windows[:, :, :, g * depth : (g + 1) * depth],
+                weights[g * outputs : (g + 1) * outputs],
+                axes=([3, 4, 5], [3, 1, 2]),
+            )
+            for g in range(groups)
+        ]
+        return _accumulate(np.concatenate(parts, axis=-1), x, bias)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        x, w, *bias = inputs
+        groups = self.groups(inputs)
+        spans, _ = self.window(inputs).reads(box, x.shape)
+        channels = (0, x.shape[3])
+        if groups > 1:
+            require(box[3] == (0, w.shape[0]), "a grouped convolution is not tiled over channels")
+        kernel: Box = (box[3], (0, w.shape[1]), (0, w.shape[2]), (0, w.shape[3]))
+        return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        return self.infer(inputs).elements * prod(inputs[1].shape[1:])
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return self._onnx_conv(body, inputs, types, depthwise=False)
+
+
+@dataclass(frozen=True)
+class DepthwiseConv2d(Convolution):
+    """Depthwise convolution. Operands: x NHWC, w [1, KH, KW, C*M], optional bias [C*M].
+
+    Output channel c*M + m reads input channel c.
+    """
+
+    weight_axis = 3
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, w, *bias = inputs
+        require(
+            w.shape[0] == 1 and w.shape[3] % x.shape[3] == 0,
+            f"expects depthwise weights [1, KH, KW, {x.shape[3]}*M], got {w}",
+        )
+        return self._image(x, w, w.shape[3], bias)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, w, *bias = inputs
+        image = np.repeat(_wide(x, self.input_zero_point), w.shape[3] // x.shape[3], axis=3)
+        weights = _wide(w, self.weight_zero_point)[0]
+        windows = Window((w.shape[1], w.shape[2]), self.stride, self.dilation).view(image)
+        total = np.zeros(windows.shape[:4])
+        for row in range(w.shape[1]):
+            for column in range(w.shape[2]):
+                total += windows[..., row, column] * weights[row, column]
+        return _accumulate(total, x, bias)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        x, w, *bias = inputs
+        spans, _ = self.window(inputs).reads(box, x.shape)
+        channels = box[3]
+        if w.shape[3] != x.shape[3]:
+            require(box[3] == (0, w.shape[3]), "a depthwise convolution with a multiplier is not tiled over channels")
+            channels = (0, x.shape[3])
+        kernel: Box = ((0, 1), (0, w.shape[1]), (0, w.shape[2]), box[3])
+        return self, ((box[0], *spans, channels), kernel, *((box[3],) for _ in bias))
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        return self.infer(inputs).elements * prod(inputs[1].shape[1:3])
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return self._onnx_conv(body, inputs, types, depthwise=True)
+
+
+@dataclass(frozen=True)
+class FullyConnected(Linear):
+    """Dense layer. Operands: x [..., K], w [N, K], optional bias [N] of the accumulator's type.
+
+    y[..., n] = bias[n] + sum over k of (x[..., k] - zx) * (w[n, k] - zw)
+    """
+
+    input_zero_point: int = 0
+    weight_zero_point: int = 0
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, w, *bias = inputs
+        require(len(w.shape) == 2 and x.shape[-1] == w.shape[1], f"expects [..., K] and [N, K], got {x} and {w}")
+        for b in bias:
+            require(b.shape == (w.shape[0],), f"expects a bias of {w.shape[0]}, got {b}")
+        return TensorType((*x.shape[:-1], w.shape[0]), accumulator_type(x.dtype))
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, w, *bias = inputs
+        total = _wide(x, self.input_zero_point) @ _wide(w, self.weight_zero_point).T
+        return _accumulate(total, x, bias)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        x, _, *bias = inputs
+        depth = (0, x.shape[-1])
+        return self, ((*box[:-1], depth), (box[-1], depth), *((box[-1],) for _ in bias))
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        return self.infer(inputs).elements * inputs[1].shape[1]
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        weights = body.add("Transpose", [inputs[1]], perm=[1, 0])
+        result = body.products("MatMul", (inputs[0], weights), types, self.zero_points)
+        return body.add("Add", [result, inputs[2]]) if len(inputs) > 2 else result
+
+
+def _accumulate(total: Array, x: Array, bias: Sequence[Array]) -> Array:
+    """The sum of products in the accumulator's type, bias added; int32 wraps as the hardware does."""
+    kind = accumulator_type(DType.of(x.dtype))
+    if kind is DType.FLOAT32:
+        result = total + bias[0] if bias else total
+        return np.asarray(result, dtype=np.float32)
+    exact = np.rint(total).astype(np.int64)
+    for b in bias:
+        exact = exact + b.astype(np.int64)
+    return exact.astype(kind.numpy)
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Operator):
+    """Products of two computed matrices. Operands: a [..., M, K], b [..., K, N] of one type, float32, int8, uint8 or
+    int16; leading axes broadcast. Integers give the accumulator's type."""
+
+    left_zero_point: int = 0
+    """Taken off every element of a (integer types only)."""
+    right_zero_point: int = 0
+    """Taken off every element of b (integer types only)."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        a, b = inputs
+        known = a.dtype in (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
+        same = a.dtype is b.dtype or {a.dtype, b.dtype} == {DType.INT8, DType.UINT8}
+        fits = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[-1:] == b.shape[-2:-1]
+        require(known and same and fits, f"expects [..., M, K] and [..., K, N] of one type, got {a} and {b}")
+        lead = tuple(int(size) for size in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+        return TensorType((*lead, a.shape[-2], b.shape[-1]), accumulator_type(a.dtype))
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        a, b = inputs
+        if a.dtype == np.float32:
+            return np.asarray(a.astype(np.float64) @ b.astype(np.float64), dtype=np.float32)
+        exact = (a.astype(np.int64) - self.left_zero_point) @ (b.astype(np.int64) - self.right_zero_point)
+        return np.asarray(exact.astype(accumulator_type(DType.of(a.dtype)).numpy))
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        a, b = inputs
+        depth = (0, a.shape[-1])
+        left, right = (broadcast_box(box[:-2], kind.shape[:-2]) for kind in (a, b))
+        return self, ((*left, box[-2], depth), (*right, depth, box[-1]))
+
+    def macs(self, inputs: Sequence[TensorType]) -> int:
+        return self.infer(inputs).elements * inputs[0].shape[-1]
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        if types[0].dtype is DType.FLOAT32:
+            return body.add("MatMul", list(inputs))
+        # ONNX Runtime multiplies int64 matrices, exactly.
+        terms = [
+            body.add("Sub", [body.cast(name, DType.INT64), body.scalar(zero_point, DType.INT64)])
+            for name, zero_point in zip(inputs, (self.left_zero_point, self.right_zero_point), strict=True)
+        ]
+        return body.cast(body.add("MatMul", terms), accumulator_type(types[0].dtype))

@@ -1,0 +1,397 @@
+"""Operators that move elements, or take them from computed places: reshape to im2col, pick, gather, resample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dovetail.ir.operators.base import Mover, Operator, Piece, T, Window, require
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
+
+
+@dataclass(frozen=True)
+class Reshape(Mover):
+    """The same elements, row-major, under another shape."""
+
+    is_view = True
+    shape: Shape
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(prod(self.shape) == inputs[0].elements, f"cannot reshape {inputs[0]} to {list(self.shape)}")
+        return TensorType(self.shape, inputs[0].dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return inputs[0].reshape(self.shape)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
+        return (Piece(0, full_box(self.infer(inputs).shape)),)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Reshape", [inputs[0], body.integers(self.shape)])
+
+
+@dataclass(frozen=True)
+class Transpose(Mover):
+    """Axes in another order: axis i of the result is axis permutation[i] of the operand."""
+
+    permutation: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(
+            sorted(self.permutation) == list(range(len(inputs[0].shape))),
+            f"{list(self.permutation)} does not permute the axes of {inputs[0]}",
+        )
+        return TensorType(tuple(inputs[0].shape[axis] for axis in self.permutation), inputs[0].dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.ascontiguousarray(inputs[0].transpose(self.permutation))
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        source: list[tuple[int, int]] = [(0, 0)] * len(box)
+        for span, axis in zip(box, self.permutation, strict=True):
+            source[axis] = span
+        return self, (tuple(source),)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
+        box = full_box(self.infer(inputs).shape)
+        return (Piece(0, box, (0,) * len(box), tuple((axis, 1) for axis in self.permutation)),)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Transpose", [inputs[0]], perm=list(self.permutation))
+
+
+@dataclass(frozen=True)
+class Pad(Mover):
+    """Elements of one value before and after each axis."""
+
+    before: Shape
+    after: Shape
+    value: float = 0
+    """The element written: an integer for integer types."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        shape = inputs[0].shape
+        require(len(shape) == len(self.before) == len(self.after), f"pads {self.before} do not fit {inputs[0]}")
+        sizes = zip(self.before, shape, self.after, strict=True)
+        return TensorType(tuple(b + s + a for b, s, a in sizes), inputs[0].dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        pads = list(zip(self.before, self.after, strict=True))
+        return np.pad(inputs[0], pads, constant_values=np.array(self.value, inputs[0].dtype))
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        spans, before, after = [], [], []
+        for (start, stop), lead, size in zip(box, self.before, inputs[0].shape, strict=True):
+            inner = (min(max(start - lead, 0), size), min(max(stop - lead, 0), size))
+            spans.append(inner)
+            before.append(min(max(lead - start, 0), stop - start))
+            after.append(stop - start - before[-1] - (inner[1] - inner[0]))
+        return Pad(tuple(before), tuple(after), self.value), (tuple(spans),)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...] | None:
+        x, sides = inputs[0], (self.before[:1], self.after[:1], self.before[-1:], self.after[-1:])
+        image = len(x.shape) == 4 and x.shape[0] == 1 and x.dtype.numpy.itemsize == 1
+        if not image or any(map(any, sides)):
+            return None  # rows and columns of one image of bytes only
+        return (Piece(0, full_box(self.infer(inputs).shape), before=self.before, fill=int(self.value)),)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        kind = types[0].dtype
+        held = DType.INT32 if kind in (DType.INT16, DType.UINT16) else kind  # ONNX Runtime pads no 16-bit integers
+        x = inputs[0] if held is kind else body.cast(inputs[0], held)
+        padded = body.add("Pad", [x, body.integers((*self.before, *self.after)), body.scalar(self.value, held)])
+        return padded if held is kind else body.cast(padded, kind)
+
+
+@dataclass(frozen=True)
+class Concat(Mover):
+    """Operands one behind the other along an axis."""
+
+    axis: int
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        first = inputs[0]
+        for other in inputs[1:]:
+            rest = [a == b for i, (a, b) in enumerate(zip(first.shape, other.shape, strict=True)) if i != self.axis]
+            require(all(rest) and other.dtype is first.dtype, f"cannot concatenate {first} and {other}")
+        total = sum(kind.shape[self.axis] for kind in inputs)
+        shape = (*first.shape[: self.axis], total, *first.shape[self.axis + 1 :])
+        return TensorType(shape, first.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return np.concatenate(list(inputs), axis=self.axis)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        total = sum(kind.shape[self.axis] for kind in inputs)
+        require(box[self.axis] == (0, total), "a concatenation is not tiled over the axis it is along")
+        return self, tuple((*box[: self.axis], (0, kind.shape[self.axis]), *box[self.axis + 1 :]) for kind in inputs)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
+        whole, axis, start, found = full_box(self.infer(inputs).shape), self.axis, 0, []
+        for place, kind in enumerate(inputs):
+            stop = start + kind.shape[axis]
+            found.append(Piece(place, (*whole[:axis], (start, stop), *whole[axis + 1 :])))
+            start = stop
+        return tuple(found)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Concat", list(inputs), axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Slice(Mover):
+    """A rectangular part, every `step`-th element."""
+
+    start: Shape
+    stop: Shape
+    step: Shape
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        require(
+            len(self.start) == len(inputs[0].shape)
+            and all(0 <= a <= b <= size for a, b, size in zip(self.start, self.stop, inputs[0].shape, strict=True))
+            and all(step > 0 for step in self.step),
+            f"slice {self.start}:{self.stop}:{self.step} is outside {inputs[0]}",
+        )
+        sizes = (-((a - b) // s) for a, b, s in zip(self.start, self.stop, self.step, strict=True))
+        return TensorType(tuple(sizes), inputs[0].dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        parts = tuple(slice(a, b, s) for a, b, s in zip(self.start, self.stop, self.step, strict=True))
+        return np.ascontiguousarray(inputs[0][parts])
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        spans = zip(box, self.start, self.step, strict=True)
+        reads = tuple((first + a * step, first + (b - 1) * step + 1) for (a, b), first, step in spans)
+        return Slice((0,) * len(reads), tuple(stop - start for start, stop in reads), self.step), (reads,)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
+        walks = tuple(enumerate(self.step))
+        return (Piece(0, full_box(self.infer(inputs).shape), self.start, walks),)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        axes = tuple(range(len(self.start)))
+        operands = [inputs[0], *(body.integers(v) for v in (self.start, self.stop, axes, self.step))]
+        return body.add("Slice", operands)
+
+
+@dataclass(frozen=True)
+class Im2col(Mover):
+    """Each window of an NHWC image laid out as one pixel's channels, in (row, column, channel) order.
+
+    im2col: a convolution is a 1x1 convolution of it. Result [N, OH, OW, KH*KW*C].
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+
+    def __repr__(self) -> str:
+        """Part of what tuning files know a layer by."""
+        return f"Patches(kernel={self.kernel}, stride={self.stride}, dilation={self.dilation})"
+
+    def window(self, inputs: Sequence[TensorType]) -> Window:
+        return Window(self.kernel, self.stride, self.dilation)
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        return TensorType((x.shape[0], *self.window(inputs).places(x), prod(self.kernel) * x.shape[3]), x.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        image = self.window([]).view(inputs[0]).transpose(0, 1, 2, 4, 5, 3)
+        return np.ascontiguousarray(image).reshape(*image.shape[:3], -1)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        shape = inputs[0].shape
+        require(box[3] == (0, prod(self.kernel) * shape[3]), "patches are not tiled over channels")
+        return self, ((box[0], *self.window(inputs).reads(box, shape)[0], (0, shape[3])),)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...] | None:
+        """One per row of the window: its columns and channels lie side by side in the image."""
+        if self.dilation[1] != 1 or inputs[0].shape[0] != 1:
+            return None
+        whole, depth = full_box(self.infer(inputs).shape), self.kernel[1] * inputs[0].shape[3]
+        walks = ((0, 1), (1, self.stride[0]), (2, self.stride[1]), (3, 1))
+        return tuple(
+            Piece(0, (*whole[:3], (row * depth, (row + 1) * depth)), (0, row * self.dilation[0], 0, 0), walks)
+            for row in range(self.kernel[0])
+        )
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        (_, height, width, _) = self.infer(types).shape
+        parts = []
+        for row in range(self.kernel[0]):
+            for column in range(self.kernel[1]):
+                start = (row * self.dilation[0], column * self.dilation[1])
+                stop = (start[0] + (height - 1) * self.stride[0] + 1, start[1] + (width - 1) * self.stride[1] + 1)
+                window = [start, stop, (1, 2), self.stride]
+                parts.append(body.add("Slice", [inputs[0], *(body.integers(v) for v in window)]))
+        return body.add("Concat", parts, axis=3)
+
+
+Im2col.__name__ = "Patches"  # its name in layers' names, saved stages and messages
+
+
+@dataclass(frozen=True)
+class Relayout(Mover):
+    """The same value lying in another layout: no element changes, only where it is. The layout stage puts it in."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        return inputs[0]
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        return inputs[0]
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        return self, (box,)
+
+    def pieces(self, inputs: Sequence[TensorType]) -> tuple[Piece, ...]:
+        return (Piece(0, full_box(self.infer(inputs).shape)),)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        return body.add("Identity", [inputs[0]])
+
+
+@dataclass(frozen=True)
+class Pick(Mover):
+    """y[i, j, ...] = x[places[0][i], places[1][j], ...]: elements by fixed places along each axis.
+
+    Reversal, repetition, borders that mirror or repeat, and nearest-neighbour resizing are all of this kind.
+    """
+
+    places: tuple[tuple[int, ...], ...]
+    """For each axis of the operand, where the elements of the result come from, from 0."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        fits = len(self.places) == len(x.shape) and all(
+            all(0 <= place < size for place in places) for places, size in zip(self.places, x.shape, strict=True)
+        )
+        require(fits, f"the places to pick from {x} are outside of it")
+        return TensorType(tuple(len(places) for places in self.places), x.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        if not self.places:
+            return inputs[0]
+        return np.ascontiguousarray(inputs[0][np.ix_(*self.places)])
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        kept = [places[start:stop] for places, (start, stop) in zip(self.places, box, strict=True)]
+        spans = tuple((min(places), max(places) + 1) for places in kept)
+        moved = tuple(tuple(place - low for place in places) for places, (low, _) in zip(kept, spans, strict=True))
+        return replace(self, places=moved), (spans,)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        result = inputs[0]
+        for axis, places in enumerate(self.places):
+            if places != tuple(range(types[0].shape[axis])):
+                result = body.add("Gather", [result, body.integers(places)], axis=axis)
+        return body.add("Identity", [result]) if result == inputs[0] else result
+
+
+@dataclass(frozen=True)
+class Gather(Operator):
+    """Slices of x along an axis, by computed places. Operands: x, indices (int32 or int64, any shape).
+
+    The indices' axes take the place of `axis`. A negative index counts from the end; one beyond either end is
+    moved to that end.
+    """
+
+    axis: int
+    """From 0."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, indices = inputs
+        require(
+            0 <= self.axis < len(x.shape) and indices.dtype in (DType.INT32, DType.INT64) and x.shape[self.axis] > 0,
+            f"cannot gather from {x} along axis {self.axis} by {indices}",
+        )
+        return TensorType((*x.shape[: self.axis], *indices.shape, *x.shape[self.axis + 1 :]), x.dtype)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, indices = inputs
+        size = x.shape[self.axis]
+        places = np.clip(np.where(indices < 0, indices + size, indices), 0, size - 1)
+        return np.asarray(np.take(x, places, axis=self.axis))
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        x, indices = inputs
+        middle = self.axis + len(indices.shape)
+        whole = full_box((x.shape[self.axis],))
+        return self, ((*box[: self.axis], *whole, *box[middle:]), box[self.axis : middle])
+
+    def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
+        return operands[:1]
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        size = types[0].shape[self.axis]
+        wide = body.cast(inputs[1], DType.INT64)
+        lifted = body.add("Add", [wide, body.number(size)])
+        from_front = body.add("Where", [body.add("Less", [wide, body.number(0)]), lifted, wide])
+        return body.add("Gather", [inputs[0], body.limited(from_front, 0, size - 1)], axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Resample(Operator):
+    """Weighted sums along some axes: linear and cubic resizing. Operands: x, then for each axis constant places int32
+    [R, K] and weights [R, K]; both x and the weights float32, or x of 8 bits, the weights int32 and the sums too.
+
+    Along one axis y[..., r, ...] = sum over k of x[..., places[r, k], ...] * weights[r, k], and so on along the next.
+    """
+
+    axes: tuple[int, ...]
+    """From 0, in rising order."""
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x, *taps = inputs
+        fits = self.axes == tuple(sorted(set(self.axes))) and all(0 <= axis < len(x.shape) for axis in self.axes)
+        require(fits and len(taps) == 2 * len(self.axes), f"cannot resample {x} along the axes {list(self.axes)}")
+        real = x.dtype is DType.FLOAT32
+        require(real or x.dtype in (DType.INT8, DType.UINT8), f"cannot resample {x}")
+        shape = list(x.shape)
+        for axis, places, weights in zip(self.axes, taps[::2], taps[1::2], strict=True):
+            kinds = places.dtype is DType.INT32 and weights.dtype is (DType.FLOAT32 if real else DType.INT32)
+            alike = kinds and len(places.shape) == 2 and places.shape == weights.shape
+            require(alike, f"expects places and weights [R, K], got {places}, {weights}")
+            shape[axis] = places.shape[0]
+        return TensorType(tuple(shape), DType.FLOAT32 if real else DType.INT32)
+
+    def evaluate(self, inputs: Sequence[Array]) -> Array:
+        x, *taps = inputs
+        wide = np.float64 if x.dtype == np.float32 else np.int64
+        result = x.astype(wide)
+        for axis, places, weights in zip(self.axes, taps[::2], taps[1::2], strict=True):
+            shape: Shape = (-1,) + (1,) * (x.ndim - 1 - axis)
+            terms: list[Array] = [
+                np.take(result, places[:, tap], axis=axis) * weights[:, tap].astype(wide).reshape(shape)
+                for tap in range(places.shape[1])
+            ]
+            result = sum(terms[1:], terms[0])
+        return np.asarray(result, dtype=np.float32 if wide is np.float64 else np.int32)
+
+    def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
+        source = tuple((0, inputs[0].shape[axis]) if axis in self.axes else span for axis, span in enumerate(box))
+        rows: list[Box] = []
+        for axis, places in zip(self.axes, inputs[1::2], strict=True):
+            rows += [(box[axis], (0, places.shape[1]))] * 2
+        return self, (source, *rows)
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        kind = self.infer(types).dtype
+        result = body.cast(inputs[0], kind)
+        for axis, places, weights, shape in zip(
+            self.axes, inputs[1::2], inputs[2::2], (entry.shape for entry in types[1::2]), strict=True
+        ):
+            taken = body.add("Gather", [result, places], axis=axis)
+            after = len(types[0].shape) - 1 - axis
+            aligned = body.add("Reshape", [weights, body.integers((*shape, *(1,) * after))])
+            weighted = body.add("Mul", [taken, aligned])
+            result = body.add("ReduceSum", [weighted, body.integers((axis + 1,))], keepdims=0)
+        return result

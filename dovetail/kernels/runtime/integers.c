@@ -1,0 +1,216 @@
+/* Loads after this stay after it: without it compilers load far ahead and run out of registers. */
+static inline void in_order(void)
+{
+    __asm__ volatile("" ::: "memory");
+}
+
+/* The value, finished here: without it compilers put the work off to where the value is used, and spill. */
+static inline int32_t held(int32_t value)
+{
+    __asm__ volatile("" : "+r"(value) : : "memory");
+    return value;
+}
+
+/* The value limited to [low, high]; most values are inside, which one comparison modulo 2^32 finds. */
+static inline int32_t clip(int32_t value, int32_t low, int32_t high)
+{
+    if (__builtin_expect((uint32_t)value - (uint32_t)low > (uint32_t)high - (uint32_t)low, 0)) {
+        return value < low ? low : high;
+    }
+    return value;
+}
+
+/* value / 2, rounded to nearest (halves up), plus zero_point: one addition before the shift where SSAT, which shifts
+   too, comes after it; elsewhere the addition behind it goes into the limits of `clip`. */
+static inline int32_t halved(int32_t value, int32_t zero_point)
+{
+#if defined(__ARM_FEATURE_SAT)
+    return (value + 2 * zero_point + 1) >> 1;
+#else
+    return ((value + 1) >> 1) + zero_point;
+#endif
+}
+
+/* The value limited to int8. */
+static inline int32_t saturate(int32_t value)
+{
+#if defined(__ARM_FEATURE_SAT)
+    return __builtin_arm_ssat(value, 8);
+#else
+    return clip(value, -128, 127);
+#endif
+}
+
+/* The 64-bit value limited to [low, high]. */
+static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
+{
+    const int64_t raised = value < low ? low : value;
+    return (int32_t)(raised > high ? high : raised);
+}
+
+/* The sum modulo 2^32. */
+static inline int32_t wrap_add(int32_t left, int32_t right)
+{
+    return (int32_t)((uint32_t)left + (uint32_t)right);
+}
+
+/* value * 2^bits modulo 2^32. */
+static inline int32_t wrap_shift(int32_t value, int32_t bits)
+{
+    return (int32_t)((uint32_t)value << bits);
+}
+
+/* left * right / 2^31, rounded to nearest (halves up); not both are -2^31. */
+static inline int32_t multiply_high(int32_t left, int32_t right)
+{
+    return (int32_t)(((int64_t)left * right + 0x40000000) >> 31);
+}
+
+/* value / 2^right, rounded to nearest, halves away from zero. */
+static inline int32_t round_shift(int32_t value, int32_t right)
+{
+    const int32_t mask = (int32_t)((1u << right) - 1u);
+    const int32_t threshold = (mask >> 1) + (value < 0);
+    return (value >> right) + ((value & mask) > threshold);
+}
+
+/* value * multiplier * 2^(-33 - shift), rounded twice as gemmlowp does: the product to its upper word, then the
+   shift by 1 + shift with halves away from zero; plus zero_point. */
+static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
+{
+    const int32_t high = multiply_upper(value, multiplier);
+    return halved((high + (high >> 31)) >> shift, zero_point);
+}
+
+/* value * multiplier * 2^-32, rounded once (halves up), for a multiplier of at least 2^31. Arm's SMMLAR takes it as
+   multiplier - 2^32 and adds the value: (2^32 * value + value * (multiplier - 2^32) + 2^31) / 2^32. */
+static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    int32_t high;
+    __asm__("smmlar %0, %1, %2, %1" : "=r"(high) : "r"(value), "r"(multiplier));
+    return high;
+#else
+    const int64_t product = (int64_t)value * (int64_t)multiplier;
+    return (int32_t)(product >> 32) + (int32_t)((uint32_t)product >> 31);
+#endif
+}
+
+/* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
+static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_high(shift > 0 ? wrap_shift(value, shift) : value, multiplier);
+    return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
+}
+
+/* value * multiplier * 2^(shift - 32), rounded twice as gemmlowp does; a positive shift comes first. */
+static inline int32_t requantize_double_any_shift(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_upper(shift > 0 ? wrap_shift(value, shift) : value, multiplier);
+    return shift < 0 ? (((high + (high >> 31)) >> (-1 - shift)) + 1) >> 1 : high;
+}
+
+/* value * multiplier * 2^(-33 - shift), rounded once (halves up); plus zero_point. */
+static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
+{
+    const int64_t product = (int64_t)value * (int64_t)multiplier;
+    return halved((int32_t)(product >> 32) >> shift, zero_point);
+}
+
+/* value * multiplier * 2^(shift - 31), rounded once (halves up). */
+static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, int32_t shift)
+{
+    const int32_t right = 31 - shift;
+    return (int32_t)(((int64_t)value * multiplier + ((int64_t)1 << (right - 1))) >> right);
+}
+
+/* value * multiplier * 2^-right for a value of 48 bits and a multiplier of 16, rounded once (halves up). */
+static inline int32_t requantize_wide(int64_t value, int32_t multiplier, int32_t right)
+{
+    return (int32_t)((value * multiplier + ((int64_t)1 << (right - 1))) >> right);
+}
+
+/* The first kernel tap inside the image, for a window that begins at `start` (negative: before the image). */
+static inline int32_t first_tap(int32_t start, int32_t dilation)
+{
+    return start < 0 ? (dilation - 1 - start) / dilation : 0;
+}
+
+/* One past the last kernel tap inside an image of `size`, for a window of `taps` that begins at `start`. */
+static inline int32_t end_tap(int32_t start, int32_t dilation, int32_t taps, int32_t size)
+{
+    return start + (taps - 1) * dilation >= size ? (size - start + dilation - 1) / dilation : taps;
+}
+
+/* sum / count, rounded to nearest, halves away from zero. */
+static inline int32_t divide_rounded(int32_t sum, int32_t count)
+{
+    return sum < 0 ? -((count / 2 - sum) / count) : (sum + count / 2) / count;
+}
+
+/* value * 2, limited to 32 bits. */
+static inline int32_t double_saturating(int32_t value)
+{
+    const int32_t limited = value > 0x3FFFFFFF ? 0x3FFFFFFF : (value < -0x40000000 ? -0x40000000 : value);
+    return limited * 2 + (value > 0x3FFFFFFF);
+}
+
+/* 1 / sum as a Q0.31 factor, for a positive sum raised to [2^31, 2^32): Newton's division in Q2.29. */
+static inline int32_t softmax_reciprocal(uint32_t raised)
+{
+    const int32_t half = (int32_t)(raised >> 1);
+    int32_t estimate = 1515870810 + multiply_high(half, -1010580540);
+    for (int32_t round = 0; round < 3; ++round) {
+        const int32_t error = 0x20000000 - multiply_high(half, estimate);
+        estimate += double_saturating(double_saturating(multiply_high(estimate, error)));
+    }
+    return double_saturating(estimate);
+}
+
+/* The nearest integer, halves to even, after limiting to [low, high] with both within 2^22: adding 1.5 * 2^23
+   leaves no room for a fraction, so the addition itself rounds. */
+static inline int32_t round_even(float value, int32_t low, int32_t high)
+{
+    const float raised = value > (float)low ? value : (float)low;
+    const float limited = raised < (float)high ? raised : (float)high;
+    const float shifted = limited + 12582912.0f;
+    return (int32_t)(shifted - 12582912.0f);
+}
+
+/* left / right rounded towards zero, modulo 2^64; 0 where the divisor is 0. */
+static inline int64_t divide_integers(int64_t left, int64_t right)
+{
+    if (right == -1) {
+        return (int64_t)(0u - (uint64_t)left);
+    }
+    return right == 0 ? 0 : left / right;
+}
+
+/* base to the power of exponent modulo 2^64; rounded towards zero where that is negative, 0 where base is 0 then. */
+static inline int64_t power_of_integers(int64_t base, int64_t exponent)
+{
+    uint64_t result = 1u;
+    uint64_t factor = (uint64_t)base;
+    if (exponent < 0) {
+        return base == 1 ? 1 : (base == -1 ? 1 - 2 * (exponent & 1) : 0);
+    }
+    for (int64_t rest = exponent; rest > 0; rest >>= 1) {
+        result = rest & 1 ? result * factor : result;
+        factor *= factor;
+    }
+    return (int64_t)result;
+}
+
+/* What is left of `left` after whole multiples of `right`, with the sign of `right`; 0 where that is 0. */
+static inline int64_t modulo_of_integers(int64_t left, int64_t right)
+{
+    const int64_t rest = right == 0 || right == -1 ? 0 : left % right;
+    return rest != 0 && (rest < 0) != (right < 0) ? rest + right : rest;
+}
+
+/* An index counted from either end as one from the front, limited to [0, size). */
+static inline int32_t gathered(int64_t index, int32_t size)
+{
+    const int64_t place = index < 0 ? index + size : index;
+    return place < 0 ? 0 : (place >= size ? size - 1 : (int32_t)place);
+}

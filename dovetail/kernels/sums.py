@@ -1,0 +1,224 @@
+"""Sums of products over a window: what is multiplied, the numbers folded into constants, how text names them.
+
+The description is of a nest of loops over pixels, output channels, taps and depth. It is printed by `convolution` and
+`depthwise` (blocks in registers), `compact` (sizes as members), `scheduled` (Exo) and the target `opencl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, accumulator_type
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import c_type
+from dovetail.kernels.kernel import Expression, Scope, accumulate_type
+from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.window import Nest, Window, window_of
+
+ACTIVATIONS = (DType.INT8, DType.UINT8, DType.INT16)
+PRODUCTS: dict[type[Operator], Callable[[Region, Scope, bool], Products]] = {}
+"""What an anchor multiplies."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a layer of sums of products multiplies."""
+
+    window: Window
+    weights: Array
+    """[outputs, KH, KW, depth]; depth 1 where each output reads a channel of its own."""
+    zero_points: tuple[int, int]
+    """The input's and the weights'."""
+
+    @property
+    def groups(self) -> int:
+        """Parts of the outputs that read parts of the input channels."""
+        return self.window.channels // int(self.weights.shape[3])
+
+    @property
+    def channelwise(self) -> bool:
+        """True where every output reads the input channel of its own number alone."""
+        return self.weights.shape[3] == 1 and len(self.weights) == self.window.channels
+
+
+def products_of(region: Region, scope: Scope, merged: bool = True) -> Products:
+    """Those of the region's anchor; raises Unsupported where its operands are of other types or not constant.
+
+    Args:
+        region: with an anchor in `PRODUCTS`.
+        scope: the kernel's parameters.
+        merged: whether a pointwise convolution is of one row of all pixels.
+    """
+    products = PRODUCTS[type(region.node.operator)](region, scope, merged)
+    for name in region.node.inputs[2:]:
+        scope.known(name)
+    return products
+
+
+@kernel(Conv2d, DepthwiseConv2d, table=PRODUCTS)
+def _convolution(region: Region, scope: Scope, merged: bool) -> Products:
+    operator = region.node.operator
+    assert isinstance(operator, Conv2d | DepthwiseConv2d)
+    region.require(ACTIVATIONS)
+    weights = scope.known(region.node.inputs[1])
+    if isinstance(operator, DepthwiseConv2d):
+        weights = weights.transpose(3, 1, 2, 0)
+    window = window_of(region, (weights.shape[1], weights.shape[2]), operator.stride, operator.dilation)
+    if merged and not window.any_padded and window.kernel == (1, 1) and window.stride == (1, 1):
+        window = _pixels(window.batch * prod(window.size), window.channels)
+    return Products(window, weights, operator.zero_points)
+
+
+@kernel(FullyConnected, table=PRODUCTS)
+def _dense(region: Region, scope: Scope, merged: bool) -> Products:
+    """Of a FullyConnected: a 1x1 convolution of an image one row high."""
+    operator = region.node.operator
+    assert isinstance(operator, FullyConnected)
+    region.without_pad()
+    region.require(ACTIVATIONS)
+    weights, shape = scope.known(region.node.inputs[1]), region.type(0).shape
+    return Products(_pixels(prod(shape[:-1]), shape[-1]), weights[:, None, None, :], operator.zero_points)
+
+
+def _pixels(count: int, channels: int) -> Window:
+    """A window of one tap over a row of pixels."""
+    return Window(1, (1, count), channels, (1, count), (1, 1), (1, 1), (1, 1), (0, 0))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The numbers of a sum of products: what the kernel's constants hold."""
+
+    weights: Array
+    """Weights less their zero point, [outputs, KH, KW, depth], int8 where they fit, else int16."""
+    inside: Array
+    """Start of each sum where all taps are inside: bias less input zero point times sum of weights."""
+    border: Array
+    """Start of each sum where taps in the padding are left out and the pad value is taken off each element."""
+    pad_value: int
+    """What the padding holds."""
+    kind: str
+    """C type of a sum."""
+    reach: int
+    """No sum, partial or final, is larger than this."""
+    wraps: bool
+    """Whether sums are kept in 64 bits and their result wraps to 32."""
+    bits: int = 8
+    """Bits of a weight in the kernel's constants: below 8 they share bytes."""
+
+    @property
+    def stored(self) -> DType:
+        """Type of the constants that hold the weights."""
+        return DType.UINT8 if self.bits < 8 else DType.of(self.weights.dtype)
+
+    def value(self, text: str) -> Expression:
+        """A finished sum; it wraps to 32 bits where the operator's own type does and the sum may leave it."""
+        if self.wraps:
+            return Expression(f"(int32_t){text}", "int32_t", DType.INT32.low, DType.INT32.high)
+        return Expression(text, self.kind, -self.reach, self.reach)
+
+
+def sums_of(region: Region, products: Products) -> Sums:
+    """Fold zero points and the pad value into the constants, exactly.
+
+    With v the pad value: sum((x - zx) * w) over all taps = sum(x * w) + (bias - zx * sum(w)), and as padded
+    taps hold v it is also sum((x - v) * w) over the taps inside + (bias + (v - zx) * sum(w)).
+    """
+    anchor, zero_points = region.node, products.zero_points
+    wide = products.weights.astype(np.int64) - zero_points[1]
+    narrow = wide.min() >= -128 and wide.max() <= 127
+    bias = region.graph.constants[anchor.inputs[2]].astype(np.int64) if len(anchor.inputs) > 2 else np.int64(0)
+    per_output = wide.reshape(len(wide), -1)
+    total_weight, weight_reach = per_output.sum(axis=1), np.abs(per_output).sum(axis=1)
+    pad_value, x = int(region.pad_value), region.source_dtype
+    inside = bias - zero_points[0] * total_weight
+    border = bias + (pad_value - zero_points[0]) * total_weight if region.pad else inside
+    farthest = max(-x.low, x.high) + abs(pad_value)
+    reach = int((np.maximum(np.abs(inside), np.abs(border)) + weight_reach * farthest).max())
+    kind = accumulate_type(-reach, reach)
+    start = np.int32 if kind == "int32_t" else np.int64
+    bits = region.type(1).dtype.bits
+    bits = bits if bits in WIDTHS and _fits(wide, bits) else 8
+    wraps = kind == "int64_t" and accumulator_type(x) is DType.INT32
+    stored = wide.astype(np.int8 if narrow else np.int16)
+    return Sums(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
+
+
+@dataclass(frozen=True)
+class SumNest(Nest):
+    """The nest of a sum of products."""
+
+    sums: Sums
+
+    @property
+    def outputs(self) -> int:
+        return len(self.sums.weights)
+
+    def starts(self, clamped: bool, lanes: int = 1) -> str:
+        """The constant each sum begins with, filled up to whole blocks of lanes."""
+        uses_border = clamped and self.window.any_padded and not np.array_equal(self.sums.border, self.sums.inside)
+        array = self.sums.border if uses_border else self.sums.inside
+        return self.scope.constant("sums", "border_bias" if uses_border else "bias", padded(array, lanes))
+
+    def weights(self, array: Array) -> str:
+        """The constant of the weights in the order they are read; rows of narrow ones share bytes."""
+        array = packed(array, self.sums.bits) if self.sums.bits < 8 else array
+        return self.scope.constant("sums", "weights", array.reshape(-1))
+
+    def tap_pointer(self, start: str, space: str = "") -> str:
+        """The statement that points at the weights of a tap."""
+        return f"{space}const {c_type(self.sums.stored)} *tap = {start};"
+
+
+def padded(array: Array, lanes: int) -> Array:
+    """Values per output, zeros where the last block of lanes is part-empty."""
+    return np.pad(array, [(0, -len(array) % lanes)] + [(0, 0)] * (array.ndim - 1))
+
+
+def blocked(weights: Array, lanes: int) -> Array:
+    """Weights [outputs, KH, KW, depth] in blocks of `lanes` outputs, side by side for each tap: [..., lanes]."""
+    whole = padded(weights, lanes)
+    return whole.reshape(-1, lanes, *weights.shape[1:]).transpose(0, 2, 3, 4, 1)
+
+
+WIDTHS = (2, 4)
+"""Bits of the weights that share bytes."""
+
+
+def _fits(values: Array, bits: int) -> bool:
+    return bool(values.min() >= -(1 << (bits - 1)) and values.max() < 1 << (bits - 1))
+
+
+def packed(values: Array, bits: int) -> Array:
+    """Signed integers side by side, the first in the lowest bits, as uint8; every row of the last axis begins a byte.
+
+    Args:
+        values: of any shape; bytes a row does not fill hold zeros.
+        bits: 2 or 4.
+    """
+    share = 8 // bits
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % share)])
+    fields = (padded.astype(np.int64) & ((1 << bits) - 1)).reshape(*values.shape[:-1], -1, share)
+    return np.asarray((fields << (bits * np.arange(share))).sum(axis=-1), dtype=np.uint8)
+
+
+def row_bytes(count: int, bits: int) -> int:
+    """Bytes of `count` weights that begin at a byte."""
+    return -(-count * bits // 8)
+
+
+def unpacked(array: str, bits: int, base: int, place: int) -> str:
+    """C text of weight number `place`, known now, of those that begin at byte `base` of an array."""
+    share = 8 // bits
+    at, field = base + place // share, place % share
+    return f"field_of({array}[{at}], {32 - bits * (field + 1)}, {32 - bits})"
+
+
+def looked_up(array: str, bits: int, place: str) -> str:
+    """C text of weight number `place`, found at run time, of an array packed without gaps."""
+    return f"packed_{bits}({array}, {place})"

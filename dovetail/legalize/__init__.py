@@ -1,0 +1,58 @@
+"""Adapt: bring the integer graph into the form a target takes.
+
+The rewrites here are tools a target chooses from; which it uses, and when, is said in its policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.ir.graph import Graph
+from dovetail.legalize.layers import (
+    convolution_as_im2col,
+    dense_results_of,
+    even_borders,
+    narrow_weights,
+    stride_as_slice,
+    unsigned_activations,
+)
+from dovetail.legalize.requantisation import (
+    ConverterLimits,
+    RequantisationLimits,
+    addition_as_convolution,
+    addition_by_shift,
+    engine_requantisation,
+    split_bias,
+    through_converter,
+)
+from dovetail.target.description import Policy
+
+Stage = Callable[[str, Graph, int], None]
+"""Told the name of each rewrite, the graph after it, and how far a value may have moved."""
+
+
+def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
+    """The graph after every rewrite of a policy, in its order."""
+    for rewrite in policy.rewrites:
+        graph = rewrite.apply(graph)
+        if done is not None:
+            done(rewrite.name, graph, rewrite.lsb)
+    return graph
+
+
+__all__ = [
+    "ConverterLimits",
+    "RequantisationLimits",
+    "adapt",
+    "addition_as_convolution",
+    "addition_by_shift",
+    "convolution_as_im2col",
+    "dense_results_of",
+    "engine_requantisation",
+    "even_borders",
+    "narrow_weights",
+    "split_bias",
+    "stride_as_slice",
+    "through_converter",
+    "unsigned_activations",
+]

@@ -1,0 +1,232 @@
+"""A simulated element: the MAC array, message unit and DMA beside its core, and what runs it in a worker process.
+
+Byte offsets: see runtime/mesh_sim.c. The MAC array takes the clocks of the mesh's description; its results are in
+memory when they have passed. A run's first set of inputs holds the element's data, and each further one what an input
+brings: messages by key, and "dram N" for tensors. It answers with an inference per input: messages by key, and
+"stored".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dovetail.errors import SimulationError
+from dovetail.sim.device import Activity, Bus, find
+from dovetail.sim.protocol import Content, InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
+from dovetail.target.mesh import MacArray, Work
+
+BASE = 0x40000000
+_FIELDS = (
+    *("key", "source", "target", "operand", "rows", "columns", "bytes", "source_row", "source_column"),
+    *("target_row", "target_column", "slots", "slot_bytes"),
+)
+"""Of mesh_transfer_t."""
+_JOB = (
+    *("image", "weights", "sums", "image_row", "columns", "outputs", "inputs", "kernel_rows", "kernel_columns"),
+    *("stride", "kind", "is_unsigned", "row_stride"),
+)
+"""Of mac_job_t."""
+_KINDS = ("convolution", "depthwise", "dense")
+
+
+_TABLES = "report this: the tables of sender and receiver disagree"
+
+
+class ElementDevice:
+    """The device.
+
+    Args:
+        bus: the element's memory.
+        array: "module:variable" of the `MacArray`.
+    """
+
+    name = "element"
+
+    def __init__(self, bus: Bus, array: str) -> None:
+        self._bus = bus
+        self._array: MacArray = find(array, "MAC array")
+        self.inputs = 0
+        """How many the element computes."""
+        self.messages: Sequence[Mapping[int, bytes]] = ()
+        """Per input: message by key."""
+        self.tensors: Sequence[Mapping[int, bytes]] = ()
+        """Per input: tensors in DRAM by number."""
+        self.sent: list[dict[int, bytes]] = []
+        self.stored: list[bytes] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """As after power-on."""
+        self._registers = dict.fromkeys(range(0, 0x34, 4), 0)
+        self._expected: list[dict[str, int]] = []
+        self._delivered = self._released = 0
+        self._job: tuple[int, dict[str, int]] | None = None
+        self._interrupt = False
+        self._done: list[Activity] = []
+
+    def read(self, offset: int, now: int) -> int:
+        """READY, BUSY or INPUTS."""
+        if offset == 0x08:
+            if self._registers[0x14] < self._delivered:
+                return 1
+            what = f"the element waits for ever for input {self._registers[0x14]}"
+            hint = "look at the element's driver: release an input's slot before waiting for a later input"
+            raise SimulationError(what, where=self.name, hint=hint)
+        if offset == 0x2C:
+            self._interrupt = False
+            return int(self._job is not None)
+        if offset == 0x30:
+            return self.inputs
+        hint = "look at the element's driver: registers that are read are those its header names"
+        raise SimulationError(f"the element has no register to read at {offset:#x}", where=self.name, hint=hint)
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """Set a register; EXPECT, RELEASE, SEND, FETCH, STORE and JOB do something."""
+        if offset not in self._registers:
+            hint = "look at the element's driver: registers that are written are those its header names"
+            raise SimulationError(f"the element has no register at {offset:#x}", where=self.name, hint=hint)
+        self._registers[offset] = value
+        input_, data = self._registers[0x14], self._registers[0x18]
+        if offset == 0x04:
+            self._expected = self._transfers(value)
+            self._deliver()
+        elif offset == 0x0C:
+            if value != self._released:
+                what = f"input {value} is released, {self._released} is next"
+                hint = "look at the element's driver: release the inputs in their order"
+                raise SimulationError(what, where=self.name, hint=hint)
+            self._released += 1
+            self._deliver()
+        elif offset == 0x1C:
+            self.sent += [{} for _ in range(len(self.sent), input_ + 1)]
+            self.sent[input_][self._registers[0x10]] = self._bus.view(data, value).tobytes()
+        elif offset == 0x20:
+            for transfer in self._transfers(value):
+                self._copy(transfer, self.tensors[input_][transfer["key"]], input_)
+        elif offset == 0x24:
+            self.stored.append(self._bus.view(data, value).tobytes())
+        elif offset == 0x28:
+            if self._job:
+                hint = "look at the element's driver: wait for the job before starting another"
+                raise SimulationError("the MAC array is started while it works", where=self.name, hint=hint)
+            job = self._words(value, _JOB)
+            self._job = (now + self._clocks(job), job)
+
+    def next_event(self) -> int | None:
+        """When the MAC array is done."""
+        return self._job[0] if self._job else None
+
+    def advance(self, now: int) -> None:
+        """The MAC array's results, if it is done."""
+        if self._job and self._job[0] <= now:
+            end, job = self._job
+            self._job, self._interrupt = None, True
+            macs = self._compute(job)
+            self._done.append(Activity(end - self._clocks(job), end, _KINDS[job["kind"]], macs=macs))
+
+    def interrupt(self) -> bool:
+        """High from the end of a job until BUSY is read."""
+        return self._interrupt
+
+    def activities(self) -> list[Activity]:
+        """Jobs of the MAC array."""
+        return self._done
+
+    def _words(self, address: int, names: Sequence[str]) -> dict[str, int]:
+        words = self._bus.view(address, 4 * len(names)).view("<u4")
+        return dict(zip(names, words.tolist(), strict=True))
+
+    def _transfers(self, count: int) -> list[dict[str, int]]:
+        size = 4 * len(_FIELDS)
+        return [self._words(self._registers[0x00] + number * size, _FIELDS) for number in range(count)]
+
+    def _deliver(self) -> None:
+        """Put the messages of every input where they belong whose slots are free."""
+        slots = min((transfer["slots"] for transfer in self._expected), default=1)
+        while self._delivered < min(len(self.messages), self._released + slots):
+            given = self.messages[self._delivered]
+            for transfer in self._expected:
+                if transfer["key"] not in given:
+                    raise SimulationError(
+                        f"no message of the key {transfer['key']} came", where=self.name, hint=_TABLES
+                    )
+                self._copy(transfer, given[transfer["key"]], self._delivered)
+            self._delivered += 1
+
+    def _copy(self, transfer: Mapping[str, int], content: bytes, input_: int) -> None:
+        source = np.frombuffer(content, np.uint8)
+        to = transfer["target"] + input_ % transfer["slots"] * transfer["slot_bytes"]
+        for row in range(transfer["rows"]):
+            for column in range(transfer["columns"]):
+                start = transfer["source"] + row * transfer["source_row"] + column * transfer["source_column"]
+                part = source[start : start + transfer["bytes"]]
+                if len(part) != transfer["bytes"]:
+                    raise SimulationError(
+                        f"a message of {len(content)} bytes is too short", where=self.name, hint=_TABLES
+                    )
+                place = to + row * transfer["target_row"] + column * transfer["target_column"]
+                self._bus.view(place, transfer["bytes"])[:] = part
+
+    def _clocks(self, job: Mapping[str, int]) -> int:
+        one, columns, outputs, inputs = (np.array(n) for n in (1, job["columns"], job["outputs"], job["inputs"]))
+        kernel, stride = (job["kernel_rows"], job["kernel_columns"]), (job["row_stride"], job["stride"])
+        return int(self._array.clocks(Work(_KINDS[job["kind"]], one, columns, outputs, inputs, kernel, stride)))
+
+    def _compute(self, job: Mapping[str, int]) -> int:
+        kind, outputs, inputs, columns = _KINDS[job["kind"]], job["outputs"], job["inputs"], job["columns"]
+        high, wide = job["kernel_rows"], job["kernel_columns"]
+        span = ((columns - 1) * job["stride"] + wide) * inputs
+        rows = [self._bus.view(job["image"] + row * job["image_row"], span) for row in range(high)]
+        image = np.stack(rows).view(np.uint8 if job["is_unsigned"] else np.int8).astype(np.int64)
+        image = image.reshape(high, -1, inputs)
+        group = 16 if kind == "dense" else 4
+        depth = 1 if kind == "depthwise" else inputs
+        size = -(-outputs // group) * high * wide * depth * group
+        weights = self._bus.view(job["weights"], size).view(np.int8).astype(np.int64)
+        weights = weights.reshape(-1, high, wide, depth, group).transpose(1, 2, 3, 0, 4)
+        weights = weights.reshape(high, wide, depth, -1)[..., :outputs]
+        sums = np.zeros((columns, outputs), np.int64)
+        for row in range(high):
+            for column in range(wide):
+                part = image[row, column : column + (columns - 1) * job["stride"] + 1 : job["stride"]]
+                taps = weights[row, column]
+                sums += part * taps[0] if kind == "depthwise" else part @ taps
+        self._bus.view(job["sums"], sums.size * 4)[:] = sums.astype("<i4").reshape(-1).view(np.uint8)
+        return columns * outputs * high * wide * depth
+
+
+def element_device(bus: Bus, array: str) -> ElementDevice:
+    """The device; see `ElementDevice`."""
+    return ElementDevice(bus, array)
+
+
+def load(content: Content) -> Runner:
+    """Note down the firmware; every run is a machine of its own."""
+    found = content.of(SimulationSetup)
+
+    def run(request: RunRequest) -> SimulationResult:
+        from dovetail.sim.machine import Machine
+
+        machine = Machine(found)
+        device = machine.devices[0]
+        assert isinstance(device, ElementDevice)
+        data, brought = request.inputs[0]["element_data"], request.inputs[1:]
+        machine.firmware.write("element_data", data)
+        device.inputs = len(brought)
+        device.messages = [{int(k): v for k, v in one.items() if not k.startswith("dram")} for one in brought]
+        device.tensors = [{int(k[5:]): v for k, v in one.items() if k.startswith("dram")} for one in brought]
+        result = machine.run(RunRequest((), {}, request.instruction_limit))
+        outputs = []
+        for number in range(len(brought)):
+            sent = device.sent[number] if number < len(device.sent) else {}
+            named = {str(key): content for key, content in sent.items()}
+            if number < len(device.stored):
+                named["stored"] = device.stored[number]
+            outputs.append(InferenceResult(named))
+        outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
+        return replace(result, inferences=tuple(outputs))
+
+    return run

@@ -1,0 +1,58 @@
+"""Frontends: model files as graphs in QDQ form (quantised values between Dequantize and Quantize)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.errors import ModelError
+from dovetail.ir.graph import Graph
+
+MAX_BYTES = 512 * 2**20
+"""Largest model file read, in bytes."""
+
+KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised by their content, and ONNX (.onnx)"
+
+
+def load_model(path: Path) -> Graph:
+    """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
+    suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
+
+    Raises:
+        ModelError: there is no such file, its format is unknown, it is damaged, or it says something
+            Dovetail cannot honour; the message names the file and the operator.
+        MissingExtraError: it is a Keras file, and h5py is not installed.
+    """
+    data = _read(path)
+    if data[4:8] == b"TFL3":
+        from dovetail.read.tflite import load_tflite
+
+        return load_tflite(path.name, data, path.stem)
+    if path.suffix.lower() == ".onnx":
+        from dovetail.read.onnx import load_onnx
+
+        return load_onnx(path.name, data, path.stem, path.parent)
+    if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
+        from dovetail.read.keras import load_keras
+
+        return load_keras(path.name, data, path.stem)
+    raise ModelError("this file is of no known model format", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+
+
+def _read(path: Path) -> bytes:
+    """The file's bytes, after checking that it is a file of a sensible size."""
+    if not path.exists():
+        raise ModelError("there is no such file", where=str(path), hint="check the spelling and the directory")
+    if path.is_dir():
+        raise ModelError("this is a directory, not a model file", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            what = f"the file has {size} bytes; the limit is {MAX_BYTES}"
+            raise ModelError(what, where=str(path), hint="give the file of a smaller network")
+        data = path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        what = f"the file cannot be read: {error.strerror}"
+        raise ModelError(what, where=str(path), hint="check the permission to read it") from error
+    if not data:
+        raise ModelError("the file is empty", where=str(path), hint="copy or convert the model again")
+    return data

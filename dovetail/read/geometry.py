@@ -1,0 +1,221 @@
+"""Windows over images, transposed convolution and resizing, as all readers compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.movement import Pad, Pick, Reshape, Slice, Transpose
+from dovetail.ir.types import Array, Shape
+from dovetail.read.values import Values
+
+Pair = tuple[int, int]
+"""Of rows and of columns, or before and after."""
+
+
+def same_border(size: int, span: int, stride: int) -> Pair:
+    """Elements before and after an axis so that ceil(size / stride) windows of `span` fit (TensorFlow's SAME: the odd
+    one behind)."""
+    total = max((-(-size // stride) - 1) * stride + span - size, 0)
+    return total // 2, total - total // 2
+
+
+def spans(taps: Shape, dilation: Shape) -> Pair:
+    """Rows and columns a window covers."""
+    return (taps[0] - 1) * dilation[0] + 1, (taps[1] - 1) * dilation[1] + 1
+
+
+# Transposed convolution as a convolution that gives every phase of the stride as channels of its own.
+#
+# With stride s, row t of the uncut result reads row u - j of the operand through row r + s * j of the kernel, where
+# t = s * u + r. So the s * s phases (r of rows and of columns) are s * s times the output channels of one convolution
+# with ceil(kernel / s) taps, moved to their places afterwards. Nothing is multiplied by zeros where s divides the
+# kernel.
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The geometry of a transposed convolution along one image axis."""
+
+    size: int
+    kernel: int
+    stride: int
+    lead: int
+    """Rows the uncut result loses at its beginning; negative where zeros come before it."""
+    result: int
+
+    @property
+    def taps(self) -> int:
+        """Rows of each phase's kernel."""
+        return -(-self.kernel // self.stride)
+
+    @property
+    def first(self) -> int:
+        """The first block of `stride` rows of the uncut result that the result needs."""
+        return self.lead // self.stride
+
+    @property
+    def blocks(self) -> int:
+        """How many such blocks."""
+        return (self.result - 1 + self.lead) // self.stride - self.first + 1
+
+    @property
+    def border(self) -> Pair:
+        """Zeros before and after the operand; negative where it is cut."""
+        return self.taps - 1 - self.first, self.first + self.blocks - self.size
+
+
+def transposed_convolution(v: Values, operands: Sequence[str], axes: tuple[Transposed, Transposed], groups: int) -> str:
+    """A transposed convolution of x NHWC, constant weights OHWI (I = channels / groups), and a bias or none: one that
+    gives all phases, and the movement of these."""
+    x, w, *bias = operands
+    outputs, count = v.shape(w)[0], axes[0].stride * axes[1].stride
+    image = v.bordered(x, (axes[0].border, axes[1].border), suffix="bordered")
+    weights = _phase_weights(v, w, axes, groups)
+    if count > 1:  # the bias of each group, for each phase
+        share = outputs // groups
+        places = [g * share + o for g in range(groups) for _ in range(count) for o in range(share)]
+        bias = [v.pick(name, [places], "bias") for name in bias]
+    result = v.add(Conv2d(), [image, weights, *bias], "phases_of_result")
+    for move in _phases(axes, v.shape(x)[0], outputs, groups):
+        result = v.add(move, [result], "placed")
+    return result
+
+
+def _phase_weights(v: Values, w: str, axes: Sequence[Transposed], groups: int) -> str:
+    """Weights OHWI as those of the phases: output channels (group, row phase, column phase, output)."""
+    outputs, rows, columns, depth = v.shape(w)
+    strides, taps = [axis.stride for axis in axes], [axis.taps for axis in axes]
+    extra = [tap * stride - size for tap, stride, size in zip(taps, strides, (rows, columns), strict=True)]
+    if any(extra):
+        w = v.add(Pad((0,) * 4, (0, extra[0], extra[1], 0), 0.0), [w], "kernel")
+    order = [[(t - 1 - j) * s + r for j in range(t) for r in range(s)] for t, s in zip(taps, strides, strict=True)]
+    turned = v.pick(w, [range(outputs), *order, range(depth)], "turned")
+    apart = (groups, outputs // groups, taps[0], strides[0], taps[1], strides[1], depth)
+    parts = v.add(Reshape(apart), [turned], "phases")
+    moved = v.add(Transpose((0, 3, 5, 1, 2, 4, 6)), [parts], "moved")
+    return v.add(Reshape((outputs * prod(strides), taps[0], taps[1], depth)), [moved], "ohwi")
+
+
+def _phases(axes: Sequence[Transposed], batch: int, outputs: int, groups: int) -> list[Operator]:
+    """The movement that puts the phases' results in their places, and cuts what the result loses."""
+    rows, columns = axes
+    strides = (rows.stride, columns.stride)
+    whole = (batch, rows.blocks * rows.stride, columns.blocks * columns.stride, outputs)
+    start = tuple(axis.lead - axis.first * axis.stride for axis in axes)
+    cut = Slice((0, *start, 0), (batch, start[0] + rows.result, start[1] + columns.result, outputs), (1,) * 4)
+    moves: list[Operator] = []
+    if prod(strides) > 1:
+        apart = Reshape((batch, rows.blocks, columns.blocks, groups, *strides, outputs // groups))
+        moves = [apart, Transpose((0, 1, 4, 2, 5, 3, 6)), Reshape(whole)]
+    return [*moves, cut] if whole[1:3] != (rows.result, columns.result) else moves
+
+
+# Places that elements are taken from, along one axis or all
+
+
+def mirrored(size: int, before: int, after: int, mode: str) -> list[int]:
+    """Where the elements of an axis with a border come from; a negative border cuts off.
+
+    Raises:
+        ValueError: a mirrored border is as wide as the axis.
+    """
+    places = range(-before, size + after)
+    if mode == "edge":
+        return [min(max(place, 0), size - 1) for place in places]
+    if mode == "wrap":
+        return [place % size for place in places]
+    if mode == "symmetric":  # the edge itself is repeated
+        return [min(place % (2 * size), 2 * size - 1 - place % (2 * size)) for place in places]
+    if size == 1 and len(places) > 1:
+        raise ValueError("an axis of one element cannot be mirrored")
+    period = max(2 * (size - 1), 1)
+    return [min(place % period, period - place % period) for place in places]
+
+
+def repeated(shape: Shape, counts: Sequence[int]) -> list[list[int]]:
+    """The places of a tensor repeated so many times along each axis."""
+    return [list(range(size)) * count for size, count in zip(shape, counts, strict=True)]
+
+
+def broadcast(shape: Shape, wanted: Shape) -> tuple[Reshape, Pick]:
+    """The movement that broadcasts a shape to another one of at least as many axes, which it fits."""
+    whole = (1,) * (len(wanted) - len(shape)) + shape
+    sizes = zip(wanted, whole, strict=True)
+    return Reshape(whole), Pick(tuple(tuple(range(size)) if size == have else (0,) * size for size, have in sizes))
+
+
+# Resizing
+
+
+@dataclass(frozen=True)
+class Resized:
+    """How one axis is resized."""
+
+    size: int
+    result: int
+    scale: float
+    """Result over size; what the model says, which may be a little more than `result / size`."""
+    mode: str
+    """ONNX's coordinate_transformation_mode"""
+    region: tuple[float, float] = (0.0, 1.0)
+    """Where tf_crop_and_resize begins and ends, as parts of the axis."""
+
+    @property
+    def still(self) -> bool:
+        """True where nothing is resized."""
+        return self.result == self.size and self.scale == 1.0 and self.region == (0.0, 1.0)
+
+    def coordinates(self) -> Array:
+        """Where the centre of each element of the result lies in the operand, float64 (ONNX's Resize)."""
+        place, last = np.arange(self.result, dtype=np.float64), self.size - 1
+        if self.mode == "tf_crop_and_resize":
+            start, end = self.region
+            if self.result == 1:
+                return place + 0.5 * (start + end) * last
+            return np.asarray(start * last + place * (end - start) * last / (self.result - 1))
+        if self.result == 1 and self.mode in ("align_corners", "pytorch_half_pixel"):
+            return place
+        if self.mode == "align_corners":
+            return place * last / (self.result - 1)
+        if self.mode == "asymmetric":
+            return np.asarray(place / self.scale)
+        centred = (place + 0.5) / self.scale - 0.5
+        if self.mode == "half_pixel_symmetric":
+            centred += self.size / 2 * (1 - self.result / (self.scale * self.size))
+        return np.asarray(centred)
+
+    def nearest(self, rounding: str) -> list[int]:
+        """The element of the operand nearest to each of the result."""
+        place = self.coordinates()
+        rounded = {"floor": np.floor(place), "ceil": np.ceil(place), "round_prefer_floor": np.ceil(place - 0.5)}
+        return [int(at) for at in np.clip(rounded.get(rounding, np.floor(place + 0.5)), 0, self.size - 1)]
+
+    def taps(self, cubic: bool, coefficient: float, exclude_outside: bool, antialias: bool) -> tuple[Array, Array]:
+        """Places int32 and weights float32, [result, taps] each, of linear or cubic interpolation."""
+        stretch = min(self.scale, 1.0) if antialias else 1.0
+        reach = (2.0 if cubic else 1.0) / stretch
+        centres = self.coordinates()
+        count = 2 * ceil(reach)
+        first = np.floor(centres).astype(np.int64) - ceil(reach) + 1
+        places = first[:, None] + np.arange(count)
+        distance = np.abs((places - centres[:, None]) * stretch)
+        weights = _cubic(distance, coefficient) if cubic else np.maximum(1.0 - distance, 0.0)
+        inside = (places >= 0) & (places < self.size)
+        if exclude_outside:
+            weights = np.where(inside, weights, 0.0)
+        if exclude_outside or antialias:
+            weights = weights / weights.sum(axis=1, keepdims=True)
+        return np.clip(places, 0, self.size - 1).astype(np.int32), weights.astype(np.float32)
+
+
+def _cubic(d: Array, a: float) -> Array:
+    """Keys' cubic convolution of distances, as ONNX's Resize takes it."""
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1
+    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, inner, np.where(d < 2, outer, 0.0))

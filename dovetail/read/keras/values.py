@@ -1,0 +1,242 @@
+"""What every importer of a Keras layer works with: the layer and its call, its weights, and the graph being built."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.arithmetic import Dequantize
+from dovetail.ir.operators.base import Operator, Padding2d
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.rewrite import Draft, drop_identity, merge_movement, run
+from dovetail.ir.types import Array, DType, Shape
+from dovetail.read.keras.layer import AGAIN, OTHERWISE, SMALLER, Call, Layer, Tensor, Weights, leaves
+from dovetail.read.values import MAX_ELEMENTS, MAX_PLACES, Values
+
+MAX_CALLS = 10_000
+"""Most calls of layers in a model, those of models called again counted each time."""
+
+
+class KerasValues(Values):
+    """The import in progress, as one call of a layer sees it. Values keep Keras's own axis order, mostly NHWC."""
+
+    layer: Layer
+    """The layer being read."""
+    call: Call
+    """What it is called with."""
+
+    def __init__(self, name: str, weights: Weights) -> None:
+        self.builder = GraphBuilder(name)
+        self.weights = weights
+        self._calls = count(1)
+        self._constants: dict[tuple[str, str, Shape, bytes], str] = {}
+        """Graph constants by layer, name, shape and content: a shared layer places its weights once."""
+        self._names: Counter[str] = Counter()
+        """How often each name of a node has been wanted."""
+
+    @property
+    def stem(self) -> str:
+        return self.layer.name
+
+    @property
+    def origin(self) -> str:
+        return self.layer.origin
+
+    def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
+        return self.layer.refuse(what, hint)
+
+    def count_call(self) -> None:
+        """Count a call; refuses models that grow without end."""
+        if next(self._calls) > MAX_CALLS:
+            raise self.refuse(f"the model has more than {MAX_CALLS} calls of layers", SMALLER)
+
+    # The graph
+
+    def add(self, operator: Operator, operands: Sequence[str], suffix: str = "", name: str = "") -> str:
+        """Add a node; what its type rule rejects is the model's fault."""
+        name = name or self.named(suffix)
+        number = self._names[name]
+        self._names[name] += 1
+        try:
+            value = super().add(operator, operands, name=f"{name}_{number}" if number else name)
+        except ValueError as error:
+            raise self.refuse(str(error)) from error
+        if not 0 < self.type_of(value).elements < MAX_ELEMENTS:
+            raise self.refuse(f"computes {self.type_of(value)}; it must have 1 to {MAX_ELEMENTS} elements", AGAIN)
+        return value
+
+    def constant(self, array: Array, suffix: str) -> str:
+        """A constant of the layer, once for all its calls."""
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+        key = (self.layer.place, suffix, tuple(array.shape), digest)
+        if key not in self._constants:
+            self._constants[key] = super().constant(array, suffix)
+        return self._constants[key]
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse a result of this shape before anything of its size is made."""
+        if not 0 < prod(shape) < MAX_ELEMENTS:
+            raise self.refuse(f"the result {list(shape)} has no elements, or more than {MAX_ELEMENTS}", SMALLER)
+
+    def pick(self, x: str, places: Sequence[Sequence[int]], suffix: str = "picked") -> str:
+        longest = max((len(chosen) for chosen in places), default=0)
+        if longest > MAX_PLACES:
+            raise self.refuse(f"gives {longest} elements along one axis; the limit is {MAX_PLACES}", SMALLER)
+        self.check_shape([len(chosen) for chosen in places])
+        return super().pick(x, places, suffix)
+
+    def bordered(self, image: str, border: Padding2d, filler: float = 0.0, suffix: str = "padded") -> str:
+        if any(size > 0 for sides in border for size in sides):
+            batch, *sizes, channels = self.shape(image)
+            rows, columns = (size + sum(sides) for size, sides in zip(sizes, border, strict=True))
+            self.check_shape((batch, rows, columns, channels))
+        return super().bordered(image, border, filler, suffix)
+
+    def joined(self, values: Sequence[str], axis: int) -> str:
+        """Values one behind the other along an axis counted from the front."""
+        if len({len(self.shape(value)) for value in values}) != 1:
+            listed = ", ".join(str(self.type_of(value)) for value in values)
+            raise self.refuse(f"joins values of different ranks: {listed}", AGAIN)
+        return self.concat(values, axis, "joined")
+
+    # What the layer is called with
+
+    def real(self, value: str) -> str:
+        """The value as float32: integers are taken as the numbers they are."""
+        if self.type_of(value).dtype is DType.FLOAT32:
+            return value
+        unit, zero = self.constant(np.ones(1, np.float32), "unit"), self.constant(np.zeros(1, np.int32), "zero")
+        return self.add(Dequantize(-1), [value, unit, zero], "real")
+
+    def one(self, real: bool = True) -> str:
+        """The one value the layer is called with, float unless said otherwise."""
+        values = self.call.tensors()
+        if len(values) != 1:
+            raise self.refuse(f"is called with {len(values)} values, expected 1", AGAIN)
+        self.check_named()
+        return self.real(values[0]) if real else values[0]
+
+    def check_named(self, known: Sequence[str] = ()) -> None:
+        """Refuse arguments by name that mean something."""
+        for key, value in self.call.named.items():
+            ignored = key in ("training", "name", *known)
+            set_ = any(isinstance(leaf, Tensor) or leaf not in (None, False) for leaf in leaves(value))
+            if set_ and not ignored:
+                raise self.refuse(f"is called with {key}, which is not supported")
+
+    def numbers(self, value: object) -> Array:
+        """A constant argument or setting as float32."""
+        try:
+            array = np.asarray(value, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise self.refuse(f"the argument {str(value)[:80]} is no number", AGAIN) from None
+        if not np.isfinite(array).all():
+            raise self.refuse("an argument is NaN or infinite", AGAIN)
+        return array
+
+    # What it has
+
+    def weight(self, name: str, shape: Sequence[int | None]) -> Array:
+        """A weight of the layer, checked to have `shape` (None for any size)."""
+        array = self.weights.of(self.layer)[name]
+        if len(array.shape) != len(shape) or any(
+            n not in (None, size) for size, n in zip(array.shape, shape, strict=False)
+        ):
+            text = ", ".join("any" if size is None else str(size) for size in shape)
+            raise self.refuse(f"the {name} has the shape {list(array.shape)}, expected [{text}]", AGAIN)
+        return array
+
+    def optional(self, name: str, shape: Sequence[int | None]) -> Array | None:
+        """A weight the layer may do without."""
+        return self.weight(name, shape) if name in self.weights.of(self.layer) else None
+
+    # Images
+
+    def image(self, rank: int) -> str:
+        """The value the layer is called with, of `rank` image axes (1 or 2), as NHWC.
+
+        The layer's data_format says the order; one axis becomes columns, in images one row high.
+        """
+        x = self.one()
+        if len(self.shape(x)) != rank + 2:
+            raise self.refuse(f"works on {rank + 2} axes, its operand is {self.type_of(x)}")
+        if self.layer.first_channels():
+            x = self.channels_last(x)
+        batch, *sizes, channels = self.shape(x)
+        return x if rank == 2 else self.reshape(x, (batch, 1, sizes[0], channels), "image")
+
+    def restored(self, image: str, rank: int) -> str:
+        """The NHWC result of the layer in the order its data_format says, with `rank` image axes."""
+        batch, _, columns, channels = self.shape(image)
+        if rank == 1:
+            image = self.reshape(image, (batch, columns, channels), "row")
+        return self.channels_first(image) if self.layer.first_channels() else image
+
+
+Importer = Callable[[KerasValues], Any]
+"""Adds a layer's nodes and gives the name of its value, or a tuple of them; raises ModelError for what it cannot
+honour."""
+
+
+def fold_normalisations(graph: Graph) -> Graph:
+    """Batch normalisation behind a convolution or dense layer as part of its weights: the same network with fewer
+    layers; results differ by float rounding only."""
+    return run(graph, (_fold_normalisation, _merge_reshapes, drop_identity))
+
+
+def _merge_reshapes(draft: Draft, node: Node) -> str | None:
+    """Two reshapes one behind the other: one."""
+    return merge_movement(draft, node) if isinstance(node.operator, Reshape) else None
+
+
+def _fold_normalisation(draft: Draft, node: Node) -> str | None:
+    """A constant factor and offset per channel (a 1x1 depthwise convolution) after a layer only it reads, perhaps
+    with a reshape between them that keeps the channels: into the layer's weights and bias."""
+    factors = _factors(draft, node)
+    if factors is None:
+        return None
+    flat = draft.made_by(node.inputs[0], Reshape)
+    value = flat.inputs[0] if flat is not None and draft.users(flat.output) == 1 else node.inputs[0]
+    layer = draft.made_by(value, Conv2d, DepthwiseConv2d, FullyConnected)
+    channels = factors[0].size
+    if layer is None or draft.users(value) != 1 or draft.types[value].shape[-1] != channels:
+        return None
+    arrays = [draft.constants.get(name) for name in layer.inputs[1:]]
+    if any(array is None or array.dtype != np.float32 for array in arrays):
+        return None
+    weights, *bias = [np.asarray(array, np.float64) for array in arrays]
+    along_last = isinstance(layer.operator, DepthwiseConv2d)
+    shape = (1, 1, 1, channels) if along_last else (channels,) + (1,) * (weights.ndim - 1)
+
+    def constant(array: Array, like: str) -> str:
+        return draft.constant(array.astype(np.float32), DType.FLOAT32, like)
+
+    operands = [
+        layer.inputs[0],
+        constant(weights * factors[0].reshape(shape), layer.inputs[1]),
+        constant((bias[0] if bias else 0.0) * factors[0] + factors[1], node.inputs[2]),
+    ]
+    folded = draft.add(layer.operator, operands, layer)
+    return draft.add(Reshape(draft.types[node.output].shape), [folded], node)
+
+
+def _factors(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+    """Factor and offset of each channel, float64, where a node is nothing but them."""
+    operator = node.operator
+    if not isinstance(operator, DepthwiseConv2d) or operator.stride != (1, 1) or len(node.inputs) != 3:
+        return None
+    weights, bias = (draft.constants.get(name) for name in node.inputs[1:])
+    if weights is None or bias is None or weights.dtype != np.float32:
+        return None
+    if weights.shape != (1, 1, 1, draft.types[node.inputs[0]].shape[-1]):
+        return None
+    return weights.reshape(-1).astype(np.float64), bias.astype(np.float64)

@@ -1,0 +1,312 @@
+"""Reads a TFLite file into plain, checked data: no access to the file is trusted after this module."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import ModelError
+from dovetail.ir.types import Array, DType, Shape
+
+# What to do about what a reader refuses; each sentence fits many messages.
+OTHERWISE = "say it with other operators or options in the network, and convert it again"
+AGAIN = "convert the model again: what this file says contradicts itself"
+FOLD = "make it a constant in the network, and convert it again"
+ALIKE = "quantise these tensors alike, with positive scales: convert the model again with a current converter"
+SMALLER = "make the network smaller there, and convert it again"
+
+SCHEMA_VERSION = 3
+"""The only schema version TensorFlow Lite ever shipped with the identifier TFL3."""
+
+MAX_ENTRIES = 10_000
+"""Most tensors, operators or buffers a file may have; far above any network for a microcontroller."""
+
+MAX_ELEMENTS = 2**31
+"""A tensor must have fewer elements than this, and all constants together fewer bytes."""
+
+MAX_RANK = 8
+"""Most axes of a tensor."""
+
+MAX_NAME = 1024
+"""Longest tensor name in bytes."""
+
+_READ = ("FLOAT32", "INT4", "INT8", "INT16", "INT32", "INT64", "UINT8", "BOOL")
+
+DTYPES: Mapping[str, DType] = {**{name: DType[name] for name in _READ}, "RESOURCE": DType.INT32}
+"""Element types by their names in the TFLite schema. A resource is the number of a variable."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """real = scale * (q - zero_point)."""
+
+    scale: Array
+    """float32 [1] or [C], positive and finite."""
+    zero_point: Array
+    """int32, of the scale's shape."""
+    axis: int
+    """The axis the parameters run along; 0 and without meaning for [1]."""
+
+    def same_as(self, other: Quantisation) -> bool:
+        """True when both give every integer the same real value."""
+        equal = np.array_equal(self.scale, other.scale) and np.array_equal(self.zero_point, other.zero_point)
+        return equal and (len(self.scale) == 1 or self.axis == other.axis)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the file, checked."""
+
+    index: int
+    name: str
+    shape: Shape
+    dtype: DType
+    data: Array | None
+    """uint8 bytes of a constant as stored, of exactly the tensor's size; None for a computed value."""
+    quantisation: Quantisation | None
+    is_variable: bool = False
+    """True for what an operator keeps from one inference to the next."""
+
+    @property
+    def is_constant(self) -> bool:
+        """True when the file holds its elements."""
+        return self.data is not None
+
+    def array(self) -> Array:
+        """The elements of a constant, in the numpy type of its dtype (int4 unpacked, low nibble first)."""
+        if self.data is None:
+            raise ValueError(f"{self.name} is not a constant")
+        if self.dtype is DType.INT4:
+            return unpack_int4(self.data, self.shape)
+        return self.data.view(self.dtype.numpy.newbyteorder("<")).astype(self.dtype.numpy).reshape(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype.text}[{'x'.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class OperatorEntry:
+    """One operator of the file."""
+
+    index: int
+    opcode: str
+    """The name in the schema, or the custom name in quotes."""
+    version: int
+    inputs: tuple[int, ...]
+    """Tensor indices; -1 for an absent optional operand."""
+    outputs: tuple[int, ...]
+    options_class: str
+    """Which options table it carries, "NONE" without one."""
+    options: Mapping[str, Any]
+    """Every option by its name in the schema, defaults filled in; vectors as tuples."""
+
+
+@dataclass(frozen=True)
+class TfliteFile:
+    """A whole model, or one of its further subgraphs."""
+
+    name: str
+    """File name, for messages."""
+    tensors: tuple[Tensor, ...]
+    operators: tuple[OperatorEntry, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    further: tuple[TfliteFile, ...] = ()
+    """Subgraphs 1 and up: what CALL_ONCE runs."""
+
+
+def unpack_int4(data: Array, shape: Shape) -> Array:
+    """Signed 4-bit elements, two to a byte, the low nibble first, as int8."""
+    nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)[: prod(shape)].astype(np.int8)
+    return np.where(nibbles > 7, nibbles - 16, nibbles).astype(np.int8).reshape(shape)
+
+
+def read_tflite(name: str, data: bytes) -> TfliteFile:
+    """Decode and check the bytes of the file `name`.
+
+    Raises:
+        ModelError: the file is damaged, or holds something outside the limits above.
+    """
+    try:
+        return _Reader(name, data).read()
+    except (struct.error, IndexError, TypeError, ValueError, OverflowError, UnicodeDecodeError) as error:
+        # All of these come out of the flatbuffers accessors when an offset in the file points nowhere.
+        hint = "copy or convert the model again"
+        raise ModelError(f"the TFLite file is damaged: {error}", where=name, hint=hint) from error
+
+
+class _Reader:
+    """Decodes one file; every method raises ModelError or one of the errors a damaged flatbuffer gives, and `what` is
+    how a tensor is called in messages."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        import tflite  # type: ignore[import-untyped]
+
+        self.name, self.data, self.schema = name, data, tflite
+        self.constant_bytes = 0
+        self.type_names = _names(tflite.TensorType)
+        self.option_names = _names(tflite.BuiltinOptions)
+
+    def fail(self, what: str, hint: str = AGAIN) -> ModelError:
+        return ModelError(what, where=self.name, hint=hint)
+
+    def read(self) -> TfliteFile:
+        """The file's first subgraph and those that CALL_ONCE runs."""
+        model = self.schema.Model.GetRootAs(self.data, 0)
+        if model.Version() != SCHEMA_VERSION:
+            what = f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}"
+            raise self.fail(what, "convert the model with a current converter")
+        if self.count(model.SubgraphsLength(), "subgraphs") < 1:
+            raise self.fail("the model has no subgraph")
+        self.count(model.BuffersLength(), "buffers")
+        self.count(model.OperatorCodesLength(), "opcodes")
+        first = self.subgraph(model, model.Subgraphs(0))
+        numbers = range(1, model.SubgraphsLength())
+        once = {op.options.get("InitSubgraphIndex") for op in first.operators if op.opcode == "CALL_ONCE"}
+        if any(number not in once for number in numbers):
+            what = f"the model has {model.SubgraphsLength()} subgraphs; beside the first only what CALL_ONCE runs is"
+            hint = "convert it without control flow (no while, if or call) and with one signature"
+            raise self.fail(f"{what} supported", hint)
+        return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
+
+    def subgraph(self, model: Any, graph: Any) -> TfliteFile:
+        count = self.count(graph.TensorsLength(), "tensors")
+        tensors = tuple(self.tensor(model, graph.Tensors(index), index) for index in range(count))
+        steps = range(self.count(graph.OperatorsLength(), "operators"))
+        operators = tuple(self.operator(model, graph.Operators(index), index, count) for index in steps)
+        inputs = self.indices(graph.InputsAsNumpy(), count, "the model's inputs")
+        outputs = self.indices(graph.OutputsAsNumpy(), count, "the model's outputs")
+        return TfliteFile(self.name, tensors, operators, inputs, outputs)
+
+    def count(self, length: int, what: str, limit: int = MAX_ENTRIES) -> int:
+        """A length, refused beyond the limit."""
+        if length > limit:
+            raise self.fail(f"{length} {what}; at most {limit} are supported, the file may be damaged")
+        return length
+
+    def indices(self, raw: object, tensors: int, what: str) -> tuple[int, ...]:
+        found = _vector(raw)
+        self.count(len(found), f"entries in {what}")
+        for index in found:
+            if not -1 <= index < tensors:
+                raise self.fail(f"{what} name tensor {index}; the model has {tensors} tensors")
+        return found
+
+    def tensor(self, model: Any, raw: Any, index: int) -> Tensor:
+        encoded = raw.Name() or b""
+        if len(encoded) > MAX_NAME:
+            raise self.fail(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}", SMALLER)
+        name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
+        type_name, what = self.type_names.get(raw.Type(), f"number {raw.Type()}"), f"tensor {index} ({name})"
+        if type_name not in DTYPES:
+            raise self.fail(f"{what} has the element type {type_name}, which is not supported", OTHERWISE)
+        if raw.Sparsity() is not None:
+            raise self.fail(f"{what} is stored sparse", "convert the model with dense weights")
+        shape, dtype = self.shape(raw, what), DTYPES[type_name]
+        data = self.content(model, raw.Buffer(), shape, dtype, what)
+        quantisation = self.quantisation(raw.Quantization(), shape, dtype, what)
+        return Tensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
+
+    def shape(self, raw: Any, what: str) -> Shape:
+        self.count(raw.ShapeLength(), f"axes of {what}", MAX_RANK)
+        shape = _vector(raw.ShapeAsNumpy())
+        if any(size <= 0 for size in shape):
+            fault = f"{what} has the shape {list(shape)}; every size must be fixed and positive"
+            raise self.fail(fault, "convert the model with a fixed input shape, batch included")
+        if prod(shape) >= MAX_ELEMENTS:
+            raise self.fail(f"{what} has {prod(shape)} elements; the limit is {MAX_ELEMENTS}", SMALLER)
+        return shape
+
+    def content(self, model: Any, number: int, shape: Shape, dtype: DType, what: str) -> Array | None:
+        """A constant's bytes, of exactly as many as its type takes; None for what is computed."""
+        if number >= model.BuffersLength():
+            raise self.fail(f"{what} names buffer {number}; the model has {model.BuffersLength()} buffers")
+        buffer = model.Buffers(number)
+        if buffer.Offset() > 1 or buffer.Size() > 1:
+            raise self.fail(f"{what} keeps its data outside the flatbuffer, as files over 2 GiB do", SMALLER)
+        if number == 0 or buffer.DataIsNone() or buffer.DataLength() == 0:
+            return None
+        expected = (prod(shape) * dtype.bits + 7) // 8
+        if buffer.DataLength() != expected:
+            raise self.fail(f"{what} needs {expected} bytes of data, its buffer has {buffer.DataLength()}")
+        self.constant_bytes += expected
+        if self.constant_bytes >= MAX_ELEMENTS:
+            raise self.fail(f"the constants take more than {MAX_ELEMENTS} bytes together", SMALLER)
+        found: Array = buffer.DataAsNumpy()
+        return found
+
+    def quantisation(self, raw: Any, shape: Shape, dtype: DType, what: str) -> Quantisation | None:
+        """Scales and zero points that fit the type and the shape; None where there are none."""
+        if raw is None or raw.ScaleLength() == 0:
+            return None
+        if raw.DetailsType() != 0:
+            raise self.fail(f"{what} has a custom quantisation, which is not supported", ALIKE)
+        count, axis = raw.ScaleLength(), raw.QuantizedDimension()
+        if raw.ZeroPointLength() not in (0, count):
+            raise self.fail(f"{what} has {count} scales and {raw.ZeroPointLength()} zero points", ALIKE)
+        if count != 1 and not (0 <= axis < len(shape) and shape[axis] == count):
+            raise self.fail(f"{what} has {count} scales along axis {axis}, which does not fit its shape {list(shape)}")
+        scale = np.array(raw.ScaleAsNumpy(), np.float32).reshape(count)
+        wide = np.array(_vector(raw.ZeroPointAsNumpy()) or (0,) * count, np.int64)
+        if dtype is DType.FLOAT32:
+            return None  # converters leave calibration results on float tensors; they mean nothing
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            raise self.fail(f"{what} has a scale that is not a positive number: {float(scale.min())}")
+        low, high = (dtype.low, dtype.high) if dtype.bits <= 32 and dtype.is_integer else (0, 0)
+        if wide.min() < low or wide.max() > high:
+            raise self.fail(f"{what} has zero points from {wide.min()} to {wide.max()}, outside {low} to {high}", ALIKE)
+        return Quantisation(scale, wide.astype(np.int32), axis if count != 1 else 0)
+
+    def operator(self, model: Any, raw: Any, index: int, tensors: int) -> OperatorEntry:
+        number = raw.OpcodeIndex()
+        if number >= model.OperatorCodesLength():
+            raise self.fail(f"operator {index} names opcode {number} of {model.OperatorCodesLength()}")
+        code = model.OperatorCodes(number)
+        builtin = max(code.DeprecatedBuiltinCode(), code.BuiltinCode())
+        opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
+        if opcode == "CUSTOM":
+            custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
+            raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported", OTHERWISE)
+        options = self.options(raw)
+        inputs = self.indices(raw.InputsAsNumpy(), tensors, f"the inputs of operator {index} ({opcode})")
+        outputs = self.indices(raw.OutputsAsNumpy(), tensors, f"the outputs of operator {index} ({opcode})")
+        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, *options)
+
+    def options(self, raw: Any) -> tuple[str, Mapping[str, Any]]:
+        """The options table decoded field by field, through the accessors the schema gives its class."""
+        name = self.option_names.get(raw.BuiltinOptionsType(), "NONE")
+        table = raw.BuiltinOptions()
+        if name == "NONE" or table is None:
+            return "NONE", {}
+        kind = getattr(self.schema, name)
+        reader = kind()
+        reader.Init(table.Bytes, table.Pos)
+        found: dict[str, Any] = {}
+        for field in _fields(kind):
+            if f"{field}AsNumpy" in vars(kind):
+                self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
+                found[field] = _vector(getattr(reader, f"{field}AsNumpy")())
+            else:
+                found[field] = getattr(reader, field)()
+        return name, found
+
+
+def _names(enumeration: object) -> dict[int, str]:
+    return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
+
+
+def _vector(raw: object) -> tuple[int, ...]:
+    """A flatbuffers vector of integers; the accessors give the number 0 for an absent one."""
+    return tuple(raw.tolist()) if isinstance(raw, np.ndarray) else ()
+
+
+def _fields(kind: type) -> list[str]:
+    """The options a flatbuffers options class has accessors for."""
+    helpers = ("AsNumpy", "Length", "IsNone", "HasIdentifier")
+    names = [name for name in vars(kind) if name[0].isupper() and name != "Init"]
+    return [name for name in names if not name.startswith("GetRootAs") and not name.endswith(helpers)]

@@ -1,0 +1,245 @@
+"""Every way of computing each layer: on one engine, split across several, on the core."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+
+from dovetail.errors import ModelError, PlaceError, PlanError
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Box, full_box
+from dovetail.program.ir import CORE
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, layout_of, step, without_offloads
+from dovetail.schedule.partition import Region, Share, explain_mismatch, partition
+from dovetail.schedule.tiles import tile_match
+from dovetail.target.description import Target
+
+_MOST_ENGINES = 4
+"""Engines that may share one layer."""
+_STEP_PARTS = (1, 2, 3)
+"""Cuts are tried at multiples of the offloads' own step, and of these parts of it."""
+
+
+def shared(alone: Sequence[Region], cycles: Sequence[int]) -> Iterator[Region]:
+    """A layer shared by every set of engines that can: the best cut of each set.
+
+    Args:
+        alone: the layer as each engine takes it by itself; all compute the same nodes.
+        cycles: what that takes, for each.
+    """
+    ways = zip(alone, cycles, strict=True)
+    usable = [(one, each) for one, each in ways if one.offload and one.offload.strided and _alike(one, alone[0])]
+    usable = usable[:_MOST_ENGINES]
+    for count in range(2, len(usable) + 1):
+        for chosen in combinations(usable, count):
+            found = _split([one for one, _ in chosen], [each for _, each in chosen])
+            if found is not None:
+                yield found
+
+
+def _alike(region: Region, other: Region) -> bool:
+    """True when both compute the same, on operands that lie alike."""
+    values = (*region.graph.inputs, region.output)
+    nodes = [node.output for node in region.graph.nodes]
+    same = nodes == [node.output for node in other.graph.nodes]
+    return same and all(layout_of(region, value) == layout_of(other, value) for value in values)
+
+
+def _split(alone: Sequence[Region], cycles: Sequence[int]) -> Region | None:
+    """The cut whose slowest part is fastest; of equals the one by rows, whose parts read the same constants."""
+    shape = alone[0].graph.types[alone[0].output].shape
+    known: dict[tuple[int, Box], int | None] = {}
+    best: tuple[int, tuple[Box, ...]] | None = None
+    for axis in (*([1] if len(shape) == 4 else []), len(shape) - 1):
+        for boxes in _cuts(alone, cycles, axis):
+            costs = []
+            for index, box in enumerate(boxes):
+                if (index, box) not in known:
+                    known[index, box] = _cycles(alone[index], box)
+                costs.append(known[index, box])
+            slowest = max((cost for cost in costs if cost is not None), default=0)
+            if None not in costs and (best is None or slowest < best[0]):
+                best = slowest, boxes
+    if best is None:
+        return None
+    shares = []
+    for region, box in zip(alone, best[1], strict=True):
+        assert region.engine is not None and region.offload is not None
+        shares.append(Share(region.engine, region.offload, box))
+    return replace(alone[0], shares=tuple(shares))
+
+
+def _cuts(alone: Sequence[Region], cycles: Sequence[int], axis: int) -> Iterator[tuple[Box, ...]]:
+    """The result cut along an axis in proportion to the engines' speeds, at the multiples of a step near that."""
+    whole = full_box(alone[0].graph.types[alone[0].output].shape)
+    size = whole[axis][1]
+    speeds = [1 / max(count, 1) for count in cycles]
+    ideal = [size * sum(speeds[: number + 1]) / sum(speeds) for number in range(len(speeds) - 1)]
+    steps = _steps(alone, axis)
+    places = [sorted({int(place // n) * n + more for n in steps for more in (0, n)}) for place in ideal]
+    for inner in product(*places):
+        ends = (0, *inner, size)
+        if all(begin < end for begin, end in pairwise(ends)):
+            yield tuple((*whole[:axis], span, *whole[axis + 1 :]) for span in pairwise(ends))
+
+
+def _steps(alone: Sequence[Region], axis: int) -> set[int]:
+    offloads = [region.offload for region in alone if region.offload is not None]
+    last = len(alone[0].graph.types[alone[0].output].shape) - 1
+    own = max(offload.channel_step if axis == last else offload.row_step for offload in offloads)
+    return {max(1, own // part) for part in _STEP_PARTS}
+
+
+def _cycles(region: Region, box: Box) -> int | None:
+    """Cycles of a part; None where the engine does not take it."""
+    assert region.offload is not None
+    try:
+        return region.offload.cycles(tile_match(region, box)[1])
+    except ValueError:
+        return None
+
+
+_DOUBT = 2
+"""How many times faster the core must look to get what an engine takes."""
+
+
+def layers(
+    graph: Graph, regions: Sequence[Region], target: Target, pins: Mapping[str, str], held: Collection[str]
+) -> tuple[LayerOptions, ...]:
+    """Every region with its candidates.
+
+    Args:
+        graph: the whole network.
+        regions: of the partition, without offloads that cost accuracy.
+        target: the machine.
+        pins: region name -> where the user wants it.
+        held: names of the regions that stay as they are, since their knobs were chosen for that.
+
+    Raises:
+        PlaceError: a layer cannot be where the user wants it; says why.
+    """
+    makers = {region.output: index for index, region in enumerate(regions)}
+    found: list[LayerOptions] = []
+    for region in regions:
+        refused: dict[str, str] = {}
+        wish = pins.get(region.name, "")
+        known = _candidates(region, graph, target, wish, region.name in held, refused)
+        candidates = _wished(region, known, wish, refused) if wish else known
+        passed_over = tuple(one for one in known if not any(one is other for other in candidates))
+        after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
+        delays = _delays([found[index] for index in after], after, candidates, target)
+        found.append(LayerOptions(region, candidates, refused, after, delays, wish, passed_over))
+    return tuple(found)
+
+
+def _candidates(
+    region: Region, graph: Graph, target: Target, wish: str, held: bool, refused: dict[str, str]
+) -> tuple[Candidate, ...]:
+    """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
+    engines = [engine.name for engine in target.engines]
+    wanted = set(wish.split("+")) - {CORE, ""}
+    if held or (region.engine is None and not wanted):
+        lossy = [engine.name for engine in target.engines if any(offload.lossy for offload in engine.offloads)]
+        refused |= {name: _refusal(region.graph, target, name) for name in lossy}
+        return (Candidate(region.place, (step(region, graph, target),)),)
+    alone: list[Candidate] = []
+    for name in engines:
+        sole = without_offloads(target, {name: name in wanted})
+        parts = partition(region.graph, sole)
+        if not any(part.engine is not None for part in parts):
+            refused[name] = _refusal(region.graph, target, name)
+            continue
+        mixed = without_offloads(target, {other: other in wanted for other in (name, *engines)})
+        for way in (parts, partition(region.graph, mixed)) if len(parts) > 1 else (parts,):
+            try:
+                alone.append(_candidate(region, way, graph, target))
+            except PlanError as error:
+                refused[name] = error.what
+    alone = [one for index, one in enumerate(alone) if one.place not in {other.place for other in alone[:index]}]
+    return (*alone, *_together(alone, graph, target), *_on_core(region, graph, target, refused))
+
+
+def _candidate(region: Region, parts: Sequence[Region], graph: Graph, target: Target) -> Candidate:
+    """A layer computed as some regions, which get its name."""
+    names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
+    parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
+    places = dict.fromkeys(part.place for part in parts if not (part.is_view or part.still))
+    return Candidate(" then ".join(places), tuple(step(part, graph, target) for part in parts))
+
+
+def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Iterator[Candidate]:
+    """The layer shared by engines that take it whole and go on by themselves."""
+    single = [one for one in alone if len(one.steps) == 1]
+    whole = [one for one in single if (engine := one.steps[0].region.engine) and engine.wait]
+    for region in shared([one.steps[0].region for one in whole], [one.cycles for one in whole]):
+        try:
+            yield Candidate(region.place, (step(region, graph, target),))
+        except PlanError:  # no memory for both
+            continue
+
+
+def _on_core(region: Region, graph: Graph, target: Target, refused: dict[str, str]) -> Iterator[Candidate]:
+    try:
+        parts = partition(region.graph, without_offloads(target, {}))
+    except ModelError as error:
+        refused[CORE] = error.what
+        return
+    found = _candidate(region, [replace(part, reason="") for part in parts], graph, target)
+    steps = []
+    for one in found.steps:  # their cycles are an estimate, an engine's a formula
+        uses = tuple(replace(use, length=use.length * _DOUBT) for use in one.uses)
+        steps.append(replace(one, cycles=one.cycles * _DOUBT, uses=uses) if one.region.place == CORE else one)
+    yield replace(found, steps=tuple(steps))
+
+
+def _refusal(graph: Graph, target: Target, engine: str) -> str:
+    """Why an engine takes nothing of a layer: what was in the way of the offload that came nearest."""
+    lossless = without_offloads(target, {engine: False})
+    sentences = [explain_mismatch(graph, lossless, node) for node in reversed(graph.nodes)]
+    lossy = without_offloads(target, {engine: True})
+    for node in reversed(graph.nodes):
+        if not explain_mismatch(graph, lossy, node):
+            costly = next(offload.lossy for offload in lossy.engine(engine).offloads if offload.lossy)
+            return f"{costly}; it is used for layers that are pinned to it only"
+    own = [sentence for sentence in sentences if sentence.startswith(f"{engine} ")]
+    return own[0].removeprefix(f"{engine} ") if own else "it has no pattern for this layer"
+
+
+def _wished(
+    region: Region, candidates: Sequence[Candidate], wish: str, refused: Mapping[str, str]
+) -> tuple[Candidate, ...]:
+    """The candidates that are where the user wants them.
+
+    Raises:
+        PlaceError: there is none.
+    """
+    wanted = frozenset(wish.split("+"))
+    kept = tuple(one for one in candidates if frozenset(one.place.split("+")) == wanted)
+    kept = kept or tuple(one for one in candidates if wanted <= one.members)
+    if kept:
+        return kept
+    where = f"layer {region.name}" + (f" ({', '.join(region.origins)})" if region.origins else "")
+    if region.mover or region.is_view or region.still:
+        raise PlaceError(f"{wish} does not compute it: elements only move", where=where, hint="leave out this pin")
+    reason = next((f"{name} does not take it: {refused[name]}" for name in sorted(wanted) if name in refused), "")
+    raise PlaceError(
+        reason or f"{wish} cannot share it", where=where, hint="dovetail explain shows what takes each layer"
+    )
+
+
+def _delays(
+    before: Sequence[LayerOptions], after: Sequence[int], candidates: Sequence[Candidate], target: Target
+) -> dict[tuple[int, int, int], int]:
+    """Cycles between the layers' candidates; pairs without any are left out."""
+    found: dict[tuple[int, int, int], int] = {}
+    for index, layer in zip(after, before, strict=True):
+        value = layer.region.output
+        for number, earlier in enumerate(layer.candidates):
+            for own, later in enumerate(candidates):
+                maker = earlier.steps[-1].region
+                readers = [one.region for one in later.steps if value in one.region.graph.inputs]
+                delay = max((border(value, maker, reader, target) for reader in readers), default=0)
+                if delay:
+                    found[index, number, own] = delay
+    return found

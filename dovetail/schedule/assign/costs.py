@@ -1,0 +1,278 @@
+"""Candidates of a layer, and their costs: cycles of engines, DMA and core, and of what lies between two regions.
+
+Engine cycles are the target's own formula, by way of the tiling the planner would choose with the values in the
+engine's memory; DMA cycles those of sim/dma.py; the core's are what RV32IMC shows in the `iss` simulator, roughly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout, nbytes, same_bytes
+from dovetail.ir.operators.arithmetic import Requantize, ScaleShift
+from dovetail.ir.operators.movement import Concat, Pad
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.program.ir import CORE, dense_view
+from dovetail.program.transfers import transfers
+from dovetail.schedule.cores import copies
+from dovetail.schedule.partition import Region
+from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
+from dovetail.target.description import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A stretch of time in which a step keeps a queue busy."""
+
+    queue: str
+    """An engine, the DMA or the core."""
+    offset: int
+    """Cycles after the step's beginning."""
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One region as a candidate computes it."""
+
+    region: Region
+    cycles: int
+    """From its beginning to its end."""
+    uses: tuple[Use, ...]
+    fetch: int = 0
+    """Cycles the DMA fetches constants before, not earlier than the engine's step before it begins."""
+    launch: int = 0
+    """Cycles the core starts it, when its operands are there and at any time before it begins: engines have queues."""
+    issuing: int = 0
+    """How long after its beginning its last tile is started."""
+    engines: tuple[str, ...] = ()
+    """Those it is started on, which work on by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way of computing a layer."""
+
+    place: str
+    """Who computes it: an engine, several joined by "+", "core", or who follows whom."""
+    steps: tuple[Step, ...]
+    """One after the other."""
+
+    @property
+    def cycles(self) -> int:
+        """Of the layer by itself."""
+        return sum(step.cycles for step in self.steps)
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Names of all who take part."""
+        return frozenset(name for step in self.steps for name in step.region.place.split("+"))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """A layer as the partition found it, and what else could compute it."""
+
+    region: Region
+    candidates: tuple[Candidate, ...]
+    """At least one; the order is that of the target's engines, then several together, then the core."""
+    refused: Mapping[str, str]
+    """Engine -> why it does not take it."""
+    after: tuple[int, ...]
+    """The layers whose results it reads."""
+    delays: Mapping[tuple[int, int, int], int]
+    """LayerOptions it reads from, that one's candidate, its own -> cycles between the two, where there are any."""
+    pinned: str = ""
+    """Where the user wants it; empty for no wish."""
+    passed_over: tuple[Candidate, ...] = ()
+    """The other candidates, which that wish rules out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A candidate and a time for every layer."""
+
+    picks: tuple[int, ...]
+    """By layer, which candidate."""
+    launches: tuple[tuple[int, ...], ...]
+    """By layer and step, when the core starts it."""
+    starts: tuple[tuple[int, ...], ...]
+    """By layer and step, when it begins."""
+    finish: int
+    """When everything has been computed."""
+
+
+COPY_CYCLES = 45
+"""Core cycles of starting a copy, as the `iss` simulator shows them."""
+
+_MAC, _TAP, _WINDOW, _REDUCED, _ELEMENT, _REQUANTISE = 3.0, 3.8, 10.0, 2.7, 2.0, 14.0
+"""Cycles of RV32IMC per multiply-accumulate, per element and per pixel of windows that overlap, per element of a
+reduction and of a result, and what a requantisation adds."""
+
+_MOST_LAUNCHES = 16
+"""Launches of a step the schedule makes room for on the core one by one."""
+
+
+def step(region: Region, graph: Graph, target: Target) -> Step:
+    """The cost of computing a region.
+
+    Args:
+        region: one as it shall be computed, its shares included.
+        graph: the whole network.
+        target: the machine.
+
+    Raises:
+        PlanError: an engine's memory does not hold its smallest tile.
+    """
+    if region.engine is not None:
+        return _on_engines(region, graph, target)
+    if region.is_view or region.still:
+        return Step(region, 0, ())
+    if region.mover:
+        return _moved(region, target)
+    cycles = round(core_cycles(region.graph) / sum(core.speed for core in target.cores))
+    return Step(region, cycles, (Use(CORE, 0, cycles),))
+
+
+def core_cycles(graph: Graph) -> int:
+    """About how long a region takes on the core: by multiply-accumulates, elements, and taps of windows."""
+    found = 0.0
+    for node in graph.nodes:
+        kinds = [graph.types[name] for name in node.inputs]
+        result, first = graph.types[node.output].elements, kinds[0].elements if kinds else 0
+        found += _MAC * node.operator.macs(kinds) + _ELEMENT * result
+        if isinstance(node.operator, MaxPool2d | AveragePool2d | SumPool2d):
+            taps = result * prod(node.operator.kernel)
+            each = _TAP + _WINDOW / graph.types[node.output].shape[-1]
+            found += (each if taps > first else _REDUCED) * taps
+        elif isinstance(node.operator, ScaleShift | Requantize):
+            found += _REQUANTISE * result
+        else:
+            found += _REDUCED * max(first - result, 0)
+    return round(found)
+
+
+def _on_engines(region: Region, graph: Graph, target: Target) -> Step:
+    """Every part at the same time, as far as the core can start them; the DMA brings operands as the step begins."""
+    parts = region.parts
+    tilings = [_tiling(part, parts[0], graph, target, len(parts)) for part in parts]
+    uses: list[Use] = []
+    engines: list[str] = []
+    held = launches = 0
+    for part, tiling in zip(parts, tilings, strict=True):
+        assert part.engine is not None
+        if not part.engine.wait:
+            uses.append(Use(CORE, 0, tiling.ready_cycles))
+            continue
+        engines.append(part.engine.name)
+        tiles = prod(-(-(end - begin) // size) for (begin, end), size in zip(part.extent, tiling.shape, strict=True))
+        uses.append(Use(part.engine.name, held // tiles, max(tiling.ready_cycles, tiling.starting)))
+        held += tiling.starting
+        launches = max(launches, tiles)
+    cycles = max(use.offset + use.length for use in uses)
+    moving = sum(tiling.moving for tiling in tilings)
+    if target.dma and moving:
+        uses.append(Use(target.dma.name, 0, moving))
+        cycles = max(cycles, moving)
+    fetch, launch = _fetching(parts, tilings), LAUNCH_CYCLES * len(parts) if launches else 0
+    most = min(launches, _MOST_LAUNCHES)
+    rest = [Use(CORE, number * cycles // most, LAUNCH_CYCLES * len(parts)) for number in range(1, most)]
+    if held:
+        rest = [Use(CORE, number * cycles // most, min(held, cycles) // most) for number in range(most)]
+    issuing = (launches - 1) * cycles // launches if launches else 0
+    return Step(region, cycles, (*uses, *rest), fetch, launch, issuing, tuple(engines))
+
+
+def _fetching(parts: tuple[Region, ...], tilings: list[Tiling]) -> int:
+    """Parts that read the same constants from one memory share them."""
+    if len(parts) == 1:
+        return tilings[0].fetching
+    found: dict[tuple[object, ...], int] = {}
+    for part, tiling in zip(parts, tilings, strict=True):
+        assert part.engine is not None
+        packed = tuple(array.tobytes() for array in first_tile(part, tiling).packed.values())
+        found[part.engine.constants or part.engine.memory, packed] = tiling.fetching
+    return sum(found.values())
+
+
+def _tiling(part: Region, leader: Region, graph: Graph, target: Target, sharers: int) -> Tiling:
+    """The tiling the planner would choose with the values in the leader's memory, of which each sharer has its part."""
+    assert part.engine is not None and leader.engine is not None
+    ends = {*graph.inputs, *graph.outputs}
+    values = (*part.graph.inputs, part.output)
+    homes = {name: target.values if name in ends else leader.engine.memory for name in values}
+    return choose_tiling(part, target, homes, target.memory(part.engine.memory).size // sharers)
+
+
+def _moved(region: Region, target: Target) -> Step:
+    """Copies of values that lie densely; nothing for a joint, whose operands lie inside it as a rule."""
+    if isinstance(region.graph.nodes[0].operator, Concat):
+        return Step(region, 0, ())
+    types = region.graph.types
+    views = {name: dense_view(name, types[name]) for name in (*region.graph.inputs, region.output)}
+    operands = {name: views[name] for name in region.graph.inputs}
+    made = copies(0, region.graph, operands, views[region.output]) or ()
+    split = [transfer for copy in made for transfer in transfers(copy)]
+    beat = target.dma.bytes_per_cycle if target.dma else 1
+    cycles = len(split) * dma_cycles(target.dma, 0, 1)
+    cycles += sum(one.destination_rows * -(-one.destination_row_bytes // beat) for one in split)
+    if target.dma is None:
+        return Step(region, cycles, (Use(CORE, 0, cycles),))
+    return Step(region, cycles, (Use(target.dma.name, 0, cycles),), launch=COPY_CYCLES * len(split))
+
+
+def border(value: str, maker: Region, reader: Region, target: Target) -> int:
+    """Cycles between two regions: of relayouts, and of copies from one engine's memory to another's.
+
+    Args:
+        value: what one makes and the other reads.
+        maker: with an engine or without.
+        reader: likewise.
+        target: the machine.
+    """
+    kind = maker.graph.types[value]
+    lies, wanted = layout_of(maker, value), layout_of(reader, value)
+    moves: list[int] = []
+    if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
+        moves.append(nbytes(lies, kind) + nbytes(wanted, kind))
+    if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
+        moves.append(kind.nbytes)
+    return sum(dma_cycles(target.dma, moved, 1) if target.dma else moved for moved in moves)
+
+
+def layout_of(region: Region, value: str) -> Layout | None:
+    """The layout an engine takes or gives a value in; None for row-major."""
+    if region.offload is None or region.match is None:
+        return None
+    leaves = {name: leaf for leaf, name in region.match.values.items()} | {region.output: "result"}
+    layout = region.offload.layouts.get(leaves.get(value, ""))
+    return None if layout is None or layout.is_row_major else layout
+
+
+def _is_flexible(region: Region) -> bool:
+    """True for what may keep the layout its values come in: the layout stage has the last word."""
+    if region.engine is not None:
+        return False
+    if region.mover:
+        return isinstance(region.graph.nodes[0].operator, Concat | Pad)
+    shape = region.graph.types[region.output].shape
+    return all(region.graph.types[name].shape == shape for name in region.graph.inputs)
+
+
+def without_offloads(target: Target, allowed: Mapping[str, bool]) -> Target:
+    """The machine with only some engines' offloads, the engines in the order given.
+
+    Args:
+        target: the machine.
+        allowed: engine -> whether offloads are allowed that cost accuracy.
+    """
+    engines = []
+    for name, lossy in allowed.items():
+        engine = target.engine(name)
+        kept = tuple(offload for offload in engine.offloads if lossy or not offload.lossy)
+        engines.append(engine if len(kept) == len(engine.offloads) else replace(engine, offloads=kept))
+    others = [replace(engine, offloads=()) for engine in target.engines if engine.name not in allowed]
+    return replace(target, engines=(*engines, *others))

@@ -1,0 +1,190 @@
+"""Regions without an engine: strided copies where these do, else calls, dealt out to the cores by their speed.
+
+A core's part is a stretch of the result along its first axis longer than 1: rows of an image, channels where there are
+no rows. So operands and results of parts lie densely and core kernels take them as they are; parts of equal shape and
+padding become one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import gcd, prod
+
+from dovetail import kernels
+from dovetail.ir import crop
+from dovetail.ir.crop import ALIGNMENT, sliced_box
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.linear import DepthwiseConv2d
+from dovetail.ir.operators.movement import Slice
+from dovetail.ir.types import Box, TensorType, box_shape, full_box
+from dovetail.program.ir import Begin, Call, Copy, Statement, View, dense_view
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Target
+
+_MAC, _DEPTHWISE_MAC = 3.0, 3.5
+_ELEMENT = 6.0
+"""Cycles of RV32IMC per multiply-accumulate, and per element of each operator's result (docs/benchmarks.md)."""
+
+
+def work(graph: Graph) -> float:
+    """Cycles that computing a region takes on a core of speed 1, by estimate."""
+    found = 0.0
+    for node in graph.nodes:
+        types = [graph.types[name] for name in node.inputs]
+        each = _DEPTHWISE_MAC if isinstance(node.operator, DepthwiseConv2d) else _MAC
+        macs, elements = node.operator.macs(types), graph.types[node.output].elements
+        if not macs:
+            elements = max([elements, *(kind.elements for kind in types[:1])])
+        found += each * macs + _ELEMENT * elements
+    return found
+
+
+START_CYCLES = 100
+"""Cycles, about, of starting a core, its waking up and the wait for it; a part has to be worth more."""
+_STEPS = (1, 2, 4, 8)
+"""Multiples of the least step that are tried: where results of one begin as kernels take them, operands may not."""
+
+
+def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View) -> tuple[Copy, ...] | None:
+    """The copies that compute a one-node graph, for the DMA or the core; None when copying cannot.
+
+    Args:
+        layer: index of the layer the copies belong to.
+        graph: the region.
+        operands: where each runtime operand lies; row-major but for pads, concatenations and relayouts.
+        result: where the result goes, dense.
+    """
+    node = graph.nodes[0]
+    if len(graph.nodes) != 1 or any(name in graph.constants for name in node.inputs):
+        return None
+    pieces = node.operator.pieces([graph.types[name] for name in node.inputs])
+    made = []
+    for piece in pieces or ():
+        source, target = operands[node.inputs[piece.operand]], result.part(piece.box)
+        if node.operator.is_view:
+            source = dense_view(source.buffer, result.type, source.offset)
+        elif piece.walks:
+            start = sum(place * stride for place, stride in zip(piece.start, source.strides, strict=True))
+            strides = tuple(source.strides[axis] * step for axis, step in piece.walks)
+            source = View(source.buffer, target.type, strides, source.offset + start)
+        made.append(Copy(layer, source, target, piece.before, piece.fill))
+    return None if pieces is None else tuple(made)
+
+
+def split(
+    layer: int, graph: Graph, operands: Mapping[str, View], result: View, target: Target, core: int | None = None
+) -> tuple[Call, ...]:
+    """The calls that compute a region on as many cores as make it fastest, by estimate.
+
+    Args:
+        layer: index of the region.
+        graph: the region.
+        operands: where each runtime operand lies.
+        result: where the result goes.
+        target: its cores.
+        core: the one that has to do all of it; None for as many as are best.
+
+    Returns:
+        Calls on workers, which are started first, then that on core 0 if it has a part.
+    """
+    whole = Call(layer, graph, operands, result, core or 0)
+    if not target.workers or core is not None or not result.type.elements:
+        return (whole,)
+    for boxes, cores in _deals(whole, [each.speed for each in target.cores]):
+        parts = _parts(whole, boxes, cores)
+        if parts is not None:
+            return tuple(sorted(parts, key=lambda call: (call.core == 0, call.core)))
+    return (whole,)
+
+
+def _deals(whole: Call, speeds: Sequence[float]) -> list[tuple[tuple[Box, ...], list[int]]]:
+    """The ways to deal out a call's result, a box for each of some cores, the shortest by estimate first."""
+    kind, all_work = whole.result.type, work(whole.graph)
+    ranked = sorted(range(len(speeds)), key=lambda core: (-speeds[core], core))
+    found: dict[tuple[Box, ...], tuple[float, list[int]]] = {}
+    for count in range(1, len(ranked) + 1):
+        cores = sorted(ranked[:count])
+        for steps in _STEPS:
+            boxes = shares(kind, [speeds[core] for core in cores], steps)
+            sizes = [prod(box_shape(box)) for box in boxes]
+            times = [all_work * size / kind.elements / speeds[core] for size, core in zip(sizes, cores, strict=True)]
+            if all(sizes):
+                found.setdefault(boxes, (max(times) + START_CYCLES * sum(core != 0 for core in cores), cores))
+    return [(boxes, cores) for boxes, (_, cores) in sorted(found.items(), key=lambda item: item[1][0])]
+
+
+def shares(kind: TensorType, speeds: Sequence[float], steps: int = 1) -> tuple[Box, ...]:
+    """Stretches of a value, one for each of these speeds and in proportion to it; empty ones are left as (n, n).
+
+    Args:
+        kind: type of the value, which lies row-major.
+        speeds: in any unit.
+        steps: stretches begin at multiples of so many times the step at which results begin where kernels take them.
+    """
+    axis, step = stretch_axis(kind)
+    step *= steps
+    size = kind.shape[axis] if kind.shape else 1
+    counts, whole = [0] * len(speeds), full_box(kind.shape)
+    for _ in range(-(-size // step)):
+        soonest = min(range(len(speeds)), key=lambda core: ((counts[core] + 1) / speeds[core], core))
+        counts[soonest] += 1
+    ends = [min(count * step, size) for count in accumulate(counts, initial=0)]
+    return tuple((*whole[:axis], span, *whole[axis + 1 :]) for span in pairwise(ends))
+
+
+def workers_first(
+    statements: Sequence[Statement], regions: Sequence[Region], cores: Mapping[str, int]
+) -> list[Statement]:
+    """The statements of a pipeline's step with what core 0 computes last, so that the others have begun by then."""
+    layers: list[tuple[bool, list[Statement]]] = []
+    for statement in statements:
+        if isinstance(statement, Begin):
+            layers.append((cores[regions[statement.layer].output] == 0, []))
+        layers[-1][1].append(statement)
+    return [statement for _, some in sorted(layers, key=lambda layer: layer[0]) for statement in some]
+
+
+def stretch_axis(kind: TensorType) -> tuple[int, int]:
+    """The axis along which parts of a row-major value lie densely, and the step at which they begin where kernels
+    take them."""
+    axis = next((axis for axis, size in enumerate(kind.shape) if size > 1), 0)
+    nbytes = prod(kind.shape[axis + 1 :]) * kind.dtype.numpy.itemsize
+    return axis, ALIGNMENT // gcd(ALIGNMENT, nbytes)
+
+
+def _parts(whole: Call, boxes: Sequence[Box], cores: Sequence[int]) -> tuple[Call, ...] | None:
+    """A call for each box; None where the region cannot be computed so."""
+    if len(boxes) == 1:
+        return (Call(whole.layer, whole.graph, whole.operands, whole.result, cores[0]),)
+    try:
+        calls = tuple(part(whole, box, core) for box, core in zip(boxes, cores, strict=True))
+    except ValueError:
+        return None
+    for call in calls:  # values have to lie as kernels take them, and there has to be a kernel
+        views = (*call.operands.values(), call.result)
+        placed = all(view.is_dense and view.offset % ALIGNMENT == 0 for view in views)
+        if not placed or kernels.supports(call.graph) is not None:
+            return None
+    return calls
+
+
+def part(whole: Call, box: Box, core: int) -> Call:
+    """The call that computes a box of another one's result.
+
+    Raises:
+        ValueError: the region cannot be computed in such parts.
+    """
+    cut = crop.part(whole.graph, {whole.graph.outputs[0]: box})
+    operands: dict[str, View] = {}
+    nodes: list[Node] = []
+    for node in cut.nodes:
+        if isinstance(node.operator, Slice) and set(node.operator.step) == {1} and node.inputs[0] in whole.operands:
+            operands[node.output] = whole.operands[node.inputs[0]].part(sliced_box(node))
+        else:
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    operands |= {name: view for name, view in whole.operands.items() if name in read}
+    graph = replace(cut, inputs=tuple(operands), nodes=tuple(nodes))
+    return Call(whole.layer, graph, operands, whole.result.part(box), core)

@@ -1,0 +1,359 @@
+"""Choices about regions: the planner's own knobs and those of an offload, and the tuning file such choices stand in."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__, kernels
+from dovetail.errors import DovetailError, PlanError, TargetError
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Box, Shape
+from dovetail.schedule.partition import Region
+from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_match
+from dovetail.target.description import Target
+from dovetail.target.pattern import Choice, Knob, Space, Value
+
+CONTEXT = (EARLY,)
+"""Knobs that change nothing for a region alone, only beside other regions."""
+
+MOST_TILES = 256
+"""Tiles a region may be cut into: each is code of its own."""
+_STEP_PARTS = (1, 2, 3, 4)
+"""Tile sizes are multiples of the offload's own step, and of these parts of it."""
+
+
+def region_space(region: Region, target: Target) -> Space:
+    """The knobs of a region and what they may be set to; none for one that only the core or the DMA computes.
+
+    Raises:
+        TargetError: the offload has a knob of a name the planner uses, or knobs without a default.
+    """
+    if region.engine is None or region.offload is None or region.match is None:
+        return Space(())
+    planner = _planner_knobs(region, target)
+    own = region.offload.knobs(region.match) if region.offload.knobs else Space(())
+    if own.knobs and region.offload.default is None:
+        what = "this offload has knobs and no default for them"
+        raise TargetError(what, where=f"{region.engine.name} {region.offload.name}", hint="give the Offload a default=")
+    clash = {knob.name for knob in planner} & {knob.name for knob in own.knobs}
+    if clash:
+        what = f"the knob '{min(clash)}' has a name the planner uses"
+        raise TargetError(what, where=f"{region.engine.name} {region.offload.name}", hint="give it another name")
+    own_names = {knob.name for knob in own.knobs}
+    first = {knob.name: knob.values[0] for knob in (*planner, *own.knobs)}
+    tiles = _Tiles(region, target)
+
+    def problem(choice: Choice) -> str | None:
+        """Why a choice is not allowed, None where it is."""
+        if choice.get(PLACEMENT) == "core":
+            idle = next((name for name, value in choice.items() if name != PLACEMENT and value != first[name]), None)
+            return f"{idle} means nothing on the core" if idle else None
+        return own.problem({k: v for k, v in choice.items() if k in own_names}) or tiles.problem(choice)
+
+    return Space((*planner, *own.knobs), problem)
+
+
+def canonical(choice: Choice) -> dict[str, Value]:
+    """A choice without settings that go without saying: on the core there are no tiles; elsewhere is on the engine."""
+    if choice.get(PLACEMENT) == "core":
+        return {PLACEMENT: "core"}
+    return {name: value for name, value in choice.items() if name != PLACEMENT}
+
+
+def choose(regions: tuple[Region, ...], choices: Mapping[str, Choice], target: Target) -> tuple[Region, ...]:
+    """The regions with what is chosen for them, those moved to the core included.
+
+    Args:
+        regions: the network.
+        choices: by region name.
+        target: the machine.
+
+    Raises:
+        PlanError: an unknown region or knob, a value out of range, or a choice that is not allowed; says which.
+    """
+    known = {region.name: region for region in regions}
+    for name, choice in choices.items():
+        if name not in known:
+            raise PlanError(
+                f"there is no layer '{name}'", where=f"choice for '{name}'", hint="dovetail explain lists the layers"
+            )
+        refusal = region_space(known[name], target).refusal(choice)
+        if refusal:
+            raise PlanError(refusal, where=f"layer {name}", hint="tune again, or change the entry")
+    return tuple(chosen(region, choices.get(region.name, {})) for region in regions)
+
+
+def chosen(region: Region, choice: Choice) -> Region:
+    """One region with a choice known to be allowed."""
+    if choice.get(PLACEMENT) == "core":
+        reason = "the tuning file places it on the core"
+        return replace(region, match=None, engine=None, offload=None, reason=reason, choice={})
+    return replace(region, choice=dict(choice)) if choice else region
+
+
+def tile_classes(shape: Shape, size: Shape) -> Iterator[tuple[Box, int]]:
+    """The kinds of tile there are (first, middle and last along each axis), and how many of each.
+
+    Args:
+        shape: the result.
+        size: a whole tile.
+
+    Yields:
+        The box of one tile of the kind, and the number of such tiles.
+    """
+    axes = []
+    for total, step in zip(shape, size, strict=True):
+        count = -(-total // step)
+        kinds = [((0, min(step, total)), 1), ((step, 2 * step), count - 2), (((count - 1) * step, total), 1)]
+        axes.append([kinds[0], *([kinds[1]] if count > 2 else []), *([kinds[2]] if count > 1 else [])])
+    for parts in product(*axes):
+        yield tuple(span for span, _ in parts), prod(times for _, times in parts)
+
+
+def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
+    """Placement, and what concerns tiles where the planner cuts any."""
+    assert region.offload is not None and region.engine is not None
+    shape, offload = region.graph.types[region.output].shape, region.offload
+    image = len(shape) == 4
+    on_core = ("core",) if kernels.supports(region.graph) is None else ()
+    placement = Knob(PLACEMENT, (region.engine.name, *on_core), "what computes the layer")
+    if target.works_in_place(region.engine):
+        return (placement,)
+    sizes = [
+        *((TILE[axis - 1], shape[axis], offload.row_step) for axis in (1, 2) if image),
+        (TILE[2], shape[-1], offload.channel_step),
+    ]
+    return (
+        placement,
+        *(Knob(name, _sizes(total, step), f"{name[5:]} of a tile's result") for name, total, step in sizes),
+        Knob(BUFFERS, (2, 1, 3), "buffers per operand that changes from tile to tile"),
+        Knob(ORDER, ("channels", "positions"), "what the outer loop over tiles runs over"),
+        Knob(EARLY, ("yes", "no"), "whether constants are fetched while the layer before is computed"),
+    )
+
+
+def _sizes(total: int, step: int) -> tuple[int, ...]:
+    found = {size for part in _STEP_PARTS for size in cuts(total, max(1, step // part))}
+    return tuple(sorted(found, reverse=True))
+
+
+class _Tiles:
+    """Asks whether tiles are allowed; every shape of tile is cut only once."""
+
+    def __init__(self, region: Region, target: Target) -> None:
+        assert region.engine is not None
+        self._region = region
+        self._memory = target.memory(region.engine.memory)
+        self._refusals: dict[tuple[object, ...], str | None] = {}
+        self._shape = region.graph.types[region.output].shape
+        self._image = len(self._shape) == 4
+
+    def problem(self, choice: Choice) -> str | None:
+        """Why tiles like these are not allowed; None when they are, or when not all of their sizes are chosen."""
+        names = TILE if self._image else TILE[2:]
+        if any(name not in choice for name in names):
+            return None
+        sizes = tuple(int(choice[name]) for name in names)
+        size = (self._shape[0], *sizes) if self._image else (*self._shape[:-1], *sizes)
+        counts = [-(-total // step) for total, step in zip(self._shape, size, strict=True)]
+        tiles = prod(counts)
+        if tiles > MOST_TILES:
+            return f"it would be cut into {tiles} tiles; at most {MOST_TILES} are allowed"
+        if tiles == 1 and choice.get(BUFFERS, 2) != 2:
+            return f"{BUFFERS} = {choice[BUFFERS]} changes nothing for a single tile"
+        if (counts[-1] == 1 or tiles == counts[-1]) and choice.get(ORDER, "channels") != "channels":
+            return f"{ORDER} = {choice[ORDER]} changes nothing: only one of channels and positions is cut"
+        if tiles < int(choice.get(BUFFERS, 2)) and choice.get(BUFFERS) == 3:
+            return f"{BUFFERS} = 3 changes nothing for {tiles} tiles"
+        for box, _ in tile_classes(self._shape, size):
+            refusal = self._refusal(box, choice)
+            if refusal:
+                return f"a tile of {'x'.join(map(str, size))} is not possible: {refusal}"
+        return None
+
+    def _refusal(self, box: Box, choice: Choice) -> str | None:
+        """Why one tile is not allowed; tiles of one size that touch the same edges are alike."""
+        own = tuple(value for name, value in choice.items() if name not in (PLACEMENT, BUFFERS, ORDER, EARLY, *TILE))
+        key = (own, *((b - a, a == 0, b == total) for (a, b), total in zip(box, self._shape, strict=True)))
+        if key not in self._refusals:
+            self._refusals[key] = None
+            try:
+                tile, _ = tile_match(replace(self._region, choice=choice), box)
+                needed = tile.graph.types[self._region.output].nbytes
+                if needed > self._memory.size:  # whatever else it needs
+                    self._refusals[key] = f"its result has {needed} bytes, {self._memory.name} has {self._memory.size}"
+            except ValueError as error:
+                self._refusals[key] = str(error)
+        return self._refusals[key]
+
+
+SCHEMA = 1
+"""Version of the file. It grows when a field is removed or changes its meaning."""
+MOST_BYTES = 1 << 20
+"""A larger file is not read."""
+
+
+class TuningError(DovetailError):
+    """A tuning file that is damaged or belongs to something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The compilation a tuning file or a trial log belongs to."""
+
+    dovetail: str
+    """Version of Dovetail."""
+    model: str
+    """Name of the network."""
+    model_sha256: str
+    target: str
+    policy: str
+    rounding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One layer."""
+
+    name: str
+    """Of the region."""
+    signature: str
+    default_cycles: int
+    """Of the layer by itself, nothing chosen."""
+    tuned_cycles: int
+    """Of the layer by itself, with the choice."""
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A whole file."""
+
+    identity: Identity
+    measure: str
+    """One of `tune.measure.MEASURES`; on "host" all cycles are nanoseconds."""
+    default_cycles: int
+    """Of the whole network, nothing chosen."""
+    tuned_cycles: int
+    """Of the whole network, with all choices; never more."""
+    layers: tuple[Entry, ...]
+    """Those for which something is chosen."""
+
+
+def identity(model: str, content: bytes, target: str, policy: str, rounding: str) -> Identity:
+    """The identity of a compilation: name and bytes of the model, names of target, policy and rounding."""
+    return Identity(__version__, model, hashlib.sha256(content).hexdigest(), target, policy, rounding)
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Read a tuning file.
+
+    Raises:
+        TuningError: it is absent, too large, damaged, of another schema, or a field is missing or of a wrong type.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        hint = "check the spelling and the permission to read"
+        raise TuningError(f"the tuning file cannot be read: {error.strerror}", where=str(path), hint=hint) from None
+    if len(content) > MOST_BYTES:
+        raise TuningError(f"the tuning file is larger than {MOST_BYTES} bytes", where=str(path), hint="tune again")
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TuningError(f"the tuning file is damaged: {error}", where=str(path), hint="tune again") from None
+    schema = _field(table, "schema", int, str(path))
+    if schema != SCHEMA:
+        raise TuningError(f"the tuning file has schema {schema}, expected {SCHEMA}", where=str(path), hint="tune again")
+    of = Identity(**{field.name: _field(table, field.name, str, str(path)) for field in fields(Identity)})
+    layers = table.get("layer", [])
+    if not isinstance(layers, list):
+        raise TuningError("'layer' must be an array of tables", where=str(path), hint="tune again")
+    entries = tuple(_entry(layer, f"{path}, layer {number}") for number, layer in enumerate(layers, 1))
+    default, tuned = (_field(table, name, int, str(path)) for name in ("default_cycles", "tuned_cycles"))
+    return Tuning(of, _field(table, "measure", str, str(path)), default, tuned, entries)
+
+
+def _entry(layer: Any, where: str) -> Entry:
+    if not isinstance(layer, dict):
+        raise TuningError("a layer must be a table", where=where, hint="tune again")
+    name = _field(layer, "name", str, where)
+    where = f"{where} ('{name}')"
+    choice = _field(layer, "choice", dict, where)
+    for knob, value in choice.items():
+        if type(value) not in (int, str):
+            raise TuningError(
+                f"{knob} = {value!r} is neither a whole number nor a string", where=where, hint="tune again"
+            )
+    default, tuned = (_field(layer, key, int, where) for key in ("default_cycles", "tuned_cycles"))
+    return Entry(name, _field(layer, "signature", str, where), default, tuned, choice)
+
+
+def _field(table: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    if name not in table:
+        raise TuningError(f"'{name}' is missing", where=where, hint="tune again")
+    if type(table[name]) is not kind:
+        known = {int: "a whole number", str: "a string", dict: "a table"}[kind]
+        raise TuningError(f"'{name}' must be {known}", where=where, hint="tune again")
+    return table[name]
+
+
+def choices_for(path: Path, wanted: Identity, regions: tuple[Region, ...], target: Target) -> dict[str, Choice]:
+    """The choices of a tuning file by region name, after everything in it was checked.
+
+    Args:
+        path: the file.
+        wanted: what is compiled.
+        regions: the network's, nothing chosen.
+        target: the machine.
+
+    Raises:
+        TuningError: the file is of something else, or names a layer, knob or value that does not exist; says which.
+    """
+    tuning = read_tuning(path)
+    for field in fields(Identity):
+        found, here = getattr(tuning.identity, field.name), getattr(wanted, field.name)
+        if found != here and field.name != "model":
+            raise TuningError(
+                f"the tuning file is for {field.name} = {found}, this is {here}", where=str(path), hint="tune again"
+            )
+    known = {region.name: region for region in regions}
+    choices: dict[str, Choice] = {}
+    for number, entry in enumerate(tuning.layers, 1):
+        where = f"{path}, layer {number} ('{entry.name}')"
+        if entry.name not in known:
+            raise TuningError("the network has no such layer", where=where, hint="dovetail explain lists the layers")
+        if entry.name in choices:
+            raise TuningError("the layer is named twice", where=where, hint="leave one of the two out")
+        if entry.signature != signature(known[entry.name].graph):
+            raise TuningError("the layer is another one: its signature differs", where=where, hint="tune again")
+        try:
+            choose((known[entry.name],), {entry.name: entry.choice}, target)
+        except PlanError as error:
+            raise TuningError(error.what, where=where, hint="tune again, or change the entry") from None
+        choices[entry.name] = entry.choice
+    return choices
+
+
+def signature(graph: Graph) -> str:
+    """A digest of operators, attributes, types and connections; neither weights nor names change it."""
+    numbers = {name: f"i{index}" for index, name in enumerate(graph.inputs)}
+    lines = [f"{name} {graph.types[value]}" for value, name in numbers.items()]
+    for index, node in enumerate(graph.nodes):
+        for value in node.inputs:
+            if value not in numbers:
+                numbers[value] = f"c{len(numbers)}"
+                lines.append(f"{numbers[value]} {graph.types[value]}")
+        numbers[node.output] = f"n{index}"
+        operands = " ".join(numbers[value] for value in node.inputs)
+        lines.append(f"{numbers[node.output]} {graph.types[node.output]} {node.operator!r} {operands}")
+    lines.append(" ".join(numbers[value] for value in graph.outputs))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

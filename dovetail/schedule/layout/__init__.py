@@ -1,0 +1,221 @@
+"""Layout: how every value of the network lies, chosen for the graph as a whole so that as few bytes as possible move.
+
+Every value has exactly one layout. Engines say which they take and give; the core takes row-major, and so do the
+network's inputs and outputs. In three steps: `choose` gives every region the layouts of its values, `insert` puts a
+`Relayout` wherever a value is then wanted otherwise than it lies, and `inside` lets values lie within the larger ones
+they become part of, so that joining and padding them moves nothing. A view (reshape) lies where its operand lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.layout import Layout, nbytes, same_bytes
+from dovetail.ir.operators.movement import Relayout
+from dovetail.ir.types import TensorType
+from dovetail.program.ir import CORE
+from dovetail.schedule.layout.choose import Inside, choose, inside, others
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Target
+from dovetail.target.pattern import Match, match_pattern
+
+
+@dataclass
+class _Draft:
+    """Values, layouts and relayouts that are added to the network."""
+
+    types: dict[str, TensorType]
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    made: list[Node] = field(default_factory=list)
+    names: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Region -> the names its values get."""
+
+    def value(self, stem: str, like: str, layout: Layout | None) -> str:
+        """A new value of the type of another."""
+        name, count = stem, 1
+        while name in self.types:
+            count += 1
+            name = f"{stem} {count}"
+        self.types[name] = self.types[like]
+        self.lies(name, layout)
+        return name
+
+    def lies(self, name: str, layout: Layout | None) -> None:
+        if layout is not None:
+            self.layouts[name] = layout
+
+    def rename(self, region: int, old: str, new: str) -> None:
+        """Let a region use another name for a value."""
+        self.names.setdefault(region, {})[old] = new
+
+
+def insert(
+    graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str]
+) -> tuple[Graph, tuple[Region, ...], Mapping[str, Layout]]:
+    """The network with its relayouts: whole graph, regions in execution order, and the layouts that are not row-major.
+
+    A relayout comes right before the first region that reads its result; that of a network output right after
+    the value has been computed. Ends of the network that are `native` lie as their maker gives them or their first
+    reader takes them.
+    """
+    draft = _Draft(dict(graph.types))
+    for value in (*graph.inputs, *(region.output for region in regions)):
+        _relay(draft, graph, regions, value, value in native)
+    renamed = [_renamed(region, draft.names.get(index, {}), draft.types) for index, region in enumerate(regions)]
+    ordered = _ordered(graph, renamed, draft, target)
+    names = {node.output: draft.names.get(i, {}) for i, region in enumerate(regions) for node in region.graph.nodes}
+    nodes = [_renamed_node(node, names.get(node.output, {})) for node in graph.nodes]
+    whole = replace(graph, nodes=tuple(_sorted(nodes, draft.made)), types=draft.types)
+    return whole, ordered, draft.layouts
+
+
+def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str, native: bool) -> None:
+    """Decide the names of a value: one for each layout it is wanted in."""
+    maker = next((index for index, region in enumerate(regions) if region.output == value), None)
+    readers = [index for index, region in enumerate(regions) if value in region.graph.inputs]
+    at_home = maker if maker is not None else readers[0] if native and readers else None
+    lies = None if at_home is None else regions[at_home].layouts.get(value)
+    shape, is_output = graph.types[value].shape, value in graph.outputs and not native
+    wanted = [*([None] if is_output else []), *(regions[index].layouts.get(value) for index in readers)]
+    moved = others(lies, wanted, graph, value)
+    source = value
+    if is_output and maker is not None and not same_bytes(lies, None, shape):
+        source = draft.value(f"{value} as {lies}", value, lies)
+        draft.rename(maker, value, source)
+    else:
+        draft.lies(value, lies)
+    for layout in moved:
+        is_final = is_output and same_bytes(layout, None, shape)
+        result = value if is_final else draft.value(f"{value} as {layout or 'row-major'}", value, layout)
+        draft.made.append(Node(Relayout(), (source,), result))
+        for index in readers:
+            if same_bytes(regions[index].layouts.get(value), layout, shape):
+                draft.rename(index, value, result)
+    for index in readers:
+        if source != value and value not in draft.names.get(index, {}):
+            draft.rename(index, value, source)
+
+
+def _renamed_node(node: Node, names: Mapping[str, str]) -> Node:
+    inputs = tuple(names.get(value, value) for value in node.inputs)
+    return replace(node, inputs=inputs, output=names.get(node.output, node.output))
+
+
+def _renamed(region: Region, names: Mapping[str, str], types: Mapping[str, TensorType]) -> Region:
+    """The region with other names for some of its values, its match found again."""
+    changed = {old: new for old, new in names.items() if old != new}
+    if not changed:
+        return region
+    graph = replace(
+        region.graph,
+        inputs=tuple(changed.get(value, value) for value in region.graph.inputs),
+        outputs=tuple(changed.get(value, value) for value in region.graph.outputs),
+        nodes=tuple(_renamed_node(node, changed) for node in region.graph.nodes),
+        types={changed.get(value, value): kind for value, kind in region.graph.types.items()},
+    )
+    layouts = {changed.get(value, value): layout for value, layout in region.layouts.items()}
+    match = match_pattern(region.offload.pattern, graph, graph.outputs[0]) if region.offload else None
+    assert match is None or isinstance(match, Match), "names do not matter to patterns"
+    return replace(region, graph=graph, match=match, layouts=layouts)
+
+
+def _ordered(graph: Graph, regions: Sequence[Region], draft: _Draft, target: Target) -> tuple[Region, ...]:
+    before: dict[int, list[Region]] = {}
+    after: dict[int, list[Region]] = {}
+    for number, node in enumerate(draft.made):
+        region = _relayout(node, number, draft, target)
+        if node.output in graph.outputs:
+            maker = next(index for index, other in enumerate(regions) if other.output == node.inputs[0])
+            after.setdefault(maker, []).append(region)
+        else:
+            reader = next(index for index, other in enumerate(regions) if node.output in other.graph.inputs)
+            before.setdefault(reader, []).append(region)
+    found: list[Region] = []
+    for index, region in enumerate(regions):
+        found += [*before.get(index, []), region, *after.get(index, [])]
+    return tuple(found)
+
+
+def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
+    (source,), result, name = node.inputs, node.output, f"relayout_{number}"
+    types = {value: draft.types[value] for value in (source, result)}
+    layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
+    mover = target.dma.name if target.dma else CORE
+    inner = Graph(name, (source,), (result,), (node,), types)
+    return Region(name, inner, None, None, None, "", (), mover, layouts)
+
+
+def _sorted(nodes: Sequence[Node], made: Sequence[Node]) -> list[Node]:
+    """The nodes with each relayout right behind what computes its operand."""
+    behind: dict[str, list[Node]] = {}
+    computed = {node.output for node in nodes}
+    for node in made:
+        behind.setdefault(node.inputs[0] if node.inputs[0] in computed else "", []).append(node)
+    found = list(behind.get("", []))
+    for node in nodes:
+        found += [node, *behind.get(node.output, [])]
+    return found
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A change of a value's layout."""
+
+    layer: str
+    """The region that does it."""
+    maker: str
+    """Who computes the value: an engine, the DMA, "core", or "input"."""
+    readers: tuple[str, ...]
+    """Who reads the result; "output" where the network gives it."""
+    nbytes: int
+    """Bytes read and written."""
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """The network with the layout of every value."""
+
+    graph: Graph
+    """The whole network, with a `Relayout` node wherever a value changes its layout."""
+    regions: tuple[Region, ...]
+    """In execution order; each knows the layouts of its values."""
+    layouts: Mapping[str, Layout]
+    """The values that do not lie row-major."""
+    inside: Mapping[str, Inside]
+    """The values that do not lie by themselves."""
+
+    def nbytes(self, value: str) -> int:
+        """Bytes of a value as it lies, unused parts of last blocks included."""
+        return nbytes(self.layouts.get(value), self.graph.types[value])
+
+    def conversions(self) -> tuple[Conversion, ...]:
+        """The relayouts, in execution order."""
+        made = {region.output: region.place for region in self.regions}
+        found = []
+        for region in self.regions:
+            if not isinstance(region.graph.nodes[0].operator, Relayout):
+                continue
+            source, result = region.graph.inputs[0], region.output
+            readers = [reader.place for reader in self.regions if result in reader.graph.inputs]
+            readers += ["output"] if result in self.graph.outputs else []
+            moved = self.nbytes(source) + self.nbytes(result)
+            found.append(Conversion(region.name, made.get(source, "input"), tuple(dict.fromkeys(readers)), moved))
+        return tuple(found)
+
+
+def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, native: Collection[str] = ()) -> LaidOut:
+    """Give every value its layout.
+
+    Args:
+        graph: the integer graph.
+        regions: of `partition`, in execution order.
+        target: the machine.
+        native: inputs and outputs of the network that lie as the regions have them, and not row-major.
+
+    Raises:
+        ValueError: an offload's layout does not fit the values it is for.
+    """
+    placed, known, layouts = insert(graph, choose(graph, regions), target, native)
+    return LaidOut(placed, known, layouts, inside(placed, known))

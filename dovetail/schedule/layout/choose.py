@@ -1,0 +1,247 @@
+"""Which layout each region takes and gives its values in, and which values lie within larger ones.
+
+Engines' layouts are fixed. A region that does not care where elements lie (element by element on the core, or a
+concatenation or pad of whole blocks) may keep the layout its values come in. What is minimised is the number of
+bytes read and written by all relayouts; a value that several readers want in one other layout is moved once.
+The search is exact for up to `_TOGETHER` such regions that share values; longer chains are decided in runs of that
+length, in execution order, the regions still to come taken as row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from dovetail.ir.crop import joined_boxes, sliced_box
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout, check_part, nbytes, physical_shape, same_bytes
+from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
+from dovetail.ir.types import Box
+from dovetail.program.transfers import can_pad
+from dovetail.schedule.partition import Region
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A value that lies as a part of another one."""
+
+    outer: str
+    """Name of the value it is part of."""
+    box: Box
+    """The part."""
+
+
+def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
+    """Put the operands of concatenations and pads inside the result, the one that saves most bytes first.
+
+    A value can lie inside another of the same layout when whatever writes or reads it takes strides (an engine or
+    a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too.
+    On a core alone, slices and joints of whole rows lie where they belong.
+    """
+    candidates = [
+        (graph.types[value].nbytes, position, value, Inside(region.output, box))
+        for position, region in enumerate(regions)
+        if region.mover and region.output not in graph.outputs
+        for value, box in _parts(region, regions)
+        if _fits(region, value, box) and _takes_strides(value, region, graph, regions)
+    ]
+    chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
+    for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
+        if value not in chosen and found.outer not in chosen and value not in {i.outer for i in chosen.values()}:
+            chosen[value] = found
+    return chosen
+
+
+def _still(graph: Graph, region: Region) -> Iterator[tuple[str, Inside]]:
+    """Values that lie inside others where the core does nothing: a slice in its operand, operands in their joint."""
+    (node,) = region.graph.nodes
+    if isinstance(node.operator, Slice):
+        yield node.output, Inside(node.inputs[0], sliced_box(node))
+    else:
+        boxes = joined_boxes(graph, node)
+        yield from ((value, Inside(node.output, box)) for value, box in zip(node.inputs, boxes, strict=True))
+
+
+def _parts(region: Region, regions: Sequence[Region]) -> Iterator[tuple[str, Box]]:
+    """The operands that could lie inside the result, and the box of it each becomes."""
+    node = region.graph.nodes[0]
+    if isinstance(node.operator, Concat):
+        yield from concatenated(region)
+    readers = [reader for reader in regions if region.output in reader.graph.inputs]
+    if isinstance(node.operator, Pad) and readers and all(reader.engine is not None for reader in readers):
+        sizes = region.graph.types[node.inputs[0]].shape
+        yield node.inputs[0], tuple((b, b + size) for b, size in zip(node.operator.before, sizes, strict=True))
+
+
+def concatenated(region: Region) -> list[tuple[str, Box]]:
+    """The operands of a concatenation and the box of the result each becomes; none for an operand used twice."""
+    node = region.graph.nodes[0]
+    boxes = zip(node.inputs, joined_boxes(region.graph, node), strict=True)
+    return [(value, box) for value, box in boxes if node.inputs.count(value) == 1]
+
+
+def _fits(region: Region, value: str, box: Box) -> bool:
+    """True when the part is one of whole blocks of the result's layout, which is the value's own."""
+    layout = region.layouts.get(region.output)
+    return _whole(region, layout, box) and region.layouts.get(value) == layout
+
+
+def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
+    """True when an engine or a relayout makes the value, and only engines and the mover read it, all in one layout."""
+    if value in graph.inputs or value in graph.outputs:
+        return False
+    makers = [region for region in regions if region.output == value]
+    readers = [region for region in regions if value in region.graph.inputs]
+    strided = all(region.takes_strides or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
+    others = all(region.takes_strides or region is mover for region in readers)
+    return bool(makers) and strided and alike and others
+
+
+_TOGETHER = 8
+"""Regions decided together: with two layouts 2**8 assignments are tried."""
+
+
+def choose(graph: Graph, regions: Sequence[Region]) -> tuple[Region, ...]:
+    """The regions, each with the layouts of its values.
+
+    Raises:
+        ValueError: an offload's layout does not fit the values it is for.
+    """
+    found = [replace(region, layouts=_fixed(region)) for region in regions]
+    known = list(dict.fromkeys(layout for region in found for layout in region.layouts.values()))
+    options = {index: (None, *_choices(region, known)) for index, region in enumerate(found)}
+    for group in _groups(regions, [index for index, choices in options.items() if len(choices) > 1]):
+        for start in range(0, len(group), _TOGETHER):
+            chunk = group[start : start + _TOGETHER]
+            _decide(graph, found, chunk, [options[index] for index in chunk])
+    return tuple(found)
+
+
+def _fixed(region: Region) -> dict[str, Layout]:
+    """The layouts an engine takes and gives; none for other regions."""
+    if region.offload is None or region.match is None:
+        return {}
+    found: dict[str, Layout] = {}
+    for leaf, layout in region.offload.layouts.items():
+        value = region.output if leaf == "result" else region.match.values.get(leaf)
+        if value is None or layout.is_row_major or value in region.graph.constants:
+            continue
+        physical_shape(layout, region.graph.types[value].shape)
+        if found.setdefault(value, layout) != layout:
+            raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
+    return found
+
+
+def _choices(region: Region, known: Sequence[Layout]) -> list[Layout]:
+    """The layouts, beside row-major, that a region which is not an engine's could take and give all its values in."""
+    if region.engine is not None:
+        return []
+    ranks = {len(region.graph.types[value].shape) for value in (*region.graph.inputs, region.output)}
+    return [layout for layout in known if ranks == {layout.rank} and _keeps(region, layout)]
+
+
+def _keeps(region: Region, layout: Layout) -> bool:
+    """True when a region computes the same whether its values lie row-major or all in `layout`."""
+    operator = region.graph.nodes[0].operator
+    if region.mover and isinstance(operator, Pad):
+        pads = zip(operator.before, operator.after, strict=True)
+        whole = all(layout.block(axis) == 1 for axis, sides in enumerate(pads) if any(sides))
+        return whole and layout.rank == 4 and can_pad(layout)
+    if region.mover and isinstance(operator, Concat):
+        parts = concatenated(region)
+        return len(parts) == len(region.graph.nodes[0].inputs) and all(_whole(region, layout, box) for _, box in parts)
+    return _is_elementwise(region) and _padding_is_harmless(region, layout)
+
+
+def _whole(region: Region, layout: Layout | None, box: Box) -> bool:
+    try:
+        check_part(layout, box, region.graph.types[region.output].shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_elementwise(region: Region) -> bool:
+    """True when every value has one shape, and every constant is the same for all elements."""
+    types, shape = region.graph.types, region.graph.types[region.output].shape
+    values = (*region.graph.inputs, *(node.output for node in region.graph.nodes))
+    if any(types[name].shape == shape and types[name].elements > 1 for name in region.graph.constants):
+        return False
+    return all(types[value].shape == shape for value in values) and all(
+        node.operator.is_elementwise([types[value] for value in node.inputs]) for node in region.graph.nodes
+    )
+
+
+def _padding_is_harmless(region: Region, layout: Layout) -> bool:
+    """The padding of last blocks is computed with as well: it may be any bytes, with which wide sums could overflow."""
+    kinds = [region.graph.types[value] for value in region.graph.inputs]
+    unpadded = prod(physical_shape(layout, kinds[0].shape)) == kinds[0].elements
+    return unpadded or all(kind.dtype.bits <= 16 for kind in kinds)
+
+
+def _groups(regions: Sequence[Region], flexible: Sequence[int]) -> list[list[int]]:
+    """The regions that have a choice, those that share a value together, each group in execution order."""
+    groups: list[tuple[set[str], list[int]]] = []
+    for index in flexible:
+        values, members = {*regions[index].graph.inputs, regions[index].output}, [index]
+        for others in [group for group in groups if group[0] & values]:
+            groups.remove(others)
+            values, members = values | others[0], members + others[1]
+        groups.append((values, members))
+    return [sorted(members) for _, members in groups]
+
+
+def _decide(
+    graph: Graph, regions: list[Region], chunk: Sequence[int], options: Sequence[tuple[Layout | None, ...]]
+) -> None:
+    """Put the cheapest assignment of some regions in their place; of equals the one with the fewest changes of layout
+    (only a value of the same layout can lie inside another), then row-major before others."""
+    values = sorted({value for index in chunk for value in (*regions[index].graph.inputs, regions[index].output)})
+    uses = []
+    for value in values:
+        maker = next((index for index, region in enumerate(regions) if region.output == value), None)
+        uses.append(_Use(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs)))
+
+    def put(assignment: tuple[Layout | None, ...]) -> tuple[int, int]:
+        """Put an assignment in place; returns what it costs."""
+        for index, layout in zip(chunk, assignment, strict=True):
+            names = (*regions[index].graph.inputs, regions[index].output)
+            regions[index] = replace(regions[index], layouts=dict.fromkeys(names, layout) if layout else {})
+        costs = [_moved(graph, regions, use) for use in uses]
+        return sum(moved for moved, _ in costs), sum(changes for _, changes in costs)
+
+    put(min(product(*options), key=put))
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Who makes a value and who reads it, as places in the list of regions."""
+
+    value: str
+    maker: int | None
+    """None for an input of the network."""
+    readers: tuple[int, ...]
+
+
+def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int]:
+    """Bytes read and written to bring a value into every layout it is wanted in; and how many readers take it in
+    another layout than it is given in, be it with the same bytes."""
+    kind = graph.types[use.value]
+    lies = None if use.maker is None else regions[use.maker].layouts.get(use.value)
+    wanted = [regions[index].layouts.get(use.value) for index in use.readers]
+    further = others(lies, [*wanted, *([None] if use.value in graph.outputs else [])], graph, use.value)
+    changes = sum(layout != lies for layout in wanted)
+    return sum(nbytes(lies, kind) + nbytes(layout, kind) for layout in further), changes
+
+
+def others(lies: Layout | None, wanted: Sequence[Layout | None], graph: Graph, value: str) -> list[Layout | None]:
+    """The layouts a value is wanted in beside the one it lies in, each once; those with the same bytes are one."""
+    shape = graph.types[value].shape
+    found = [lies]
+    for layout in wanted:
+        if not any(same_bytes(layout, other, shape) for other in found):
+            found.append(layout)
+    return found[1:]

@@ -1,0 +1,297 @@
+"""Plan: where every value lives, how every region is cut, in what order, and at which addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dovetail.errors import PlanError
+from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
+from dovetail.program.synchronise import mirror, synchronise
+from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.partition import Region
+from dovetail.schedule.plan.allocate import Order, Placement, allocate, lifetimes, overwrites
+from dovetail.schedule.plan.lower import Lowered, lower
+from dovetail.schedule.tiles import EARLY, Known, Tiling, choose_tiling, complete
+from dovetail.target.description import Target
+
+_EXACT_SECONDS = 2.0
+"""Deterministic solver time for placing activations; memories close to an engine only have to fit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The program, with what its placement needs and could at best need."""
+
+    program: Program
+    placements: tuple[Placement, ...]
+    tilings: Mapping[str, Tiling]
+    """By region name; of a region with shares, by the names of its parts."""
+
+
+def plan(
+    laid: LaidOut,
+    target: Target,
+    reserved: Mapping[str, int],
+    near: Collection[str] = (),
+    cores: Mapping[str, int] | None = None,
+) -> Plan:
+    """Place, tile, order and allocate.
+
+    Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
+    constants at the busiest moment is given up.
+
+    Args:
+        laid: the network and how its values lie.
+        target: the machine.
+        reserved: bytes of each memory taken by code, constants and stack.
+        near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
+        cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
+
+    Raises:
+        PlanError: the network does not fit; says which region or memory, and by how much.
+    """
+    _check_reserved(laid, target, reserved)
+    early = (r.name for r in laid.regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
+    choice = _Choice(_first_homes(laid, target, near), frozenset(early))
+    dma = target.dma.name if target.dma else CORE
+    cut: _Choice | None = None
+    tilings: dict[str, Tiling] = {}
+    known: Known = {}
+    while True:
+        if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
+            cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)
+        if stuck is not None:
+            choice = _spill_for(stuck, laid, target, choice)
+            continue
+        lowered = lower(laid, tilings, target, choice.homes, choice.early, cores or {})
+        statements = synchronise(lowered.statements, dma, choice.settle)
+        placements = _placements(target, lowered, statements, dma)
+        crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
+        if crowded is None:
+            return Plan(_program(lowered, statements, placements, dma), placements, tilings)
+        room = _room(target, crowded.memory, reserved)
+        alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
+        # an engine that works in the memory of values has buffers beside them that can give way
+        if crowded.memory == target.values and not any(one.role in (Role.TILE, Role.SCRATCH) for one in alive):
+            raise _too_large(crowded, alive, short, target, reserved)
+        relief = _relieve(alive, lowered, choice, target)
+        tiles = any(one.role in (Role.TILE, Role.SCRATCH) for one in alive)
+        if relief is None and choice.settle and (not tiles or choice.withheld > room):
+            raise _too_large(crowded, alive, short, target, reserved)
+        withheld = choice.withheld + (short if choice.settle else 0)
+        choice = relief or replace(choice, settle=True, withheld=withheld)
+
+
+def _check_reserved(laid: LaidOut, target: Target, reserved: Mapping[str, int]) -> None:
+    """Raise PlanError, with the layers that weigh most, where a memory does not even hold what is reserved in it."""
+    for name, taken in reserved.items():
+        size = target.memory(name).size
+        if taken <= size:
+            continue
+        weights = [(sum(a.nbytes for a in r.graph.constants.values()), r.name) for r in laid.regions]
+        heaviest = ", ".join(f"{layer} {count}" for count, layer in sorted(weights, reverse=True)[:3] if count)
+        raise PlanError(
+            f"{name} has {size} bytes, and constants, code and stacks take {taken}: {taken - size} bytes short",
+            where=f"{target.name}; the layers that weigh most: {heaviest or 'none'}",
+            hint=f"a larger {name}, narrower weights (dovetail quantize --weights int4), or a smaller network",
+        )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Where values lie and how close layers follow each other; each round gives up one thing, so planning ends."""
+
+    homes: Mapping[str, str]
+    """Memory of every value."""
+    early: frozenset[str]
+    """Regions whose constants are fetched while the region before is computed."""
+    settle: bool = False
+    """Whether every layer finishes before the next begins, so that their buffers may share memory."""
+    withheld: int = 0
+    """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
+
+    def moved(self, values: Collection[str], memory: str) -> _Choice:
+        """The choice with some values in another memory."""
+        homes = {name: memory if name in values else home for name, home in self.homes.items()}
+        return replace(self, homes=homes)
+
+
+def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> dict[str, str]:
+    """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
+    graph, regions = laid.graph, laid.regions
+    homes = {name: _near(name, regions, target) if name in near_ends else target.values for name in graph.inputs}
+    for region in regions:
+        if region.is_view and region.output not in graph.outputs:
+            homes[region.output] = homes[region.graph.inputs[0]]
+        else:
+            is_end = region.output in graph.outputs and region.output not in near_ends
+            homes[region.output] = target.values if is_end else _near(region.output, regions, target)
+    for name, inside in laid.inside.items():  # a part lies where the whole does
+        homes |= dict.fromkeys(_sharing(name, regions), homes[inside.outer])
+    return homes
+
+
+def _near(value: str, regions: Sequence[Region], target: Target) -> str:
+    """The engines' memory a value lies in: that of most engines that make or read it, the maker's if it is a draw;
+    of the next engine where none does; that of values without engines."""
+    own = [part.engine.memory for r in regions if value == r.output for part in r.parts if part.engine]
+    own += [part.engine.memory for r in regions if value in r.graph.inputs for part in r.parts if part.engine]
+    if own:
+        return max(dict.fromkeys(own), key=own.count)
+    after = next((i for i, r in enumerate(regions) if value in (r.output, *r.graph.inputs)), 0)
+    following = (r.engine.memory for r in (*regions[after:], *reversed(regions[:after])) if r.engine)
+    return next(following, target.engines[0].memory if target.engines else target.values)
+
+
+def _cut(
+    laid: LaidOut,
+    target: Target,
+    choice: _Choice,
+    reserved: Mapping[str, int],
+    known: Known,
+    tilings: dict[str, Tiling],
+) -> tuple[Region, PlanError] | None:
+    """Write the tilings of all regions, by name, over those of the round before; the first region there is no room
+    for."""
+    for position, region in enumerate(laid.regions):
+        taken: dict[str, int] = {}
+        for part in region.parts if region.engine is not None else ():
+            assert part.engine is not None
+            memory = part.engine.memory
+            free = _room(target, memory, reserved) - _resident(position, memory, laid, choice.homes)
+            budget = free - choice.withheld - taken.get(memory, 0)
+            try:
+                tiling = choose_tiling(part, target, choice.homes, budget, known)
+                tilings[part.name] = complete(part, tiling, tilings.get(part.name))
+            except PlanError as error:
+                return part, error
+            taken[memory] = taken.get(memory, 0) + tiling.nbytes
+    return None
+
+
+def _spill_for(stuck: tuple[Region, PlanError], laid: LaidOut, target: Target, choice: _Choice) -> _Choice:
+    """Move the largest value that is in the way of a region (or part) out of its engine's memory; raises its error
+    when none is."""
+    region, error = stuck
+    assert region.engine is not None
+    regions, inside = laid.regions, laid.inside
+    position = next(index for index, r in enumerate(regions) if r.output == region.output)
+    resident = _resident_regions(position, region.engine.memory, regions, choice.homes)
+    values = [(laid.nbytes(r.output), r.output) for r in resident]
+    if not values or region.engine.memory == target.values:
+        raise error
+    largest = max(values)[1]
+    outer = inside[largest].outer if largest in inside else largest
+    names = {outer, *(value for value, place in inside.items() if place.outer == outer)}
+    return choice.moved({name for value in names for name in _sharing(value, regions)}, target.values)
+
+
+def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
+    """A value and every other name for the same bytes."""
+    names = {value}
+    for region in regions:
+        if region.is_view and region.graph.inputs[0] in names:
+            names.add(region.output)
+    return names
+
+
+def _resident(position: int, memory: str, laid: LaidOut, homes: Mapping[str, str]) -> int:
+    """Bytes of an engine's memory that values hold while the region at a position runs."""
+    regions = laid.regions
+    computed = {r.output for r in regions}
+    ends = {name for r in regions[position:] for name in r.graph.inputs if name not in computed}
+    held = [r.output for r in _resident_regions(position, memory, regions, homes)]
+    return sum(laid.nbytes(name) for name in (*held, *(name for name in ends if homes[name] == memory)))
+
+
+def _resident_regions(position: int, memory: str, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:
+    """The regions whose results lie in a memory while the region at a position runs, its own included."""
+    found = []
+    for index, producer in enumerate(regions[: position + 1]):
+        if homes[producer.output] != memory or producer.is_view:
+            continue
+        names = _sharing(producer.output, regions)
+        last = max((i for i, user in enumerate(regions) if names & set(user.graph.inputs)), default=index)
+        if last >= position:
+            found.append(producer)
+    return found
+
+
+def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str) -> tuple[Placement, ...]:
+    again = overwrites(statements, lowered.buffers, dma)
+    seconds = {target.values: _EXACT_SECONDS}
+    return tuple(
+        allocate(memory, lowered.buffers, statements, dma, again, seconds.get(memory.name, 0.0))
+        for memory in target.memories
+    )
+
+
+def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:
+    return target.memory(memory).size - reserved.get(memory, 0)
+
+
+def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str, room: int) -> list[Buffer]:
+    """The buffers that crowd a memory, largest first: those in use together where it is busiest, if they alone are too
+    many; else the highest one and all that may be in use together with it."""
+    spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
+    placed = (lowered.buffers[name] for name in crowded.addresses)
+    mine = sorted(placed, key=lambda buffer: (-buffer.nbytes, buffer.name))
+    if crowded.lower_bound > room:
+        return [buffer for buffer in mine if spans[buffer.name].covers(crowded.busiest)]
+    top = max(mine, key=lambda buffer: (crowded.addresses[buffer.name] + buffer.nbytes, buffer.name)).name
+    return [
+        buffer
+        for buffer in mine
+        if buffer.name == top
+        or not (order.before(spans[buffer.name], spans[top]) or order.before(spans[top], spans[buffer.name]))
+    ]
+
+
+def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target: Target) -> _Choice | None:
+    """Give up the largest early fetch that is in the way, else move the largest value away; None when there is none."""
+    for buffer in alive:
+        if lowered.fetches.get(buffer.name) in choice.early:
+            return replace(choice, early=choice.early - {lowered.fetches[buffer.name]})
+    for buffer in alive:
+        if buffer.role is Role.VALUE and buffer.memory != target.values:
+            return choice.moved({n for n, view in lowered.values.items() if view.buffer == buffer.name}, target.values)
+    return None
+
+
+def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequence[Placement], dma: str) -> Program:
+    laid, values = lowered.laid, lowered.values
+    addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
+    buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
+    inputs = {name: values[name] for name in laid.graph.given}
+    outputs = {name: values[name] for name in laid.graph.results}
+    states = tuple(Kept(values[read], first) for read, _, first in laid.graph.kept)
+    kept = [state.view for state in states]
+    copying = [engine.name for engine in lowered.target.engines if engine.mirror]
+    return Program(
+        name=laid.graph.name,
+        buffers=buffers,
+        constants=lowered.constants,
+        statements=tuple(statements),
+        layers=tuple(region.name for region in laid.regions),
+        inputs=inputs,
+        outputs=outputs,
+        values=values,
+        dma=dma,
+        states=states,
+        moves=mirror(statements, buffers, copying, [*inputs.values(), *kept], [*outputs.values(), *kept]),
+    )
+
+
+def _too_large(
+    crowded: Placement, alive: Sequence[Buffer], short: int, target: Target, reserved: Mapping[str, int]
+) -> PlanError:
+    """The error of a network that does not fit, naming what is in memory at the busiest moment."""
+    listing = ", ".join(f"{buffer.name} {buffer.nbytes}" for buffer in alive)
+    taken, size = reserved.get(crowded.memory, 0), target.memory(crowded.memory).size
+    further = f" for values and {taken} for code, constants and stacks," if taken else ""
+    return PlanError(
+        f"{crowded.memory} needs {crowded.peak} bytes{further} and has {size}: {short} bytes short",
+        where=f"where it is fullest it holds {listing}",
+        hint=f"a larger {crowded.memory}, a smaller input, or fewer channels in these layers",
+    )

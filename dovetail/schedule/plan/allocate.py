@@ -1,0 +1,366 @@
+"""Gives every buffer a fixed address, sharing memory between buffers that are never in use together.
+
+Buffers that only the core touches are looked at in parts: what of an operand has been read for the last time is free
+while the rest is still wanted. A result may take the place of an operand that is not wanted any more; such buffers are
+moved together. A greedy answer comes first, and where it is not proven best, a constraint solver's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dovetail import kernels
+from dovetail.ir.crop import reads_in_place
+from dovetail.program.ir import CORE, Buffer, Call, Role, Statement, Wait, queue_of, reads, writes
+from dovetail.target.description import Memory
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """When a buffer is in use, in statement indices."""
+
+    first: int
+    """The first statement that touches it is issued."""
+    last: int
+    """The last statement that touches it is issued."""
+    first_by_queue: Mapping[str, int]
+    last_by_queue: Mapping[str, int]
+
+    def covers(self, index: int) -> bool:
+        """True when the buffer is in use at a statement."""
+        return self.first <= index <= self.last
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a buffer all of which is in use at the same times."""
+
+    start: int
+    """Bytes from the start of the buffer."""
+    stop: int
+    span: Lifetime
+
+
+Pair = tuple[Piece, Piece]
+"""A piece of one buffer and one of another that must not share bytes."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Addresses in one memory."""
+
+    memory: str
+    addresses: Mapping[str, int]
+    peak: int
+    """Bytes from the memory's base to the end of the highest buffer."""
+    lower_bound: int
+    """Bytes that are in use together at some statement: no placement can need less."""
+    busiest: int
+    """The statement where that is so."""
+
+
+Touch = tuple[int, str, int, int]
+"""Index of a statement, its queue, and the first byte and one past the last byte of a buffer it touches."""
+
+
+def touches(statements: Sequence[Statement], dma: str) -> dict[str, list[Touch]]:
+    """Every access to each buffer, in order."""
+    found: dict[str, list[Touch]] = {}
+    for index, statement in enumerate(statements):
+        queue = queue_of(statement, dma)
+        for view in (*reads(statement), *writes(statement)):
+            found.setdefault(view.buffer, []).append((index, queue, *view.span))
+    return found
+
+
+def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, Lifetime]:
+    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
+    from start to end."""
+    end = len(statements)
+    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, dma).items()}
+
+
+def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, queue, _, _ in some:
+        first.setdefault(queue, index)
+        last[queue] = index
+    if role in (Role.INPUT, Role.STATE):
+        first[CORE] = -1
+        last.setdefault(CORE, -1)
+    if role in (Role.OUTPUT, Role.STATE):
+        last[CORE] = end
+        first.setdefault(CORE, end)
+    return Lifetime(min(first.values()), max(last.values()), first, last)
+
+
+def _joined(spans: Sequence[Lifetime]) -> Lifetime:
+    """The lifetime of several buffers as one."""
+    queues = dict.fromkeys(queue for span in spans for queue in span.first_by_queue)
+    first = {q: min(span.first_by_queue[q] for span in spans if q in span.first_by_queue) for q in queues}
+    last = {q: max(span.last_by_queue[q] for span in spans if q in span.last_by_queue) for q in queues}
+    return Lifetime(min(first.values()), max(last.values()), first, last)
+
+
+Used = tuple[Buffer, Sequence[Touch]]
+"""A buffer and what touches it, in order."""
+
+
+def pieces(used: Sequence[Used], end: int, alignment: int) -> tuple[Piece, ...]:
+    """One buffer, or several of one size that lie at one place in turn, cut where the lifetime changes.
+
+    Args:
+        used: the buffers.
+        end: how many statements there are.
+        alignment: bytes; pieces begin and end at multiples of it.
+    """
+    size = _up(used[0][0].nbytes, alignment)
+    if any(queue != CORE for _, some in used for _, queue, _, _ in some):
+        return (Piece(0, size, _joined([_lifetime(buffer.role, some, end) for buffer, some in used])),)
+    down = [
+        (buffer, [(i, q, start // alignment * alignment, _up(stop, alignment)) for i, q, start, stop in some])
+        for buffer, some in used
+    ]
+    cuts = sorted({0, size, *(place for _, some in down for touch in some for place in touch[2:])})
+    found: list[Piece] = []
+    for start, stop in pairwise(cuts):
+        spans = []
+        for buffer, some in down:
+            own = [touch for touch in some if touch[2] <= start and stop <= touch[3]]
+            if own or buffer.role in (Role.INPUT, Role.OUTPUT, Role.STATE):
+                spans.append(_lifetime(buffer.role, own, end))
+        if spans and found and found[-1].stop == start and found[-1].span == _joined(spans):
+            found[-1] = Piece(found[-1].start, stop, found[-1].span)
+        elif spans:
+            found.append(Piece(start, stop, _joined(spans)))
+    return tuple(found)
+
+
+def _up(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+class Order:
+    """Which statements are known to have finished before others are issued."""
+
+    def __init__(self, statements: Sequence[Statement], dma: str) -> None:
+        self._waits: dict[str, list[tuple[int, int]]] = {}
+        for index, statement in enumerate(statements):
+            if isinstance(statement, Wait):
+                self._waits.setdefault(statement.queue, []).append((statement.statement, index))
+
+    def finished_at(self, queue: str, index: int) -> int:
+        """Index of the statement by whose issue the one at `index` has surely finished."""
+        if queue == CORE:
+            return index
+        later = (position for upto, position in self._waits.get(queue, ()) if upto >= index)
+        return next(later, 1 << 30)
+
+    def before(self, a: Lifetime, b: Lifetime) -> bool:
+        """True when everything done to one buffer has finished before anything is done to the other."""
+        for queue, last in a.last_by_queue.items():
+            done = self.finished_at(queue, last)
+            for other, first in b.first_by_queue.items():
+                in_queue_order = queue == other and last < first
+                if not in_queue_order and done >= first:
+                    return False
+        return True
+
+
+def allocate(
+    memory: Memory,
+    buffers: Mapping[str, Buffer],
+    statements: Sequence[Statement],
+    dma: str,
+    overwrites: Mapping[str, str] | None = None,
+    exact_seconds: float = 0.0,
+) -> Placement:
+    """Addresses for the buffers of one memory, peak as low as found.
+
+    Args:
+        memory: the memory; its size is not checked here.
+        buffers: all buffers; those of other memories, and constants, are passed over.
+        statements: in issue order, with their waits.
+        dma: the queue of copies.
+        overwrites: buffers that lie where another one has lain, and that one.
+        exact_seconds: how long the exact solver may take where the greedy answer is above the lower bound; 0 for never.
+    """
+    touched, order = touches(statements, dma), Order(statements, dma)
+    members: dict[str, list[Used]] = {}
+    leaders: dict[str, str] = {}
+    for name, buffer in buffers.items():
+        if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in touched:
+            leaders[name] = _leader(name, overwrites or {})
+            members.setdefault(leaders[name], []).append((buffer, touched[name]))
+    groups = {name: pieces(used, len(statements), memory.alignment) for name, used in members.items()}
+    bound, busiest = _lower_bound([piece for own in groups.values() for piece in own])
+    clashes = _clashes(groups, order)
+    best: dict[str, int] = {}
+    best_peak = -1
+    for ranking in _rankings(groups):
+        offsets = _first_fit(ranking, groups, clashes)
+        peak = max((offsets[name] + _size(groups[name]) for name in offsets), default=0)
+        if best_peak < 0 or peak < best_peak:
+            best, best_peak = offsets, peak
+    if best_peak > bound and exact_seconds > 0:
+        sizes = {name: _size(own) for name, own in groups.items()}
+        best, best_peak = improve(sizes, clashes, best, bound, memory.alignment, exact_seconds)
+    addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
+    return Placement(memory.name, addresses, best_peak, bound, busiest)
+
+
+def _leader(name: str, overwrites: Mapping[str, str]) -> str:
+    """The first of the buffers that lie at one place in turn."""
+    while name in overwrites:
+        name = overwrites[name]
+    return name
+
+
+def _size(own: Sequence[Piece]) -> int:
+    return max((piece.stop for piece in own), default=0)
+
+
+def _clashes(groups: Mapping[str, Sequence[Piece]], order: Order) -> dict[str, dict[str, list[Pair]]]:
+    """For each buffer the others it must not share bytes with, and which pieces of the two."""
+    names = list(groups)
+    found: dict[str, dict[str, list[Pair]]] = {name: {} for name in names}
+    for position, a in enumerate(names):
+        for b in names[position + 1 :]:
+            pairs = [
+                (one, other)
+                for one in groups[a]
+                for other in groups[b]
+                if not (order.before(one.span, other.span) or order.before(other.span, one.span))
+            ]
+            if pairs:
+                found[a][b] = pairs
+                found[b][a] = [(other, one) for one, other in pairs]
+    return found
+
+
+def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:
+    changes: Counter[int] = Counter()
+    for piece in own:
+        changes[piece.span.first] += piece.stop - piece.start
+        changes[piece.span.last + 1] -= piece.stop - piece.start
+    live, most, busiest = 0, 0, 0
+    for index in sorted(changes):
+        live += changes[index]
+        if live > most:
+            most, busiest = live, index
+    return most, busiest
+
+
+def _rankings(groups: Mapping[str, Sequence[Piece]]) -> list[list[str]]:
+    """Orders worth trying: largest first, longest-lived first, by bytes times life, by time."""
+    names = list(groups)
+    sizes = {name: _size(own) for name, own in groups.items()}
+    first = {name: min(piece.span.first for piece in own) for name, own in groups.items()}
+    last = {name: max(piece.span.last for piece in own) for name, own in groups.items()}
+    length = {name: last[name] - first[name] + 1 for name in names}
+    return [
+        sorted(names, key=lambda name: (-sizes[name], first[name])),
+        sorted(names, key=lambda name: (-length[name], -sizes[name])),
+        sorted(names, key=lambda name: (-sizes[name] * length[name], first[name])),
+        sorted(names, key=lambda name: (first[name], -sizes[name])),
+        sorted(names, key=lambda name: (-last[name], -sizes[name])),
+    ]
+
+
+def _first_fit(
+    ranking: list[str], groups: Mapping[str, Sequence[Piece]], clashes: Mapping[str, Mapping[str, list[Pair]]]
+) -> dict[str, int]:
+    offsets: dict[str, int] = {}
+    for name in ranking:
+        refused = sorted(  # from just above the first to just below the second
+            (offsets[other] + its.start - mine.stop, offsets[other] + its.stop - mine.start)
+            for other, pairs in clashes[name].items()
+            if other in offsets
+            for mine, its in pairs
+        )
+        start = 0
+        for low, high in refused:
+            if low < start < high:
+                start = high
+        offsets[name] = start
+    return offsets
+
+
+def improve(
+    sizes: Mapping[str, int],
+    clashes: Mapping[str, Mapping[str, Sequence[Pair]]],
+    start: Mapping[str, int],
+    bound: int,
+    alignment: int,
+    seconds: float,
+) -> tuple[dict[str, int], int]:
+    """Offsets with a peak no higher than the start's; the start itself when OR-tools is not installed.
+
+    Args:
+        sizes: bytes of each buffer, multiples of `alignment`.
+        clashes: for each buffer the others it must not share bytes with, and which pieces of the two.
+        start: offsets that are valid.
+        bound: no peak can be lower.
+        alignment: bytes.
+        seconds: limit on deterministic solver time.
+    """
+    peak = max((start[name] + sizes[name] for name in start), default=0)
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        return dict(start), peak
+    model = cp_model.CpModel()
+    top = model.new_int_var(bound // alignment, peak // alignment, "peak")
+    offsets = {name: model.new_int_var(0, (peak - size) // alignment, name) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        model.add(offsets[name] + size // alignment <= top)
+        model.add_hint(offsets[name], start[name] // alignment)
+        for other in sorted(clashes[name]):
+            for number, (mine, its) in enumerate(clashes[name][other] if name < other else ()):
+                below = model.new_bool_var(f"{name} below {other} {number}")
+                up, down = ((a.stop - b.start) // alignment for a, b in ((mine, its), (its, mine)))
+                model.add(offsets[name] + up <= offsets[other]).only_enforce_if(below)
+                model.add(offsets[other] + down <= offsets[name]).only_enforce_if(~below)
+    model.minimize(top)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = seconds
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return dict(start), peak
+    found = {name: solver.value(offset) * alignment for name, offset in offsets.items()}
+    return found, max(found[name] + sizes[name] for name in found)
+
+
+def overwrites(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, str]:
+    """The buffers that may lie where another one has lain until the call that first writes them, and that one.
+
+    The call reads the old buffer for the last time, element by element at the place it writes; both are filled by
+    their values, so that they begin and end together.
+    """
+    spans, order = lifetimes(statements, buffers, dma), Order(statements, dma)
+    found: dict[str, str] = {}
+    for index, statement in enumerate(statements):
+        if not isinstance(statement, Call) or spans[statement.result.buffer].first < index:
+            continue
+        for value, view in statement.operands.items():
+            last = spans[view.buffer].last_by_queue
+            dies = all(order.finished_at(queue, last[queue]) <= index for queue in last)
+            if dies and view.buffer not in found.values() and _may_share(statement, value, buffers):
+                found[statement.result.buffer] = view.buffer
+                break
+    return found
+
+
+def _may_share(call: Call, value: str, buffers: Mapping[str, Buffer]) -> bool:
+    old, new = buffers[call.operands[value].buffer], buffers[call.result.buffer]
+    views = ((call.operands[value], old), (call.result, new))
+    filled = all(view.is_dense and view.span == (0, buffer.nbytes) for view, buffer in views)
+    if old.memory != new.memory or not filled:
+        return False
+    alone = sum(view.buffer == old.name for view in call.operands.values()) == 1
+    return alone and reads_in_place(call.graph, value) and kernels.may_overwrite(call.graph)

@@ -1,0 +1,379 @@
+"""Turns regions into statements: calls on the core, copies and launches for the engines, in issue order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+
+import numpy as np
+
+from dovetail.ir.layout import nbytes
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.program.ir import CORE, Begin, Buffer, Copy, Launch, Role, Statement, View, dense_view, reads, writes
+from dovetail.schedule.cores import copies, split, workers_first
+from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.partition import Region, Slot
+from dovetail.schedule.tiles import PACK_ALIGNMENT, EngineTile, Tiling
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Engine, Target
+
+
+@dataclass
+class Parts:
+    """One layer's statements."""
+
+    early: list[Statement] = field(default_factory=list)
+    """Copies that may be made while the layer before is computed."""
+    head: list[Statement] = field(default_factory=list)
+    """Everything that must come before the first tile."""
+    rest: list[list[Statement]] = field(default_factory=list)
+    """One list for each tile, its launch first."""
+    tail: list[Statement] = field(default_factory=list)
+    """Copies of the last tiles' results."""
+
+
+def in_turn(slots: Sequence[Slot | None], layers: Sequence[Parts]) -> list[Statement]:
+    """All statements, each stretch of one layer's behind a `Begin`.
+
+    Args:
+        slots: when each layer is scheduled; one without a slot comes right before the next one that has one.
+        layers: what belongs to each. A layer's head and first tile come when it is issued, further tiles spread evenly
+            over the time it takes, its tail at the end.
+    """
+    turns: list[tuple[float, int, int, list[Statement]]] = []
+    for layer, (parts, when) in enumerate(zip(layers, _times(slots), strict=True)):
+        first = parts.rest[0] if parts.rest else []
+        steps = [[*parts.early, *parts.head, *first], *parts.rest[1:]]
+        for number, step in enumerate(steps):
+            spread = when.begin + (when.end - when.begin) * number / len(steps)
+            turns.append((spread if number else when.issue, layer, number, step))
+        turns.append((when.end, layer, len(steps), parts.tail))
+    ordered: list[Statement] = []
+    current = -1
+    for _, layer, number, step in sorted(turns, key=lambda turn: turn[:3]):
+        if layer != current and (step or not number):
+            ordered.append(Begin(layer))
+            current = layer
+        ordered += step
+    return ordered
+
+
+def _times(slots: Sequence[Slot | None]) -> list[Slot]:
+    """The time of every layer, no layer issued before the one ahead of it; all 0 where nothing is scheduled."""
+    found: list[Slot] = []
+    last = max((slot.end for slot in slots if slot), default=0)
+    following = Slot(last, last, last)
+    for slot in reversed(slots):
+        following = slot or Slot(following.issue, following.issue, following.issue)
+        found.append(following)
+    return found[::-1]
+
+
+@dataclass
+class Lowered:
+    """The statements of a network before waits and addresses."""
+
+    laid: LaidOut
+    target: Target
+    homes: Mapping[str, str]
+    cores: Mapping[str, int]
+    statements: list[Statement] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, View] = field(default_factory=dict)
+    fetches: dict[str, str] = field(default_factory=dict)
+    """Buffer that constants are fetched into -> name of the region they are for."""
+    blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    """Alignment and contents of packed constants -> name of the constant."""
+    fetched: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    """Layer, constant and memory -> the buffer that holds the constant for all parts of the layer."""
+
+    def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
+        """Declare a buffer; returns its name."""
+        self.buffers[name] = Buffer(name, memory, nbytes, role)
+        return name
+
+    def tile_buffer(self, name: str, memory: str, nbytes: int) -> str:
+        """A tile's buffer: as large as the largest tile that uses the slot."""
+        known = self.buffers.get(name)
+        return self.buffer(name, memory, nbytes, Role.TILE) if known is None or known.nbytes < nbytes else name
+
+    def operand(self, region: Region, value: str) -> View:
+        """Where an operand lies, in the layout the region takes it in."""
+        return self.values[value].seen_as(region.layouts.get(value))
+
+
+def lower(
+    laid: LaidOut,
+    tilings: Mapping[str, Tiling],
+    target: Target,
+    homes: Mapping[str, str],
+    early: frozenset[str],
+    cores: Mapping[str, int],
+) -> Lowered:
+    """Statements in issue order, without waits.
+
+    Args:
+        laid: the network and how its values lie.
+        tilings: the tiles of each engine region, by region name.
+        target: the machine.
+        homes: memory of every computed value and input.
+        early: names of the regions whose constants are fetched while the region before is computed.
+        cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
+    """
+    graph, regions = laid.graph, laid.regions
+    context = Lowered(laid, target, homes, cores)
+    names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
+    names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
+    for name, (stem, role) in names.items():
+        buffer = context.buffer(stem, homes[name], laid.nbytes(name), role)
+        context.values[name] = dense_view(buffer, graph.types[name], layout=laid.layouts.get(name))
+    parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
+    for index, fetches in _early_of_next(regions, parts, early).items():
+        if regions[index].slot and regions[index].place == CORE:  # a kernel would hold them up
+            parts[index].head[:0] = fetches
+        else:
+            parts[index].head += fetches
+    ordered = in_turn([region.slot for region in regions], parts)
+    ordered = workers_first(ordered, regions, cores) if cores else ordered
+    for read, written, _ in graph.kept:
+        _replace_state(ordered, context.values[read], context.values[written], bool(cores))
+    context.statements = ordered
+    return context
+
+
+def _replace_state(ordered: list[Statement], state: View, value: View, at_end: bool) -> None:
+    """Copy a state's next contents to it as soon as they are there and nothing reads the old ones any more; or at the
+    end, where other cores may read them until then."""
+    last = len(ordered) - 1
+    while not at_end and not (
+        any(view.buffer == state.buffer for view in reads(ordered[last]))
+        or any(view.buffer == value.buffer for view in writes(ordered[last]))
+    ):
+        last -= 1
+    ordered.insert(last + 1, Copy(ordered[last].layer, value, state))
+
+
+def _early_of_next(regions: Sequence[Region], parts: list[Parts], early: frozenset[str]) -> dict[int, list[Statement]]:
+    """Move each early region's constants behind the first loads of the engine region before it (or the very start), or
+    to where they are scheduled."""
+    laid: dict[int, list[Statement]] = {}
+    previous = 0
+    for index, region in enumerate(regions):
+        if region.engine is None:
+            continue
+        if region.name in early and index > 0:
+            laid.setdefault(_fetched_with(regions, index, previous), []).extend(parts[index].early)
+            parts[index].early = []
+        previous = index
+    return laid
+
+
+def _fetched_with(regions: Sequence[Region], index: int, previous: int) -> int:
+    """The region with which the constants of another one are fetched: the last that is issued when that is scheduled;
+    the engine region before where nothing is."""
+    own = regions[index].slot
+    if own is None:
+        return previous
+    issued = [i for i, r in enumerate(regions[:index]) if r.slot and r.slot.issue <= own.fetch and not r.is_view]
+    return issued[-1] if issued else 0
+
+
+def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, Tiling]) -> Parts:
+    graph = context.laid.graph
+    kind = graph.types[region.output]
+    if region.is_view and region.output not in graph.outputs:
+        source = context.operand(region, region.graph.inputs[0])
+        context.values[region.output] = dense_view(source.buffer, kind, source.offset)
+        return Parts()
+    result = context.values[region.output] = _result(context, region)
+    if region.still:
+        return Parts()
+    if region.engine is not None:
+        shares = [(part, part.engine, tilings[part.name]) for part in region.parts if part.engine is not None]
+        return _together([_OnEngine(context, index, *share, result).parts() for share in shares])
+    operands = {value: context.operand(region, value) for value in region.graph.inputs}
+    copying = context.target.dma or context.target.engines
+    moved = copies(index, region.graph, operands, result) if copying else None
+    if moved is not None:
+        return Parts(head=[copy for copy in moved if copy.source != copy.destination or copy.before])
+    core = context.cores.get(region.output)
+    return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
+
+
+def _result(context: Lowered, region: Region) -> View:
+    """Where a region's result lies; declares the buffer unless another region has."""
+    laid, graph = context.laid, context.laid.graph
+    inside = laid.inside.get(region.output)
+    if inside is not None:
+        outer = context.values.get(inside.outer)
+        return (outer or _outer(context, inside.outer)).part(inside.box)
+    within = [laid.inside[value].outer for value in region.graph.inputs if value in laid.inside]
+    if region.output in within:
+        return _outer(context, region.output)
+    kind = graph.types[region.output]
+    role = Role.OUTPUT if region.output in graph.results else Role.VALUE
+    name = f"output_{graph.results.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    context.buffer(name, context.homes[region.output], laid.nbytes(region.output), role)
+    return dense_view(name, kind, 0, laid.layouts.get(region.output))
+
+
+def _outer(context: Lowered, value: str) -> View:
+    """Where a value that others lie in lies."""
+    laid = context.laid
+    name = f"joined_{sorted({inside.outer for inside in laid.inside.values()}).index(value)}"
+    if name not in context.buffers:
+        context.buffer(name, context.homes[value], laid.nbytes(value), Role.VALUE)
+    return dense_view(name, laid.graph.types[value], 0, laid.layouts.get(value))
+
+
+@dataclass(frozen=True)
+class _OnEngine:
+    """A region of an engine, or one engine's part of it, while its tiles become statements."""
+
+    context: Lowered
+    index: int
+    """Of the layer."""
+    region: Region
+    engine: Engine
+    tiling: Tiling
+    result: View
+
+    def parts(self) -> Parts:
+        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
+        region, tiling = self.region, self.tiling
+        numbers = range(len(tiling.tiles))
+        loads = [(self.constants(number), self.inputs(number)) for number in numbers]
+        parts = Parts(early=loads[0][0], head=loads[0][1])
+        launches = [self.launch(number) for number in numbers]
+        stores: list[list[Statement]] = [[] for _ in launches]
+        if region.output not in tiling.in_place:
+            pairs = zip(launches, tiling.tiles, strict=True)
+            stores = [[Copy(self.index, one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
+        late = tiling.buffers - 1
+        for number, launch in enumerate(launches):
+            step: list[Statement] = [launch]
+            if number >= late:
+                step += stores[number - late]
+            if number + 1 < len(launches):
+                step += [*loads[number + 1][0], *loads[number + 1][1]]
+            parts.rest.append(step)
+        parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
+        return parts
+
+    def slot(self, number: int, value: str = "") -> tuple[int, bool]:
+        """The slot a tile's operand (or constants) is in, and whether it must be loaded: equal neighbours share one."""
+        tiles = self.tiling.tiles[: number + 1]
+        keys = [tile.tile.reads[value] if value else tile.tile.box[-1] for tile in tiles]
+        changes = [one != other for one, other in pairwise(keys)]
+        return sum(changes) % self.tiling.buffers, not changes or changes[-1]
+
+    def constants(self, number: int) -> list[Statement]:
+        """Copies of constants a tile needs before its launch."""
+        context, tile = self.context, self.tiling.tiles[number]
+        if not tile.packed or "" in self.tiling.in_place:
+            return []
+        slot, load = self.slot(number)
+        source, place = self.blob(tile), self.engine.constants or self.engine.memory
+        shared = (self.index, source.buffer, place)
+        if not load or shared in context.fetched:
+            return []
+        target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
+        context.fetches[target] = context.laid.regions[self.index].name
+        if len({other.tile.box[-1] for other in self.tiling.tiles}) == 1:  # they stay where they are
+            context.fetched[shared] = target
+        return [Copy(self.index, source, dense_view(target, source.type))]
+
+    def inputs(self, number: int) -> list[Statement]:
+        """Copies of operands a tile needs before its launch."""
+        tile = self.tiling.tiles[number].tile
+        made: list[Statement] = []
+        for position, value in enumerate(self.region.graph.inputs):
+            slot, load = self.slot(number, value)
+            if value not in self.tiling.in_place and load:
+                source = self.context.operand(self.region, value).part(tile.reads[value])
+                view = self.buffer(f"in{position}_{slot}", value, tile.graph.types[value])
+                made.append(Copy(self.index, source, view))
+        return made
+
+    def buffer(self, suffix: str, value: str, kind: TensorType) -> View:
+        """A tile's part of a value in a buffer of its own, in the layout the engine takes it in."""
+        layout = self.region.layouts.get(value)
+        name = self.context.tile_buffer(f"{self.region.name}_{suffix}", self.engine.memory, nbytes(layout, kind))
+        return dense_view(name, kind, 0, layout)
+
+    def launch(self, number: int) -> Launch:
+        region, context, tile = self.region, self.context, self.tiling.tiles[number]
+        types, in_place, output = tile.tile.graph.types, self.tiling.in_place, region.output
+        operands: dict[str, View] = {}
+        for position, value in enumerate(region.graph.inputs):
+            if value in in_place:
+                operands[value] = context.operand(region, value).part(tile.tile.reads[value])
+            else:
+                operands[value] = self.buffer(f"in{position}_{self.slot(number, value)[0]}", value, types[value])
+        operands |= self.packed(number)
+        if tile.scratch:
+            buffer = context.tile_buffer(f"{region.name}_scratch", self.engine.memory, tile.scratch)
+            operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
+        if output in in_place:
+            written = self.result.seen_as(region.layouts.get(output)).part(tile.tile.box)
+        else:
+            written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
+        queue = "" if self.engine.wait else CORE
+        return Launch(self.index, self.engine.name, tile.match, operands, written, tile.packed, region.layouts, queue)
+
+    def packed(self, number: int) -> dict[str, View]:
+        """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
+        tile = self.tiling.tiles[number]
+        if not tile.packed:
+            return {}
+        buffer = self.blob(tile).buffer
+        if "" not in self.tiling.in_place:
+            own = f"{self.region.name}_constants_{self.slot(number)[0]}"
+            place = self.engine.constants or self.engine.memory
+            buffer = self.context.fetched.get((self.index, buffer, place), own)
+        offsets = pack_offsets(tile.packed, self.alignment)
+        kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
+        return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}
+
+    @property
+    def alignment(self) -> int:
+        """Bytes each packed constant is aligned to."""
+        return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.engine) else PACK_ALIGNMENT
+
+    def blob(self, tile: EngineTile) -> View:
+        """The packed constants of a tile as one constant of the program; equal ones are stored once."""
+        context, offsets = self.context, pack_offsets(tile.packed, self.alignment)
+        blob = np.zeros(offsets[""], dtype=np.uint8)
+        for name, array in tile.packed.items():
+            blob[offsets[name] : offsets[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+        key = (self.alignment, blob.tobytes())
+        if key not in context.blobs:
+            stem = f"{self.region.name}_constants"
+            name = stem if stem not in context.constants else f"{stem}_from_{tile.tile.box[-1][0]}"
+            context.blobs[key] = name
+            context.constants[name] = blob
+            context.buffers[name] = Buffer(name, context.target.code, blob.nbytes, Role.CONSTANT)
+        return dense_view(context.blobs[key], TensorType(blob.shape, DType.UINT8))
+
+
+def _together(shares: Sequence[Parts]) -> Parts:
+    """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
+    found = Parts()
+    for share in shares:
+        found.early += share.early
+        found.head += share.head
+        found.tail += share.tail
+    for turn in zip_longest(*(share.rest for share in shares), fillvalue=()):
+        launches = [step[0] for step in turn if step]
+        found.rest.append([*launches, *(statement for step in turn for statement in step[1:])])
+    return found
+
+
+def pack_offsets(packed: Mapping[str, Array], alignment: int) -> dict[str, int]:
+    """Where each packed constant begins in a tile's blob, bytes; the blob's size under ""."""
+    offsets, total = {}, 0
+    for name, array in packed.items():
+        offsets[name] = total
+        total += -(-array.nbytes // alignment) * alignment
+    return {**offsets, "": total}

@@ -1,0 +1,373 @@
+"""Chooses how a region is cut: the tile that fits the engine's memory and keeps engine and DMA busiest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+from dovetail.errors import PlanError
+from dovetail.ir.crop import Tile, crop
+from dovetail.ir.layout import check_part, nbytes
+from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
+from dovetail.schedule.partition import Region
+from dovetail.target.description import Dma, Target
+from dovetail.target.pattern import Choice, Match, Scope, match_pattern
+from dovetail.user_file import asking
+
+PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
+"""Names of the planner's knobs; the sizes of a tile are `TILE`."""
+TILE = ("tile_rows", "tile_columns", "tile_channels")
+"""Names of the knobs for the rows, columns and channels of a tile's result."""
+
+LAUNCH_CYCLES = 150
+"""Core cycles a tile costs for programming the engine and the DMA; an estimate, used to rank tilings only."""
+
+PACK_ALIGNMENT = 16
+"""Bytes every packed constant of a tile is aligned to."""
+
+_MOST_CUTS = 64
+_FINEST = 4
+"""Channels may be cut this many times finer than the engine's own step where nothing else fits."""
+
+
+@dataclass(frozen=True)
+class EngineTile:
+    """A tile with everything a launch of it needs."""
+
+    tile: Tile
+    match: Match
+    packed: Mapping[str, Array]
+    scratch: int
+    """Bytes of working memory."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a region is cut, and what the cut costs."""
+
+    shape: Shape
+    """Result shape of a whole tile."""
+    in_place: frozenset[str]
+    """Values (operands, result) the engine reaches where they lie; "" stands for its packed constants."""
+    nbytes: int
+    """Bytes of engine memory the tile buffers take."""
+    cycles: int
+    """Estimated cycles, for ranking."""
+    buffers: int = 2
+    """Buffers per operand that changes from tile to tile: 2 let copies run while the engine computes."""
+    channels_outer: bool = True
+    """Whether all positions are computed for some channels before the next channels are."""
+    fetching: int = 0
+    """Cycles the DMA copies constants for all tiles."""
+    moving: int = 0
+    """Cycles it loads operands and stores results."""
+    ready_cycles: int = 0
+    """Estimated cycles from when the constants are there, as they are where they are fetched early."""
+    starting: int = 0
+    """Cycles in which the core goes along with tiles it starts."""
+    tiles: tuple[EngineTile, ...] = ()
+    """Every tile, in the order they are launched; none until `complete` makes them."""
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """What one tile needs of memory and time."""
+
+    operands: Mapping[str, int]
+    """Bytes of every runtime operand."""
+    result: int
+    packed: int
+    """Bytes of its packed constants."""
+    scratch: int
+    cycles: int
+    """Of the engine."""
+    starting: int
+    """Cycles in which the core goes along with it."""
+
+
+Known: TypeAlias = dict[tuple[str, Shape], TileCost | None]
+"""The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept through
+the rounds of planning, since packing constants to know their size is what takes long."""
+
+
+def choose_tiling(
+    region: Region, target: Target, homes: Mapping[str, str], budget: int, known: Known | None = None
+) -> Tiling:
+    """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
+
+    Args:
+        region: one with an engine, or one of its parts.
+        target: the machine.
+        homes: memory each value lies in.
+        budget: bytes of the engine's memory free for tiles.
+        known: of the same regions, from other homes and budgets; what is found is added.
+
+    Raises:
+        PlanError: even the smallest tile is too large (says how many bytes are missing), or what was chosen for the
+            region's knobs is; names the knobs.
+    """
+    assert region.engine is not None
+    shape, known = box_shape(region.extent), {} if known is None else known
+    values = (*region.graph.inputs, region.output)
+    in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
+    if target.reads_constants(region.engine):
+        in_place |= {""}
+    if in_place == {*values, ""}:  # nothing is copied: a cut could only save working memory
+        whole = _evaluate(region, target, shape, in_place, 1, known)
+        if whole is not None and whole.nbytes <= max(budget, 0):
+            return whole
+    best: Tiling | None = None
+    smallest: tuple[int, Shape] | None = None
+    counts = (int(region.choice[BUFFERS]),) if BUFFERS in region.choice else (2, 1)
+    for finer in (1, _FINEST):
+        for size, buffers in product(_candidates(region, shape, finer), counts):
+            tiling = _evaluate(region, target, size, in_place, buffers, known)
+            if tiling is None:
+                continue
+            if smallest is None or tiling.nbytes < smallest[0]:
+                smallest = (tiling.nbytes, size)
+            if tiling.nbytes <= budget and (best is None or tiling.cycles < best.cycles):
+                best = tiling
+        if best is not None:
+            break
+    if best is None:
+        raise _too_large(region, smallest, budget)
+    return best
+
+
+def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
+    """The error of a region without a tile that fits, or of chosen knobs that leave none; `smallest` is the bytes and
+    shape of the smallest tile, None when the engine takes none."""
+    assert region.engine is not None
+    engine, memory, where = region.engine, region.engine.memory, ", ".join(region.origins)
+    needed, shape = (smallest[0], "x".join(map(str, smallest[1]))) if smallest else (0, "")
+    if not region.choice.keys().isdisjoint((*TILE, BUFFERS)):
+        set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items())
+        what = f"no tile of {region.name} with {set_to} is one {engine.name} can compute"
+        if smallest:
+            what = (
+                f"with {set_to} a tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+            )
+        return PlanError(what, where=where, hint="leave this layer out of the tuning file, or tune again")
+    held = f", with constants that fit {engine.constants}" if engine.constants else ""
+    what = f"no tile of {region.name} is one {engine.name} can compute{held}"
+    if smallest:
+        what = f"the smallest tile of {region.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
+    larger = f"a {memory} larger by {needed - budget} bytes, or " if smallest else ""
+    return PlanError(what, where=where, hint=f"{larger}fewer channels in this layer")
+
+
+def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
+    """The tiles of a box of a result, channels outermost or innermost."""
+    spans = [
+        [(start, min(start + step, end)) for start in range(begin, end, step)]
+        for (begin, end), step in zip(extent, size, strict=True)
+    ]
+    if channels_outer:
+        for last, *rest in product(spans[-1], *spans[:-1]):
+            yield (*rest, last)
+    else:
+        yield from product(*spans)
+
+
+def _candidates(region: Region, shape: Shape, finer: int) -> Iterator[Shape]:
+    """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps."""
+    assert region.offload is not None
+    image, choice = len(shape) == 4, region.choice
+    rows, columns = (cuts(shape[axis], region.offload.row_step) if image else [0] for axis in (1, 2))
+    channels = cuts(shape[-1], max(1, region.offload.channel_step // finer))
+    sizes = zip(TILE, (rows, columns, channels), strict=True)
+    axes = ([int(choice[knob])] if knob in choice else tried for knob, tried in sizes)
+    for row, column, channel in product(*axes):
+        slow = image and column != shape[2] and row > region.offload.row_step * 4
+        if slow and choice.keys().isdisjoint(TILE):
+            continue
+        yield (shape[0], row, column, channel) if image else (*shape[:-1], channel)
+
+
+def cuts(total: int, step: int) -> list[int]:
+    """Sizes that cut `total` into 1, 2, 3, … nearly equal parts at multiples of `step`."""
+    sizes = {total: None}
+    parts = 2
+    while parts <= _MOST_CUTS:
+        size = -(-total // parts)
+        size = -(-size // step) * step
+        if size < total:
+            sizes[size] = None
+        if size <= step:
+            break
+        parts += 1 if parts < 8 else parts // 4
+    return list(sizes)
+
+
+def _evaluate(
+    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: Known
+) -> Tiling | None:
+    """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
+    assert region.offload is not None and region.engine is not None
+    shape = box_shape(region.extent)
+    whole = region.graph.types[region.output].shape
+    if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
+        return None
+    if (region.name, size) not in known:
+        known[region.name, size] = _tile_cost(region, size)
+    if (first := known[region.name, size]) is None:
+        return None
+    counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
+    spatial, channel_cuts = prod(counts[:-1]), counts[-1]
+    loaded = [count for name, count in first.operands.items() if name not in in_place]
+    loads, packed = sum(loaded), 0 if "" in in_place else first.packed
+    result = 0 if region.output in in_place else first.result
+    tiles = spatial * channel_cuts
+    taken = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
+    held = packed * (buffers if channel_cuts > 1 else 1)
+    if region.engine.constants and held > target.memory(region.engine.constants).size:
+        return None
+    taken += first.scratch + (0 if region.engine.constants else held)
+    channels_outer = outer_channels(loads, packed, spatial, channel_cuts)
+    if ORDER in region.choice:
+        channels_outer = region.choice[ORDER] == "channels"
+    moved = loads * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
+    fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
+    setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
+    engine = (first.cycles + LAUNCH_CYCLES) * tiles
+    ends, most = loads + result, max if buffers > 1 else int.__add__
+    copying, moving = dma_cycles(target.dma, moved + fetched, setups + fetches), dma_cycles(target.dma, moved, setups)
+    cycles = most(engine, copying) + dma_cycles(target.dma, ends + packed, 1)
+    ready = most(engine, moving) + dma_cycles(target.dma, ends, 1 if ends else 0)
+    times = (copying - moving, moving, ready, first.starting * tiles)
+    return Tiling(size, in_place, taken, cycles, buffers, channels_outer, *times)
+
+
+def _tile_cost(region: Region, size: Shape) -> TileCost | None:
+    """What the first tile of a size needs; None when the region cannot be cut like that."""
+    assert region.offload is not None
+    try:
+        tile, match = tile_match(region, next(tile_boxes(region.extent, size, True)))
+    except ValueError:
+        return None
+    made = _packed_tile(region, tile, match)
+    with asking(f"the cycles of {region.offload.name} for {region.name}"):
+        cycles, starting = region.offload.cycles(match), region.offload.starting(match)
+    kinds, lies, output = tile.graph.types, region.layouts, region.output
+    return TileCost(
+        {name: nbytes(lies.get(name), kinds[name]) for name in tile.graph.inputs},
+        nbytes(lies.get(output), kinds[output]),
+        packed_bytes(made.packed),
+        made.scratch,
+        cycles,
+        starting,
+    )
+
+
+def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
+    """True when looping over channels outside moves fewer bytes than looping over positions outside."""
+    if spatial == 1 or channel_cuts == 1:
+        return True
+    return loads * spatial * channel_cuts + packed * channel_cuts <= loads * spatial + packed * spatial * channel_cuts
+
+
+def complete(region: Region, tiling: Tiling, before: Tiling | None = None) -> Tiling:
+    """The tiling with every one of its tiles; those of `before`, a complete tiling, where it is the same.
+
+    Raises:
+        PlanError: the engine takes the first tile and not another one, e.g. at an edge.
+    """
+    if before is not None and replace(before, tiles=()) == tiling:
+        return before
+    boxes = tile_boxes(region.extent, tiling.shape, tiling.channels_outer)
+    try:
+        tiles = tuple(_packed_tile(region, *tile_match(region, box)) for box in boxes)
+    except ValueError as error:
+        set_to = ", ".join(f"{name} = {value}" for name, value in region.choice.items()) or "the planner's own choice"
+        raise PlanError(
+            f"tiles of {'x'.join(map(str, tiling.shape))} do not fit {region.name} ({set_to}): {error}",
+            where=", ".join(region.origins),
+            hint="choose another tile, or let a Constraint of the offload (scope tiles) say what the "
+            "engine does not take",
+        ) from None
+    return replace(tiling, tiles=tiles)
+
+
+def first_tile(region: Region, tiling: Tiling) -> EngineTile:
+    """The tile that is launched first; the region is one that can be cut like that."""
+    return _packed_tile(region, *tile_match(region, next(tile_boxes(region.extent, tiling.shape, True))))
+
+
+def packed_bytes(packed: Mapping[str, Array]) -> int:
+    """Bytes of the packed constants side by side, each aligned to `PACK_ALIGNMENT`."""
+    return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
+
+
+def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
+    """A tile and the match of its offload in it, with the region's choice.
+
+    Raises:
+        ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
+    """
+    assert region.offload is not None
+    tile, offload = _part(region, box), region.offload
+    for value, part in (*tile.reads.items(), (region.output, box)):
+        check_part(region.layouts.get(value), part, region.graph.types[value].shape)
+    match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
+    if not isinstance(match, Match):
+        raise ValueError(match.sentence)
+    match = replace(match, choice=offload_choice(region, match))
+    for constraint in offload.constraints:
+        with asking(f"the limit '{constraint.sentence}' of {offload.name} for {region.name}"):
+            failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
+        if failure:
+            raise ValueError(failure)
+    return tile, match
+
+
+def _part(region: Region, box: Box) -> Tile:
+    """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
+    a strided window does not reach."""
+    if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
+        return _whole_blocks(region, crop(region.graph, box))
+    return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
+
+
+def _whole_blocks(region: Region, tile: Tile) -> Tile:
+    """The tile with operands up to the end of a block, where it computes the same from them: a strided window need not
+    reach it."""
+    types, reads = dict(tile.graph.types), dict(tile.reads)
+    for name, layout in ((name, region.layouts[name]) for name in tile.reads if name in region.layouts):
+        ends = zip(tile.reads[name], region.graph.types[name].shape, strict=True)
+        reads[name] = tuple(
+            (start, min(stop + -stop % layout.block(axis), size)) for axis, ((start, stop), size) in enumerate(ends)
+        )
+        types[name] = TensorType(box_shape(reads[name]), types[name].dtype)
+    if reads == tile.reads:
+        return tile
+    for node in tile.graph.nodes:
+        types[node.output] = node.operator.infer([types[name] for name in node.inputs])
+    same = types[region.output] == tile.graph.types[region.output]
+    return Tile(replace(tile.graph, types=types), tile.box, reads) if same else tile
+
+
+def offload_choice(region: Region, match: Match) -> Choice:
+    """Settings of the offload's own knobs: its default's, and over them those chosen for the region."""
+    assert region.offload is not None
+    if region.offload.knobs is None:
+        return {}
+    default = region.offload.default(match) if region.offload.default else {}
+    planner = (PLACEMENT, EARLY, ORDER, BUFFERS, *TILE)
+    return {**default, **{name: value for name, value in region.choice.items() if name not in planner}}
+
+
+def _packed_tile(region: Region, tile: Tile, match: Match) -> EngineTile:
+    assert region.offload is not None
+    with asking(f"the packed constants and scratch of {region.offload.name} for {region.name}"):
+        return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
+
+
+def dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+    """Cycles of so many transfers of so many bytes in all; 0 without a DMA."""
+    if dma is None:
+        return 0
+    return transfers * dma.setup_cycles + -(-nbytes // dma.bytes_per_cycle)

@@ -1,0 +1,92 @@
+/* Counts instructions and cycles of the emulated core, one call per executed block.
+
+   Built by core.py and handed to the emulator as a function pointer, so it needs no headers of the
+   emulator. Decoding a block is left to Python (`decode`), once per block: here is only the fast path. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Must agree with `_BlockEntry` in core.py. */
+struct block {
+    uint32_t address, size; /* size 0: the slot is free */
+    uint32_t end, instructions, cycles, taken_extra, system, entered_extra;
+};
+
+/* Must agree with `HookState` in core.py. */
+struct hook_state {
+    uint64_t cycles, instructions, deadline, instruction_limit;
+    uint32_t current, expected, taken_extra, after_system, interrupt, stop_reason;
+    uint32_t used, mask;
+    struct block *table;
+    void (*decode)(uint32_t address, uint32_t size, struct block *out);
+    int (*stop)(void *emulator);
+    const uint8_t *predicated; /* per halfword: 0, or 1 + cycles more than when skipped */
+    uint32_t predicated_base;
+};
+
+enum { STOP_DEADLINE = 1, STOP_LIMIT = 2, STOP_INTERRUPT = 3 };
+
+static const struct block *find(struct hook_state *state, uint32_t address, uint32_t size)
+{
+    uint32_t slot = ((address >> 1) ^ (size << 7)) & state->mask;
+    while (state->table[slot].size != 0u) {
+        if (state->table[slot].address == address && state->table[slot].size == size) {
+            return &state->table[slot];
+        }
+        slot = (slot + 1u) & state->mask;
+    }
+    if (state->used > state->mask / 4u * 3u) {
+        memset(state->table, 0, ((size_t)state->mask + 1u) * sizeof(struct block));
+        state->used = 0;
+        return find(state, address, size);
+    }
+    state->decode(address, size, &state->table[slot]);
+    state->used++;
+    return &state->table[slot];
+}
+
+void dovetail_block_hook(void *emulator, uint64_t address, uint32_t size, void *user)
+{
+    struct hook_state *state = user;
+    const struct block *entry;
+    uint32_t reason = 0;
+    const uint32_t entered = (uint32_t)address != state->expected;
+    if (entered != 0u) {
+        state->cycles += state->taken_extra;
+    }
+    state->taken_extra = 0;
+    state->expected = (uint32_t)address + entered; /* where it is stopped before, it comes here again */
+    if (state->cycles >= state->deadline) {
+        reason = STOP_DEADLINE;
+    } else if (state->interrupt != 0u && state->after_system != 0u) {
+        reason = STOP_INTERRUPT;
+    } else if (state->instructions >= state->instruction_limit) {
+        reason = STOP_LIMIT;
+    }
+    state->after_system = 0;
+    if (reason != 0u) {
+        state->stop_reason = reason;
+        (void)state->stop(emulator);
+        return;
+    }
+    entry = find(state, (uint32_t)address, size);
+    state->current = (uint32_t)address;
+    state->cycles += entry->cycles + (entered != 0u ? entry->entered_extra : 0u);
+    state->instructions += entry->instructions;
+    state->expected = entry->end;
+    state->taken_extra = entry->taken_extra;
+    state->after_system = entry->system;
+}
+
+/* Called for executed instructions near those that may be skipped where they stand; counts these. */
+void dovetail_executed_hook(void *emulator, uint64_t address, uint32_t size, void *user)
+{
+    struct hook_state *state = user;
+    const uint32_t mark = state->predicated[((uint32_t)address - state->predicated_base) >> 1];
+    (void)emulator;
+    (void)size;
+    if (mark != 0u && state->stop_reason == 0u) {
+        state->instructions++;
+        state->cycles += mark - 1u;
+    }
+}

@@ -1,0 +1,344 @@
+"""One core of a simulated chip: what an instruction set says of it, and the hook that counts its blocks and stops it.
+
+The hook is native (block_hook.c, built with the host's C compiler on first use and cached) or, without a compiler,
+the same steps in Python at about a fifth of the speed (hardware/cores.md). Nothing here imports the emulator by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from dovetail.codegen.build.elf import Symbol
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.errors import BuildError, MissingExtraError, SimulationError
+from dovetail.sim.device import Device, MemoryBus
+
+RUNNING = 0
+"""The core stopped by itself: it executed `wfi`."""
+STOP_DEADLINE = 1
+"""The time of the next device event has come, or the harness asked to stop."""
+STOP_LIMIT = 2
+"""The instruction limit was reached."""
+STOP_INTERRUPT = 3
+"""An interrupt line is high and the interrupt enables may have changed."""
+NEVER = 2**64 - 1
+"""A deadline that does not come."""
+_SLOTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A decoded instruction, as far as its cycles depend on it."""
+
+    size: int
+    """2 or 4 bytes."""
+    kind: str
+    """The name of its field in the table of cycles; conditional branches are "branch_not_taken"."""
+    written: int = -1
+    """Register a load writes, -1 for everything else (0 too, where that register is always 0)."""
+    used: tuple[int, ...] = ()
+    """Registers that make it wait for a load right before it."""
+    words: int = 0
+    """Registers moved by a load or store of several."""
+    loads_pc: bool = False
+    """Whether it also loads the program counter."""
+    ends: bool = False
+    """Whether it always leaves the block (it waits or traps)."""
+    predicates: int = 0
+    """How many instructions after it are predicated."""
+    result: int = 0
+    """Integer register it writes, whatever it is; 0 for none (RISC-V only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """What running a block once, up to its end, adds to the counters."""
+
+    end: int
+    """Address after the last instruction that runs."""
+    instructions: int
+    """Their number, predicated ones left out."""
+    cycles: int
+    """Their cycles, a final conditional branch counted as not taken, predicated ones as skipped."""
+    taken_extra: int
+    """Cycles to add when the next block does not start at `end`."""
+    system: bool
+    """Whether it contains an instruction that may change the interrupt enables."""
+    entered_extra: int = 0
+    """Cycles to add when it is jumped to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Why the core stopped by itself, and the address of the instruction it stopped at."""
+
+    at: int
+    waits: bool
+    """True after wfi, False where it can go on at once."""
+    cycles: int = 0
+    """What the core has spent on whatever stopped it."""
+    fault: str = ""
+    """What it cannot go on after."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSetup:
+    """What a core is made from."""
+
+    isa: str
+    costs: Any
+    """Cycles of each class of instruction, of the type `Architecture.costs`."""
+    bus: MemoryBus
+    elf: Path
+    symbols: Mapping[str, Symbol]
+    extension: str
+    """What executes instructions of the core's own (see `riscv.py`); empty for none."""
+    native_hook: bool
+    """Whether the compiled block hook is used where there is one."""
+
+
+class Core(Protocol):
+    """A core in the emulator."""
+
+    emulator: Any
+    """The emulator's handle."""
+    registers: tuple[int, Device] | None = None
+    """Base address of the registers the core itself has in memory, and what answers there; 4096 bytes."""
+    predicated: Mapping[int, int] = MappingProxyType({})
+    """Addresses of instructions that may be skipped where they stand; `block_cost` leaves them out. For each the cycles
+    it takes more when it is executed than when it is skipped."""
+
+    wake: int = 0
+    """Cycles between the rise of the interrupt line and the instruction after wfi."""
+    timed: Mapping[int, Callable[[], int]] = MappingProxyType({})
+    """Addresses of instructions whose cycles depend on data; what is called before one is executed gives the cycles
+    `block_cost` leaves out."""
+
+    def start(self, entry: int) -> None:
+        """Go to the entry point of the firmware, as after a reset."""
+
+    def pc(self) -> int:
+        """Address of the next instruction."""
+
+    def resume_at(self) -> int:
+        """What the emulator is told to go on at."""
+        return self.pc()
+
+    def pause(self) -> Pause | None:
+        """Why the core stopped by itself, and finish what stopped it; None for no known reason."""
+
+    def line_enabled(self) -> bool:
+        """Whether the interrupt line of the devices reaches the core: then it ends wfi. Start-up code enables it."""
+        return True
+
+    def enter_interrupt(self) -> int | None:
+        """Go to the handler of the devices' interrupt and return the cycles of that; None where it is masked."""
+
+    def block_cost(self, address: int, size: int) -> BlockCost:
+        """Count the block of `size` bytes at `address`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family of cores."""
+
+    elf_machine: str
+    """The machine of its ELF files, as pyelftools names it."""
+    costs: Callable[..., Any]
+    """The frozen dataclass of cycles per class of instruction; its defaults are a stated core's."""
+    make: Callable[[CoreSetup], Core]
+    """Makes a core; imports the emulator."""
+    product: Callable[[Any], int]
+    """Fewest cycles of a multiply-accumulate by its instructions for one number at a time."""
+    word: Callable[[Any], int]
+    """Fewest cycles in which a word of 4 bytes is loaded or stored."""
+
+
+def emulator_calls() -> Any:
+    """The emulator's C functions."""
+    return importlib.import_module("unicorn.unicorn_py3.unicorn").uclib
+
+
+def add_native_hook(emulator: Any, kind: int, function: Any, data: ctypes.Structure, first: int, last: int) -> None:
+    """Have the emulator call a C function for addresses from `first` to `last` (all, if `first` is greater)."""
+    handle, place = ctypes.byref(ctypes.c_size_t()), ctypes.cast(function, ctypes.c_void_p)
+    given, ends = ctypes.c_void_p(ctypes.addressof(data)), (ctypes.c_uint64(first), ctypes.c_uint64(last))
+    if status := emulator_calls().uc_hook_add(emulator._uch, handle, kind, place, given, *ends):
+        raise RuntimeError(f"the emulator refused the hook: {status}")
+
+
+class _BlockEntry(ctypes.Structure):
+    """Mirrors `struct block` of block_hook.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint32)
+        for name in ("address", "size", "end", "instructions", "cycles", "taken_extra", "system", "entered_extra")
+    )
+
+
+_DECODE = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(_BlockEntry))
+"""C type of the function the native hook calls for a block it has not seen."""
+
+
+class HookState(ctypes.Structure):
+    """Counters and orders shared by the hook and Python; mirrors `struct hook_state` of block_hook.c.
+
+    Fields:
+        cycles: the time, waiting included. instructions: executed so far. Both include the whole current block.
+        deadline: cycle to stop at. instruction_limit: count to stop at.
+        current: address of the block being executed. expected: fall-through address of that block.
+        taken_extra: cycles due if the next block is elsewhere. after_system: see `BlockCost.system`.
+        interrupt: whether any interrupt line is high. stop_reason: why the hook stopped the core.
+        predicated: for each halfword from `predicated_base`, 0 or 1 + the cycles an instruction that may be skipped
+            takes more when it is executed.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("cycles", "instructions", "deadline", "instruction_limit")),
+        *((name, ctypes.c_uint32) for name in ("current", "expected", "taken_extra", "after_system", "interrupt")),
+        *((name, ctypes.c_uint32) for name in ("stop_reason", "used", "mask")),
+        *((name, ctypes.c_void_p) for name in ("table", "decode", "stop", "predicated")),
+        ("predicated_base", ctypes.c_uint32),
+    )
+    cycles: int
+    instructions: int
+    deadline: int
+    instruction_limit: int
+    current: int
+    expected: int
+    taken_extra: int
+    after_system: int
+    interrupt: int
+    stop_reason: int
+
+
+class BlockHook:
+    """Counts instructions and cycles of a core at the beginning of each block, and stops it before one: in Python."""
+
+    def __init__(self, core: Core) -> None:
+        self.state = HookState(deadline=NEVER, instruction_limit=NEVER)
+        self.failure: SimulationError | None = None
+        """Why a block could not be counted; the core has then stopped."""
+        self._emulator, self._count = core.emulator, core.block_cost
+        self._costs: dict[tuple[int, int], BlockCost] = {}
+        self._predicated: Mapping[int, int] = {}
+        self._unicorn: Any = importlib.import_module("unicorn")
+        self._install()
+
+    def _install(self) -> None:
+        self._emulator.hook_add(self._unicorn.UC_HOOK_BLOCK, lambda core, address, size, _: self._block(address, size))
+
+    def hook_predicated(self, extra: Mapping[int, int]) -> None:
+        """Count `Core.predicated` where they are executed: the emulator calls a hook only near them."""
+        self._predicated = extra
+        for first, last in _neighbours(sorted(extra)):
+            self._emulator.hook_add(self._unicorn.UC_HOOK_CODE, self._executed, None, first, last)
+
+    def hook_timed(self, timed: Mapping[int, Callable[[], int]]) -> None:
+        """Count `Core.timed` as they are executed."""
+
+        def execute(emulator: Any, address: int, size: int, data: object) -> None:
+            if address in timed and not self.state.stop_reason:
+                self.state.cycles += timed[address]()
+
+        for first, last in _neighbours(sorted(timed)):
+            self._emulator.hook_add(self._unicorn.UC_HOOK_CODE, execute, None, first, last)
+
+    def _executed(self, emulator: Any, address: int, size: int, data: object) -> None:
+        extra = self._predicated.get(address)
+        if extra is not None and not self.state.stop_reason:
+            self.state.instructions += 1
+            self.state.cycles += extra
+
+    def _block(self, address: int, size: int) -> None:
+        """Account for the block, or stop before it."""
+        state = self.state
+        entered = address != state.expected
+        if entered:
+            state.cycles += state.taken_extra
+        state.taken_extra, state.expected = 0, address + entered  # where it is stopped, it comes here again
+        reason = RUNNING
+        if state.cycles >= state.deadline:
+            reason = STOP_DEADLINE
+        elif state.interrupt and state.after_system:
+            reason = STOP_INTERRUPT
+        elif state.instructions >= state.instruction_limit:
+            reason = STOP_LIMIT
+        state.after_system = 0
+        if reason:
+            state.stop_reason = reason
+            self._emulator.emu_stop()
+            return
+        cost = self._costs.get((address, size))
+        if cost is None:
+            cost = self._costs[address, size] = self._count(address, size)
+        state.current, state.expected = address, cost.end
+        state.cycles += cost.cycles + (cost.entered_extra if entered else 0)
+        state.instructions += cost.instructions
+        state.taken_extra, state.after_system = cost.taken_extra, int(cost.system)
+
+
+class NativeBlockHook(BlockHook):
+    """The same steps in C: block_hook.c as a shared library."""
+
+    def __init__(self, core: Core, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        super().__init__(core)
+
+    def _install(self) -> None:
+        self._table = (_BlockEntry * _SLOTS)()
+        self._decode = _DECODE(self._decoded)
+        self.state.mask = _SLOTS - 1
+        self.state.table = ctypes.addressof(self._table)
+        self.state.decode = ctypes.cast(self._decode, ctypes.c_void_p).value
+        self.state.stop = ctypes.cast(emulator_calls().uc_emu_stop, ctypes.c_void_p).value
+        function = self._library.dovetail_block_hook
+        add_native_hook(self._emulator, self._unicorn.UC_HOOK_BLOCK, function, self.state, 1, 0)
+
+    def hook_predicated(self, extra: Mapping[int, int]) -> None:
+        """See `BlockHook.hook_predicated`."""
+        base = min(extra)
+        self._marks = (ctypes.c_uint8 * ((max(extra) - base) // 2 + 1))()
+        for address, cycles in extra.items():
+            self._marks[(address - base) // 2] = 1 + cycles
+        self.state.predicated, self.state.predicated_base = ctypes.addressof(self._marks), base
+        function = self._library.dovetail_executed_hook
+        for first, last in _neighbours(sorted(extra)):
+            add_native_hook(self._emulator, self._unicorn.UC_HOOK_CODE, function, self.state, first, last)
+
+    def _decoded(self, address: int, size: int, out: Any) -> None:
+        """Called from C at a block not seen before: fill in its entry of the table."""
+        try:
+            cost = self._count(address, size)
+        except SimulationError as error:
+            # An exception cannot cross the C frame: stop at the next block and let the machine raise it.
+            self.failure = error
+            self.state.deadline = 0
+            cost = BlockCost(address + size, 0, 0, 0, False)
+        out[0] = _BlockEntry(address, size, *astuple(cost))
+
+
+def block_hook(core: Core, native: bool) -> BlockHook:
+    """The hook of a core, installed: compiled if `native` is asked for and there is a compiler."""
+    source = Path(__file__).with_name("block_hook.c")
+    try:
+        library = compile_host(source.parent, [source], flags=("-O2",)) if native else None
+    except (BuildError, MissingExtraError):
+        library = None
+    return BlockHook(core) if library is None else NativeBlockHook(core, library)
+
+
+def _neighbours(addresses: list[int], gap: int = 8) -> list[tuple[int, int]]:
+    """The (first, last) address of each run of sorted addresses that are no more than `gap` bytes apart."""
+    runs: list[tuple[int, int]] = []
+    for address in addresses:
+        near = bool(runs) and address - runs[-1][1] <= gap
+        first = runs.pop()[0] if near else address
+        runs.append((first, address))
+    return runs

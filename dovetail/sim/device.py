@@ -1,0 +1,327 @@
+"""Devices of the simulated chip: what one is, the memories it reaches, how it is made and watched, where it answers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.errors import SimulationError
+from dovetail.user_file import import_file
+
+Bytes = npt.NDArray[np.uint8]
+"""A one-dimensional array of bytes."""
+
+MOST_NOTED = 1 << 17
+"""Accesses a file holds; the newest overwrite the oldest."""
+_RECORD = struct.Struct("<QQIII")
+INITIAL_BYTE = 0xA5
+"""Memories start filled with this, so that firmware reading what nobody wrote does not see friendly zeros."""
+
+
+class Bus(Protocol):
+    """The memories a device may reach."""
+
+    @property
+    def regions(self) -> Sequence[MemoryRegion]:
+        """What there is, by address."""
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        """A writable view of `nbytes` bytes at `address`; raises SimulationError where they are not in one memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One bar of the timeline: a finished job of a device, and what it was, for people."""
+
+    start: int
+    """Cycle the job started at."""
+    end: int
+    """Cycle its effects became visible at."""
+    label: str
+    moved: int = 0
+    """Bytes written by a transfer, 0 for engines."""
+    macs: int = 0
+    """Useful multiply-accumulates of an engine's job, 0 for transfers."""
+    instructions: int = 0
+    """Executed by a further core, 0 for devices."""
+
+
+class Device(Protocol):
+    """A memory-mapped device; a job's memory effects happen at its completion, in `advance`.
+
+    A class may inherit what a device without time does. One that does not know when its next interrupt comes before it
+    gets there also has `clock(until)`: it carries on to cycle `until`, or to the one in which its interrupt line rises,
+    and returns where it stands; its events are steps.
+    """
+
+    name: str
+
+    def reset(self) -> None:
+        """Return to the state after power-on and forget all activities."""
+        return
+
+    def read(self, offset: int, now: int) -> int:
+        """Read the 32-bit register at byte `offset` at cycle `now` (`advance(now)` was called before)."""
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """Write the 32-bit register at byte `offset` at cycle `now` (`advance(now)` was called before)."""
+
+    def next_event(self) -> int | None:
+        """Return the cycle of the next completion, None when idle."""
+        return None
+
+    def advance(self, now: int) -> None:
+        """Carry out everything that completes at or before cycle `now`."""
+        return
+
+    def interrupt(self) -> bool:
+        """Return the level of the interrupt line; it stays high until the driver acknowledges."""
+        return False
+
+    def activities(self) -> list[Activity]:
+        """Return the jobs finished since `reset()`, in order of completion."""
+        return []
+
+
+def access(kind: str, device: Device, offset: int, value: int, now: int) -> int:
+    """Carry out "read" or "write" of a register; returns the value read or written."""
+    if kind == "read":
+        return device.read(offset, now)
+    device.write(offset, value, now)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """A memory of the chip: name, base address, and size in bytes."""
+
+    name: str
+    base: int
+    size: int
+
+
+class MemoryBus:
+    """A `Bus` over numpy arrays, one per memory; raises SimulationError where two overlap, or one is empty."""
+
+    def __init__(self, regions: Sequence[MemoryRegion]) -> None:
+        self.regions = tuple(sorted(regions, key=lambda region: region.base))
+        for lower, upper in pairwise(self.regions):
+            if lower.base + lower.size > upper.base:
+                raise SimulationError(
+                    f"it overlaps '{lower.name}' at {upper.base:#x}",
+                    where=f"memory '{upper.name}'",
+                    hint="move one of the two in the target, or make it smaller",
+                )
+        self.arrays: dict[str, Bytes] = {}
+        for region in self.regions:
+            if region.size <= 0:
+                hint = "give the memory of the target a size above 0"
+                raise SimulationError(f"it has {region.size} bytes", where=f"memory '{region.name}'", hint=hint)
+            self.arrays[region.name] = allocate(region.size)
+
+    def view(self, address: int, nbytes: int) -> Bytes:
+        for region in self.regions:
+            offset = address - region.base
+            if offset >= 0 and nbytes >= 0 and offset + nbytes <= region.size:
+                return self.arrays[region.name][offset : offset + nbytes]
+        hint = f"look at the addresses the driver writes; {self.described()}"
+        raise SimulationError(f"{nbytes} bytes at {address:#x} are not inside one memory", where="bus", hint=hint)
+
+    def described(self) -> str:
+        """What there is and where, for messages."""
+        return f"memories: {', '.join(f'{r.name} {r.base:#x}..{r.base + r.size - 1:#x}' for r in self.regions)}"
+
+
+def allocate(nbytes: int) -> Bytes:
+    """An array of bytes of `INITIAL_BYTE`, page-aligned and backed by whole pages, as the emulator maps these."""
+    page = 4096
+    backing = np.empty((nbytes + page - 1) // page * page + page, dtype=np.uint8)
+    start = -backing.ctypes.data % page
+    backing[:] = INITIAL_BYTE
+    return backing[start : start + nbytes]
+
+
+def read_number(bus: Bus, address: int, nbytes: int) -> int:
+    """The little-endian number without sign at an address; raises SimulationError where there is no memory."""
+    return int.from_bytes(bus.view(address, nbytes).tobytes(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device of the simulated chip.
+
+    Attributes:
+        factory: "module:function" or "path/file.py:function"; called as function(bus, **arguments), gives a `Device`.
+        base: address of its registers. size: bytes of address space, all of it for this device.
+        arguments: keyword arguments of the factory, as JSON allows them.
+    """
+
+    factory: str
+    base: int
+    size: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_device(spec: DeviceSpec, bus: Bus) -> Device:
+    """What its factory makes; raises SimulationError where that does not exist, or does not take the arguments."""
+    factory = find(spec.factory, "device factory")
+    try:
+        device: Device = factory(bus, **spec.arguments)
+    except TypeError as error:
+        hint = f"let it take the bus and {', '.join(sorted(spec.arguments)) or 'nothing else'}"
+        raise SimulationError(f"the device factory failed: {error}", where=spec.factory, hint=hint) from None
+    return device
+
+
+def find(place: str, what: str) -> Any:
+    """The object "module:name" or "file.py:name" names, a word for which is `what`; raises SimulationError where there
+    is none, TargetError where the file does not import."""
+    module_name, _, name = place.rpartition(":")
+    try:
+        is_file = module_name.endswith(".py")
+        path = Path(module_name)
+        module = _from_file(path, path.stat().st_mtime_ns) if is_file else importlib.import_module(module_name)
+        return getattr(module, name)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        hint = "write it as 'module:function' or 'file.py:function'"
+        raise SimulationError(f"there is no such {what}: {error}", where=place, hint=hint) from None
+
+
+@lru_cache(maxsize=8)
+def _from_file(path: Path, changed: int) -> ModuleType:
+    """The module of a file, run anew only when the file has changed."""
+    return import_file(path)
+
+
+@dataclass(frozen=True)
+class RegisterAccess:
+    """One access of a register."""
+
+    cycle: int
+    offset: int
+    """Bytes from the device's first register."""
+    value: int
+    written: bool
+
+    def __str__(self) -> str:
+        return f"cycle {self.cycle}: {'write' if self.written else 'read'} {self.offset:#x} = {self.value:#x}"
+
+
+def watched(spec: DeviceSpec, file: Path) -> DeviceSpec:
+    """The same device, its accesses noted in a file; what is read again with the same value is noted once."""
+    inner = {"factory": spec.factory, "base": spec.base, "size": spec.size, "arguments": dict(spec.arguments)}
+    return replace(spec, factory="dovetail.sim.device:watch", arguments={"inner": inner, "file": str(file)})
+
+
+def accesses(file: Path) -> list[RegisterAccess]:
+    """What was noted, the oldest first; nothing where no device wrote the file."""
+    data = file.read_bytes() if file.is_file() else b""
+    whole = data[: len(data) // _RECORD.size * _RECORD.size]
+    return [
+        RegisterAccess(cycle, offset, value, bool(kind))
+        for _, cycle, offset, value, kind in sorted(_RECORD.iter_unpack(whole))
+    ]
+
+
+def watch(bus: Bus, inner: dict[str, Any], file: str) -> Watched:
+    """The factory the simulator calls."""
+    return Watched(make_device(DeviceSpec(**inner), bus), file)
+
+
+class Watched:
+    """A device that passes everything on to another one, and notes reads and writes."""
+
+    def __init__(self, device: Device, file: str) -> None:
+        self._device = device
+        self._file = os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        self._count, self._last = 0, (-1, -1, False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the device has."""
+        return getattr(self._device, name)
+
+    def read(self, offset: int, now: int) -> int:
+        """See `Device.read`."""
+        value = self._device.read(offset, now)
+        if (offset, value, False) != self._last:
+            self._note(offset, value, now, False)
+        return value
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """See `Device.write`."""
+        self._note(offset, value, now, True)
+        self._device.write(offset, value, now)
+
+    def _note(self, offset: int, value: int, now: int, written: bool) -> None:
+        self._last = (offset, value, written)
+        record = _RECORD.pack(self._count, now, offset, value & 0xFFFFFFFF, written)
+        os.pwrite(self._file, record, self._count % MOST_NOTED * _RECORD.size)
+        self._count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`size` bytes of addresses from `base`, answered by `device`."""
+
+    base: int
+    size: int
+    device: Device
+
+
+class AddressMap:
+    """Finds the window of an address; raises SimulationError where two overlap, one is misaligned, or two devices have
+    one name."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.windows = tuple(sorted(windows, key=lambda window: window.base))
+        self._bases = [window.base for window in self.windows]
+        names = [window.device.name for window in self.windows]
+        for name in names:
+            if names.count(name) > 1:
+                what = f"{names.count(name)} devices have this name"
+                hint = "give every engine of the target a name of its own"
+                raise SimulationError(what, where=f"device '{name}'", hint=hint)
+        for window in self.windows:
+            if window.base % 4 or window.size <= 0:
+                what = f"it has {window.size} bytes of registers at {window.base:#x}"
+                hint = "place registers at multiples of 4, and give them at least 4 bytes"
+                raise SimulationError(what, where=f"device '{window.device.name}'", hint=hint)
+        for lower, upper in pairwise(self.windows):
+            if lower.base + lower.size > upper.base:
+                what = f"its registers overlap those of '{lower.device.name}' at {upper.base:#x}"
+                hint = "move one of the two in the target"
+                raise SimulationError(what, where=f"device '{upper.device.name}'", hint=hint)
+
+    def find(self, address: int) -> Window:
+        """The window an address lies in; raises SimulationError where that is between windows."""
+        index = bisect_right(self._bases, address) - 1
+        if index >= 0 and address < self.windows[index].base + self.windows[index].size:
+            return self.windows[index]
+        raise SimulationError(
+            "no device answers at this address",
+            where=f"{address:#x}",
+            hint="look at the driver's addresses; devices: "
+            f"{', '.join(f'{w.device.name} {w.base:#x}..{w.base + w.size - 1:#x}' for w in self.windows)}",
+        )
+
+    def pages(self, page: int = 4096) -> list[tuple[int, int]]:
+        """The (base, bytes) ranges of whole pages that cover the windows, without overlaps."""
+        ranges: list[tuple[int, int]] = []
+        for window in self.windows:
+            start, end = window.base // page * page, (window.base + window.size + page - 1) // page * page
+            if ranges and start < ranges[-1][0] + ranges[-1][1]:
+                start = ranges.pop()[0]
+            ranges.append((start, end - start))
+        return ranges

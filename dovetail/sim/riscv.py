@@ -1,0 +1,204 @@
+"""RV32 in the simulator: registers, traps, waiting, and instructions of the core's own.
+
+What compilers and the emulator do not know is executed by the target (`Core.extension`): by C, built for this computer,
+or by Python, which takes some fifty times as long: "module:function" or "file.py:function", an `Execute`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from dovetail.codegen.build.elf import code_ranges
+from dovetail.codegen.build.toolchain import compile_host
+from dovetail.errors import DovetailError, SimulationError
+from dovetail.sim.core import (
+    Architecture,
+    BlockCost,
+    Core,
+    CoreSetup,
+    Pause,
+    add_native_hook,
+    emulator_calls,
+)
+from dovetail.sim.device import Bus, find, read_number
+from dovetail.sim.riscv_costs import BlockCounter, CoreCosts, division_bits, divisions
+
+_WFI = 0x10500073
+_EXTERNAL_INTERRUPT = 11  # RISC-V Privileged ISA manual, table of mcause values
+_ILLEGAL = 2  # ibid.
+_MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., mstatus
+
+
+class RiscvCore(Core):
+    """RV32."""
+
+    def __init__(self, setup: CoreSetup) -> None:
+        unicorn: Any = importlib.import_module("unicorn")
+        self._registers: Any = importlib.import_module("unicorn.riscv_const")
+        self._costs: CoreCosts = setup.costs
+        self._bus = setup.bus
+        self._counter = BlockCounter(setup.costs, setup.bus)
+        self.wake = self._costs.wake
+        data_counts = self._costs.divide_least or self._costs.divide_zero
+        self._code = code_ranges(setup.elf) if data_counts else []
+        self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        self._own: _NativeInstructions | _PythonInstructions | None = None
+        known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
+        if setup.extension.endswith(".c"):
+            self._own = _NativeInstructions(*known, Path(setup.extension))
+        elif setup.extension:
+            self._own = _PythonInstructions(*known, find(setup.extension, "extension"), setup.bus)
+
+    def start(self, entry: int) -> None:
+        """See `Core.start`. Divisions are looked for here, where the firmware is in memory."""
+        places = (found for stretch in self._code for found in divisions(self._bus, *stretch))
+        self.timed = {address: self._timed(word) for address, word in places}
+        self.emulator.reg_write(self._registers.UC_RISCV_REG_PC, entry)
+
+    def pc(self) -> int:
+        return int(self.emulator.reg_read(self._registers.UC_RISCV_REG_PC))
+
+    def pause(self) -> Pause | None:
+        before = self.pc() - 4
+        if self._own is not None and (fault := self._own.fault()):
+            return Pause(before, False, fault=fault)
+        return Pause(before, True) if read_number(self._bus, before, 4) == _WFI else None
+
+    def enter_interrupt(self) -> int | None:
+        """See `Core.enter_interrupt` (Privileged ISA manual, "Machine Trap Handling")."""
+        read, write, reg = self.emulator.reg_read, self.emulator.reg_write, self._registers
+        status = int(read(reg.UC_RISCV_REG_MSTATUS))
+        if not (status & _MSTATUS_MIE and int(read(reg.UC_RISCV_REG_MIE)) >> _EXTERNAL_INTERRUPT & 1):
+            return None
+        vector = int(read(reg.UC_RISCV_REG_MTVEC))
+        write(reg.UC_RISCV_REG_MEPC, self.pc())
+        write(reg.UC_RISCV_REG_MCAUSE, 1 << 31 | _EXTERNAL_INTERRUPT)
+        write(reg.UC_RISCV_REG_MSTATUS, status & ~_MSTATUS_MIE | _MSTATUS_MPIE | _MSTATUS_MPP)
+        write(reg.UC_RISCV_REG_PC, (vector & ~3) + (4 * _EXTERNAL_INTERRUPT if vector & 1 else 0))
+        return self._costs.interrupt_entry
+
+    def block_cost(self, address: int, size: int) -> BlockCost:
+        """See `Core.block_cost`; a load's use in the block after it is not seen.
+
+        The emulator translates past instructions that always trap or wait (`wfi`); what follows one does not run.
+        """
+        return self._counter.block(address, size)
+
+    def _timed(self, word: int) -> Callable[[], int]:
+        """The cycles a division takes more than `block_cost` counts, from its divisor."""
+        costs, signed = self._costs, not word >> 12 & 1
+        read, second = self.emulator.reg_read, int(self._registers.UC_RISCV_REG_X0) + (word >> 20 & 31)
+
+        def more() -> int:
+            divisor = int(read(second))
+            if divisor == 0 and costs.divide_zero:
+                return costs.divide_zero - (costs.divide_least or costs.divide)
+            return division_bits(divisor, signed) if costs.divide_least else 0
+
+        return more
+
+
+class Registers(Protocol):
+    """The integer registers of the core, by number."""
+
+    def read(self, number: int) -> int:
+        """Value as 32 bits without sign; x0 is 0."""
+
+    def write(self, number: int, value: int) -> None:
+        """Set one to the low 32 bits of a value; x0 stays 0."""
+
+
+Execute = Callable[[int, Registers], bool]
+"""Executes the instruction of a word; False when it is none of the core's own."""
+
+
+class _Own(ctypes.Structure):
+    """Mirrors `struct own` of riscv_own.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("read", "write", "fetch", "stop")),
+        *((name, ctypes.c_int32) for name in ("x0", "pc")),
+        *((name, ctypes.c_uint32) for name in ("failed", "word")),
+    )
+    failed: int
+    word: int
+
+
+class _NativeInstructions:
+    """`dovetail_execute` of a C file of the target's (riscv_own.c says what it is given)."""
+
+    def __init__(self, emulator: Any, x0: int, pc: int, source: Path) -> None:
+        unicorn: Any = importlib.import_module("unicorn")
+        glue = Path(__file__).with_name("riscv_own.c")
+        if not source.is_file():
+            hint = "correct Core.extension in the target file"
+            raise SimulationError("there is no such file of the core's own instructions", where=str(source), hint=hint)
+        try:
+            self._library = ctypes.CDLL(str(compile_host(source.parent, [glue, source.resolve()], flags=("-O2",))))
+        except DovetailError as error:
+            what = f"it cannot be compiled: {error.where}: {error.what}"
+            raise SimulationError(what, where=str(source), hint="correct the file Core.extension names") from None
+        calls = emulator_calls()
+        functions = (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_emu_stop)
+        places = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+        self._own = _Own(*places, x0, pc, 0, 0)
+        add_native_hook(emulator, unicorn.UC_HOOK_INTR, self._library.dovetail_own_instruction, self._own, 1, 0)
+
+    def fault(self) -> str:
+        """What stopped the core; empty for nothing."""
+        return f"it does not know the instruction {self._own.word:#010x}" if self._own.failed else ""
+
+
+class _PythonInstructions:
+    """An `Execute` of the target's, and the `Registers` it is given."""
+
+    def __init__(self, emulator: Any, x0: int, pc: int, execute: Execute, bus: Bus) -> None:
+        unicorn: Any = importlib.import_module("unicorn")
+        self._read, self._write = emulator_calls().uc_reg_read, emulator_calls().uc_reg_write
+        self._zero, self._pc = x0, pc
+        self._value = ctypes.c_uint32()
+        self._pointer = ctypes.byref(self._value)
+        self._emulator, self._execute, self._bus = emulator, execute, bus
+        self._words: dict[int, int] = {}  # by address; code does not change while it runs
+        self._fault = ""
+        self._failure: BaseException | None = None
+        emulator.hook_add(unicorn.UC_HOOK_INTR, self._exception)
+
+    def read(self, number: int) -> int:
+        self._read(self._emulator._uch, self._zero + number, self._pointer)
+        return self._value.value
+
+    def write(self, number: int, value: int) -> None:
+        if number:
+            self._value.value = value & 0xFFFFFFFF
+            self._write(self._emulator._uch, self._zero + number, self._pointer)
+
+    def fault(self) -> str:
+        """What stopped the core; empty for nothing. Raises what the target's function raised."""
+        if self._failure is not None:
+            raise self._failure
+        return self._fault
+
+    def _exception(self, core: Any, number: int, data: object) -> None:
+        """Execute one; the program counter is past it (hardware/cores.md). No error can cross the emulator."""
+        try:
+            before = self.read(self._pc - self._zero) - 4
+            word = self._words.get(before)
+            if word is None:
+                word = self._words[before] = read_number(self._bus, before, 4)
+            if number == _ILLEGAL and self._execute(word, self):
+                return
+            self._fault = f"it does not know the instruction {word:#010x}"
+        except BaseException as error:
+            self._failure = error
+        self._emulator.emu_stop()
+
+
+RISCV = Architecture(
+    "EM_RISCV", CoreCosts, RiscvCore, product=lambda c: c.multiply + c.alu, word=lambda c: min(c.load, c.store)
+)
+"""32-bit RISC-V."""

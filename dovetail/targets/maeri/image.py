@@ -1,0 +1,376 @@
+"""What `dovetail schedule` gives: the best order as a table, JSON, a trace, a page, switch words, and a C program.
+
+Words of switches and layers have the published format (maeri-project/MAERI_bsv@1351d1b, src/maeri_controller/
+CR_Types.bsv, compiler/lib/include). A double switch takes a byte, four to a word, the first lowest: mode of the left
+half, of the right half, two bits each; whether the left and the right half give out a sum; two zeros. A single switch
+takes four bits, eight to a word: mode, whether it gives out a sum, zero. Switches are counted from the root, left to
+right. Modes of half a double switch: how many values it adds; of a single one: idle, add two, flow left, flow right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.types import Array
+from dovetail.target import Ordered, OrderRequest
+from dovetail.targets.maeri.config import MaeriConfig, Rules, configured, load_rules
+from dovetail.targets.maeri.listing import Order, arrange, neurons
+from dovetail.targets.maeri.network import Network, OrderLayer, bound, network
+from dovetail.targets.maeri.simulate import simulate
+from dovetail.targets.maeri.solve import best_order
+from dovetail.targets.maeri.timing import Range, Switch, Tile, Tree, best_tile, configure, is_single
+
+FORMAT = 1
+"""Version of the JSON."""
+HEADINGS = ("layer", "start", "end", "virtual neurons", "multipliers each", "steps", "MACs", "used")
+"""Of the table of layers."""
+_FLOAT_ERROR = 1e-4
+"""Most that sums of floats in another order may differ, as a part of the largest result."""
+
+
+def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Rules) -> Ordered:
+    """The best order that is found, simulated if asked for.
+
+    Args:
+        graph: the network.
+        request: what the user asks for; a file of rules stands instead of the target's.
+        config: the target's.
+        rules: the target's.
+
+    Raises:
+        DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
+    """
+    config = configured(config, request.settings)
+    rules = load_rules(request.rules) if request.rules else rules
+
+    def found(how: str, makespan: int, least: int) -> None:
+        request.progress(f"{how}: {makespan:,} cycles, {100 * (makespan / least - 1):.1f} % above the bound {least:,}")
+
+    order = best_order(network(graph), config, rules, request.seconds, found)
+    notes = [_summary(order)]
+    if request.inputs is not None:
+        request.progress("simulating")
+        notes.append(_simulated(order, request.inputs))
+    return Ordered(HEADINGS, tuple(cells for _, cells in _rows(order)), tuple(notes), _files(order))
+
+
+def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
+    """Execute the order, compare with the graph; a sentence."""
+    result, graph = simulate(order, inputs), order.network.graph
+    off = max(_off(result.outputs[name], array) for name, array in evaluate(graph, inputs).items())
+    integers = all(graph.types[name].dtype.is_integer for name in graph.outputs)
+    if result.cycles != order.makespan or off > (0 if integers else _FLOAT_ERROR):
+        raise AssertionError(f"results off by {off}, {result.cycles} cycles instead of {order.makespan}")
+    share = 100 * result.utilisation(order.config)
+    how = "equal to the network's in every bit" if not off else f"those of the network within {off:.1e} of the largest"
+    return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
+
+
+def _off(found: Array, expected: Array) -> float:
+    """The largest difference, as a part of the largest expected number."""
+    differences = np.abs(found.astype(np.float64) - expected)
+    return float(differences.max(initial=0.0) / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30))
+
+
+def _files(order: Order) -> dict[str, bytes]:
+    config, spans = order.config, phases(order)
+    files = {
+        "schedule.json": _json(order, spans),
+        "schedule.html": _html(order),
+        "trace.json": _trace(order),
+        **{f"host/{name}": text for name, text in _host_files(order, spans).items()},
+    }
+    for phase in spans:
+        files.setdefault(f"trees/RN_Config_{phase.configuration:04d}.vmh", _vmh(tree_words(config, phase.tree), 3))
+    for number, work in enumerate(order.network.works):
+        tile = next(item.tile for item in order.items if item.work == number)
+        files[f"layers/Layer_Info_{number:03d}.vmh"] = _vmh(layer_words(config, work.layer, tile), 2)
+    return {name: text.encode() for name, text in files.items()}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A span of time in which the same virtual neurons work."""
+
+    start: int
+    """Its first cycle."""
+    places: tuple[Range, ...]
+    """The virtual neurons at work, from the left."""
+    tree: Tree
+    """How the reduction tree adds them up; outputs in the order of the places."""
+    configuration: int
+    """Phases with the same virtual neurons have the same number, from 0 in the order they first come."""
+
+
+def phases(order: Order) -> list[Phase]:
+    """The phases of an order, in order of time; neighbours differ. A phase without virtual neurons is idle."""
+    changes: dict[int, tuple[set[Range], set[Range]]] = {}
+    for item in order.items:
+        end = order.end(item)
+        for place in neurons(item, order.timing(item)):
+            changes.setdefault(item.start, (set(), set()))[0].add(place)
+            changes.setdefault(end, (set(), set()))[1].add(place)
+    found: list[Phase] = []
+    trees: dict[tuple[Range, ...], Tree] = {}
+    active: set[Range] = set()
+    for cycle in sorted(changes):
+        begun, ended = changes[cycle]
+        active = (active - ended) | begun
+        places = tuple(sorted(active, key=lambda place: place.start))
+        if not found or places != found[-1].places:
+            if places not in trees:
+                trees[places] = configure(order.config.multipliers, places)
+            found.append(Phase(cycle, places, trees[places], list(trees).index(places)))
+    return found
+
+
+def tree_words(config: MaeriConfig, tree: Tree) -> list[int]:
+    """A configuration of the reduction tree, 32 bits each: double switches, then single ones."""
+    gives = set(tree.outputs)
+    double, single = [], []
+    for level in range(config.levels):
+        for number in range(1 << level):
+            place = level, number
+            if is_single(place):
+                single.append(_mode(tree, place) << 2 | (place in gives) << 1)
+            elif number % 2:
+                right = level, number + 1
+                halves = _mode(tree, place) << 6 | _mode(tree, right) << 4
+                double.append(halves | (place in gives) << 3 | (right in gives) << 2)
+    return [*_packed(double, 8), *_packed(single, 4)]
+
+
+def _mode(tree: Tree, place: Switch) -> int:
+    values = sum(tree.loads.get(place, {}).values())
+    if not is_single(place):
+        return min(values, 3)
+    if values == 1:
+        return 3 if min(tree.children[place]) % 2 else 2
+    return min(values, 1)
+
+
+def _packed(fields: Sequence[int], bits: int) -> list[int]:
+    """Fields into words, the first lowest."""
+    each = 32 // bits
+    groups = (fields[first : first + each] for first in range(0, len(fields), each))
+    return [sum(field << bits * place for place, field in enumerate(group)) for group in groups]
+
+
+def layer_words(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> list[int]:
+    """The sizes of a layer and of its tile: for K, C, R, S, Y and X a word of size and tile and one of what is left
+    over and how many times the tile fits; then multipliers and virtual neurons, and the size of one."""
+    words = []
+    sizes = (
+        (layer.filters * layer.groups, tile.filters * tile.groups, 1),
+        (layer.channels, tile.channels, 1),
+        (layer.rows, tile.rows, 1),
+        (layer.columns, tile.columns, 1),
+        (layer.in_rows, tile.out_rows, layer.rows),
+        (layer.in_columns, tile.out_columns, layer.columns),
+    )
+    for size, step, window in sizes:
+        rounds, left = divmod(size - window + 1, step)
+        words += [size << 16 | step, left << 16 | rounds]
+    return [*words, config.multipliers << 16 | tile.neurons, tile.size]
+
+
+def _vmh(words: Sequence[int], digits: int) -> str:
+    """Words as the text of a memory file that `$readmemh` reads."""
+    return "\n".join([f"@{0:0{digits}d}", *(f"{word & 0xFFFFFFFF:08X}" for word in words)]) + "\n"
+
+
+def _rows(order: Order) -> list[tuple[int, tuple[str, ...]]]:
+    """The number of each layer and its cells under `HEADINGS`, by start.
+
+    Virtual neurons are all that are ever used; "used" are products per cycle and multiplier taken.
+    """
+    found = []
+    for number, work in enumerate(order.network.works):
+        items = [item for item in order.items if item.work == number]
+        times, ends = [order.timing(item) for item in items], [order.end(item) for item in items]
+        taken = sum(
+            (end - item.start) * time.size * item.tile.neurons
+            for end, time, item in zip(ends, times, items, strict=True)
+        )
+        start, end = min(item.start for item in items), max(ends)
+        cells = (
+            work.name,
+            f"{start:,}",
+            f"{end:,}",
+            str(sum(item.tile.neurons for item in items)),
+            ", ".join(map(str, sorted({time.size for time in times}))),
+            str(max(time.folds for time in times)),
+            f"{work.layer.macs:,}",
+            f"{100 * (work.layer.macs / taken):.1f} %",
+        )
+        found.append((start, end, number, cells))
+    return [(number, cells) for _, _, number, cells in sorted(found, key=lambda row: row[:2])]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderComparison:
+    """An order beside other ways, in cycles."""
+
+    makespan: int
+    bound: int
+    one_by_one: int
+    """Each layer alone, as it would be without the others, one after the other."""
+    uniform: int
+    """One after the other, each with the best tile of equal virtual neurons in step."""
+
+
+def compare(order: Order) -> OrderComparison:
+    """An order beside its bound, layer after layer, and the best equal virtual neurons."""
+    config, graph = order.config, order.network.graph
+    alone = uniform = 0
+    for work in order.network.works:
+        # as if the layer's operand existed from the start
+        only = replace(graph, nodes=(work.node,), inputs=(work.node.inputs[0],), outputs=(work.node.output,))
+        alone += arrange(Network(only, (work,)), config, Rules()).makespan
+        uniform += best_tile(work.layer, config)[1]
+    return OrderComparison(order.makespan, bound(order.network, config).cycles, alone, uniform)
+
+
+def _summary(order: Order) -> str:
+    """One sentence: the order beside its bound and other ways."""
+    found = compare(order)
+    return (
+        f"{found.makespan:,} cycles, {found.makespan / found.bound:.3f} times the bound of {found.bound:,}; "
+        f"layer by layer {found.one_by_one:,}, with the best equal virtual neurons {found.uniform:,}."
+    )
+
+
+def _json(order: Order, spans: Sequence[Phase]) -> str:
+    """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "model": order.network.graph.name,
+        "configuration": asdict(order.config),
+        "makespan": order.makespan,
+        "bound": asdict(bound(order.network, order.config)),
+        "layers": [{"name": work.name, **asdict(work.layer)} for work in order.network.works],
+        "items": [
+            {
+                "layer": order.work(item).name,
+                "start": item.start,
+                "end": order.end(item),
+                "multipliers": [item.place.start, item.place.end],
+                "tile": asdict(item.tile),
+                "products": list(item.taps),
+                "segments": [[part.channel, part.first, part.count] for part in item.segments],
+            }
+            for item in order.items
+        ],
+        "phases": [
+            {
+                "start": phase.start,
+                "configuration": phase.configuration,
+                "neurons": [[place.start, place.end] for place in phase.places],
+            }
+            for phase in spans
+        ],
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _trace(order: Order) -> str:
+    """The order in the Trace Event format (a JSON array of complete events; a cycle is a microsecond there)."""
+
+    def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
+        return {"ph": kind, "name": name, "pid": 1, **more}
+
+    def track(place: Range) -> int:
+        return place.start * 100_000 + place.end
+
+    events = [event("M", "process_name", args={"name": f"MAERI {order.config.multipliers}"})]
+    for place in sorted({item.place for item in order.items}, key=lambda place: (place.start, place.end)):
+        name = f"multipliers {place.start}..{place.end - 1}"
+        events.append(event("M", "thread_name", tid=track(place), args={"name": name}))
+    for item in order.items:
+        channels = sorted({part.channel for part in item.segments})[:64]
+        when = {"tid": track(item.place), "ts": item.start, "dur": order.end(item) - item.start}
+        events.append(event("X", order.work(item).name, **when, args={"channels": channels}))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n"
+
+
+def _html(order: Order) -> str:
+    """The picture: multipliers against time, coloured by layer, in one page that needs nothing else."""
+    names, config = [work.name for work in order.network.works], order.config
+    colours = [f"hsl({number * 137 % 360} 65% {45 + number % 3 * 8}%)" for number in range(len(names))]
+    items = []
+    for item in order.items:
+        low, high = (pick(part.channel for part in item.segments) for pick in (min, max))
+        channels = str(low) if low == high else f"{low} to {high}"
+        items.append([item.work, item.start, order.end(item), item.place.start, item.place.end, channels])
+    sizes = {"makespan": order.makespan, "multipliers": config.multipliers}
+    data = {**sizes, "items": items, "colours": colours, "layers": names}
+    body = []
+    for number, (name, *others) in _rows(order):
+        swatch = f'<span class="swatch" style="background:{colours[number]}"></span>'
+        body.append(f"<tr><td>{swatch}{escape(name)}</td>{''.join(f'<td>{escape(text)}</td>' for text in others)}</tr>")
+    head = "".join(f"<th>{text}</th>" for text in HEADINGS)
+    return _template("order.html") % {
+        "title": escape(f"{order.network.graph.name} on {config.multipliers} multipliers"),
+        "summary": escape(_summary(order)),
+        "table": f"<table><tr>{head}</tr>{''.join(body)}</table>",
+        "data": json.dumps(data).replace("</", "<\\/"),
+    }
+
+
+def _host_files(order: Order, spans: Sequence[Phase]) -> dict[str, str]:
+    """The C program that feeds an order to the engine: phases, the tree's words, and the items each begins."""
+    trees = {phase.configuration: tree_words(order.config, phase.tree) for phase in spans}
+    size, starts = len(trees[0]), [item.start for item in order.items]
+    segments = [part for item in order.items for part in item.segments]
+    items, at = [], 0
+    for item in order.items:
+        each = item.place.size // item.tile.neurons if item.tile.neurons > 1 else item.tile.size
+        low, high = item.taps
+        parts = (item.tile.neurons, low, high - low, at, len(item.segments))
+        items.append(_row(item.start, item.work, item.place.start, each, *parts))
+        at += len(item.segments)
+    begun = []
+    for phase in spans:
+        first = starts.index(phase.start) if phase.start in starts else 0
+        begun.append(_row(phase.start, phase.configuration * size, first, starts.count(phase.start)))
+    names = (f'"{_plain(work.name)}"' for work in order.network.works)
+    arrays = [
+        *_array("const char *const maeri_layer_names[MAERI_LAYERS]", names, 1),
+        *_array("const maeri_segment_t maeri_segments[]", (_row(p.channel, p.first, p.count) for p in segments), 4),
+        *_array("const maeri_item_t maeri_items[MAERI_ITEMS]", items, 2),
+        *_array("const maeri_phase_t maeri_phases[MAERI_PHASES]", begun, 4),
+        *_array(
+            "const uint32_t maeri_words[]", (f"0x{word:08x}u" for number in sorted(trees) for word in trees[number]), 8
+        ),
+    ]
+    counts = {"layers": len(order.network.works), "items": len(items), "phases": len(spans), "words": size}
+    header = _template("maeri_order.h") % {**counts, "makespan": order.makespan}
+    return {"maeri_order.h": header, "maeri_order.c": _template("maeri_order.c") % {"arrays": "\n".join(arrays)}}
+
+
+def _row(*numbers: int) -> str:
+    return "{" + ", ".join(f"{number}u" for number in numbers) + "}"
+
+
+def _array(declaration: str, elements: Iterable[str], each: int) -> list[str]:
+    """A constant array, so many elements on a line."""
+    found = list(elements)
+    lines = [f"    {', '.join(found[at : at + each])}," for at in range(0, len(found), each)]
+    return [f"{declaration} = {{", *lines, "};", ""]
+
+
+def _plain(name: str) -> str:
+    """A name as it may stand in a C string."""
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in name)
+
+
+def _template(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text()

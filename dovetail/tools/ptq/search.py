@@ -1,0 +1,206 @@
+"""The search for widths: costs of layers, the frontier and its picture, and the point a budget asks for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from math import ceil, floor
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.errors import DovetailError
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.target.description import Target
+from dovetail.tools.arrays import built
+from dovetail.tools.ptq import budget as costing
+from dovetail.tools.ptq.budget import Budget, FrontierPoint, LayerCost, decibel
+from dovetail.tools.ptq.calibration import Calibrated, choose_layers
+from dovetail.tools.ptq.data import Samples, check_labels
+from dovetail.tools.ptq.execute import Told, silent
+from dovetail.tools.ptq.layers import weighted_layers
+from dovetail.tools.ptq.onnx_writer import plain_onnx
+from dovetail.tools.ptq.qdq import qdq_graph
+from dovetail.tools.report import make_report
+from dovetail.tools.report.markup import Frame, element, shape
+from dovetail.tools.report.report import Report
+
+
+def run_report(graph: Graph, target: Target) -> Report:
+    """The report of one inference of a QDQ graph on the simulated chip, with seeded inputs.
+    Raises DovetailError where it does not compile, or the simulator is not installed."""
+    from dovetail.compile import Options, compile_model, sample_inputs
+    from dovetail.run import run_build
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / f"{graph.name}.onnx"
+        model.write_bytes(plain_onnx(graph).SerializeToString(deterministic=True))
+        compiled = compile_model(model, target, Options(allow_float=True))
+    with built(compiled, target) as build:
+        return make_report(run_build(build, "iss", [sample_inputs(compiled.graph)]))
+
+
+def _cycles(report: Report, name: str) -> int:
+    """Cycles of what computes an operator written under this name: of the engine, or the core's time."""
+    own = [layer for layer in report.layers if any(operator.endswith(f"({name})") for operator in layer.operators)]
+    return sum((layer.engine_cycles if layer.ideal_macs_per_cycle is not None else layer.cycles) or 0 for layer in own)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search for widths."""
+
+    layers: tuple[LayerCost, ...]
+    points: tuple[FrontierPoint, ...]
+    """The frontier, from the cheapest on."""
+    chosen: FrontierPoint
+    unit: str
+    """"bytes" or "cycles"."""
+    base: float
+    """Cycles that no width changes; 0 for bytes."""
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Bits by layer."""
+        return {layer.name: bits for layer, bits in zip(self.layers, self.chosen.widths, strict=True)}
+
+
+def search(
+    calibrated: Calibrated,
+    data: Mapping[str, Array],
+    measured: Samples,
+    target: Target,
+    budget: Budget,
+    report: Told = silent,
+) -> Search:
+    """Choose the width of every layer's weights.
+
+    Args:
+        calibrated: the float graph with the steps of its activations.
+        data: float32 [N, *shape] by input.
+        measured: what a loss or a ratio is measured on; without labels the float network's answers are taken for right.
+        target: its simulator is asked for cycles.
+        budget: what must hold.
+        report: told the progress.
+
+    Raises:
+        DovetailError: no choice keeps the budget.
+    """
+    widths = calibrated.wanted.weight_bits
+    noise = costing.sensitivities(calibrated.graph, data, widths, calibrated.layer_settings, report)
+    costs, base, unit = costing.byte_costs(calibrated.graph, widths), 0.0, "bytes"
+    if budget.kind == "cycles":
+        costs, base = _cycle_costs(calibrated, data, target, report)
+        unit = "cycles"
+    layers = tuple(LayerCost(name, own, costs[name]) for name, own in noise.items())
+    points = costing.frontier(layers)
+    if budget.kind in ("bytes", "cycles"):
+        chosen = costing.within(points, budget.limit - base, unit)
+    else:
+        excess = _excess(calibrated, data, measured, budget, report)
+        chosen = costing.cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
+    return Search(layers, points, chosen, unit, base)
+
+
+def _cycle_costs(
+    calibrated: Calibrated, data: Mapping[str, Array], target: Target, report: Told
+) -> tuple[dict[str, dict[int, float]], float]:
+    """Cycles of each layer at each width, from the whole network at that width, and what is left of the widest."""
+    names = [node.output for node in weighted_layers(calibrated.graph)]
+    few = {name: array[:8] for name, array in data.items()}
+    costs: dict[str, dict[int, float]] = {name: {} for name in names}
+    base = 0.0
+    for bits in calibrated.wanted.weight_bits:
+        report(f"simulating the network with {bits}-bit weights")
+        scheme = choose_layers(calibrated, few, dict.fromkeys(names, bits))
+        measured = run_report(qdq_graph(calibrated.graph, scheme), target)
+        for name in names:
+            costs[name][bits] = float(_cycles(measured, name))
+        base = max(base, float(measured.cycles["total"] or 0) - sum(own[bits] for own in costs.values()))
+    return costs, base
+
+
+def _excess(
+    calibrated: Calibrated, data: Mapping[str, Array], measured: Samples, budget: Budget, report: Told
+) -> Callable[[FrontierPoint], float]:
+    """By how much a point misses a loss or a signal-to-noise ratio, measured with all layers quantised."""
+    names = [node.output for node in weighted_layers(calibrated.graph)]
+    value = costing.result_values(calibrated.graph)[0]
+    wanted, labels = costing.outputs_on(calibrated.graph, measured.inputs, value), measured.labels
+    if budget.kind == "loss":
+        if wanted.shape[1] < 2:
+            raise DovetailError(
+                "a loss of top-1 needs a network with several classes", where="--budget", hint="give sqnr=DB"
+            )
+        truth = check_labels(labels, wanted.shape[1]) if labels is not None else wanted.argmax(axis=1)
+        best = costing.top1(wanted, truth)
+    float_ends = replace(calibrated, settings=replace(calibrated.settings, integer_ends=False))
+
+    def excess(point: FrontierPoint) -> float:
+        report(f"trying {point.cost:,.0f} bytes of weights")
+        widths = dict(zip(names, point.widths, strict=True))
+        graph = qdq_graph(calibrated.graph, choose_layers(float_ends, data, widths))
+        given = value if value in graph.types else calibrated.graph.outputs[0]
+        got = costing.outputs_on(graph, measured.inputs, given)
+        if budget.kind == "loss":
+            return best - costing.top1(got, truth) - budget.limit
+        error = ((got - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
+        return budget.limit - decibel(float(error))
+
+    return excess
+
+
+FRAME = Frame(640, 400, left=70, right=20, top=40, bottom=50)
+TICKS = 5
+"""Marks along each axis."""
+
+
+def frontier_svg(found: Search, title: str) -> str:
+    """A drawing of the frontier with the chosen point marked; the same text for the same search."""
+    unit = "bytes of weights" if found.unit == "bytes" else "cycles of layers with weights"
+    costs, ratios = [point.cost for point in found.points], [point.sqnr for point in found.points]
+    low, high = floor(min(ratios)), max(ceil(max(ratios)), floor(min(ratios)) + 1)
+    left, right = min(costs), max(max(costs), min(costs) + 1)
+
+    def place(point: FrontierPoint) -> tuple[float, float]:
+        x, y = FRAME.x((point.cost - left) / (right - left)), FRAME.y((point.sqnr - low) / (high - low))
+        return round(x, 1), round(y, 1)
+
+    lines = [
+        shape("rect", width=FRAME.width, height=FRAME.height, fill="white"),
+        element("text", escape(title), x=FRAME.left, y=24, font_size=14),
+    ]
+    first, last, foot = FRAME.x(0), FRAME.x(1), FRAME.height - 30
+    for share in (index / (TICKS - 1) for index in range(TICKS)):
+        x, y = FRAME.x(share), FRAME.y(share)
+        cost, ratio = f"{left + share * (right - left):,.0f}", f"{low + share * (high - low):.0f} dB"
+        lines.append(element("text", cost, x=f"{x:.1f}", y=foot, text_anchor="middle"))
+        lines.append(shape("line", x1=first, x2=last, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
+        lines.append(element("text", ratio, x=first - 8, y=f"{y + 4:.1f}", text_anchor="end"))
+    path = " ".join(f"{x},{y}" for x, y in map(place, found.points))
+    x, y = place(found.chosen)
+    middle = str((FRAME.left + FRAME.width) / 2)
+    lines += [
+        element("text", escape(unit), x=middle, y=FRAME.height - 10, text_anchor="middle"),
+        shape("polyline", points=path, fill="none", stroke="#1f6fb4", stroke_width=2),
+        shape("circle", cx=str(x), cy=str(y), r=5, fill="#c0392b"),
+    ]
+    head = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {FRAME.width} {FRAME.height}"}
+    return element("svg", "\n", "\n".join(lines), "\n", **head, font_family="sans-serif", font_size=12) + "\n"
+
+
+def thinned(points: Sequence[FrontierPoint], most: int) -> list[FrontierPoint]:
+    """At most so many points, ends included, spread evenly over the cost."""
+    if len(points) <= most:
+        return list(points)
+    first, last = points[0].cost, points[-1].cost
+    found: list[FrontierPoint] = []
+    for index in range(most):
+        wanted = first + (last - first) * index / (most - 1)
+        nearest = min(points, key=lambda point: abs(point.cost - wanted))
+        if nearest not in found:
+            found.append(nearest)
+    return found

@@ -1,0 +1,272 @@
+"""What a choice costs, measured here, in processes beside this one, or on a Dask cluster: the outcomes are the same.
+
+A layer is measured as a network of its own on the simulated chip, on this computer or a board, or by the cost model.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail.compile import Options, compile_graph, reserved, sample_inputs
+from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
+from dovetail.ir.graph import Graph, evaluate_all
+from dovetail.schedule.knobs import choose, region_space
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import partition
+from dovetail.schedule.plan import plan
+from dovetail.target.pattern import Choice, Space
+from dovetail.tools.arrays import built
+from dovetail.tools.tune.search import Estimator, Outcome, distinct_layers, region_alone, resolved_default
+
+if TYPE_CHECKING:
+    from dovetail.sim.line import Board
+    from dovetail.target.description import Target
+
+
+MEASURES = ("iss", "host", "model", "board")
+"""What is measured: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate, or
+cycles of a board."""
+
+_REPEATED = 8
+"""Inferences of which the shortest counts, on this computer; one before them warms up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Everything a worker needs for the trials of one network; may be sent to another process or machine."""
+
+    payload: bytes
+    """The graph and its ends near the engine, pickled by `make_task`."""
+    target: str
+    """Name of a target, or the path of a target file."""
+    policy: str | None
+    measure: str
+    """One of `MEASURES`."""
+    board: Board | None = None
+    """What is measured on, if it is a board."""
+
+
+def make_task(
+    graph: Graph, near: Collection[str], target: str, policy: str | None, measure: str, board: Board | None = None
+) -> Task:
+    """The task of measuring a graph; arguments as the fields of `Task`."""
+    return Task(pickle.dumps((graph, tuple(sorted(near))), protocol=5), target, policy, measure, board)
+
+
+def measure(task: Task, choices: Mapping[str, Choice]) -> Outcome:
+    """One trial: the task's network with these choices by region name.
+
+    A choice that cannot be compiled, or computes something else than the graph, is an outcome, not an error.
+
+    Raises:
+        DovetailError: the compiler or the simulator is not installed, or the board does not answer.
+        OSError: the disk is full, or the like.
+    """
+    try:
+        if task.measure == "model":
+            return Outcome(_estimated(task, choices))
+        graph, near = _opened(task.payload)
+        where = (None, task.board) if task.board else (task.measure, None)
+        return Outcome(measured(graph, _target(task.target), task.policy, choices, near, *where))
+    except MissingExtraError as error:  # of a form that can be sent back from another process
+        raise DovetailError(error.what, where=error.where, hint=error.hint) from None
+    except (OSError, MemoryError, BoardError):  # a board that is gone is no fault of the choice
+        raise
+    except DovetailError as error:
+        return Outcome(None, f"{error.where}: {error.what}" if error.where else error.what)
+    except Exception as error:  # a bug met by one choice must not end a night of tuning
+        return Outcome(None, f"{type(error).__name__}: {error}")
+
+
+def measured(
+    graph: Graph,
+    target: Target,
+    policy: str | None,
+    choices: Mapping[str, Choice],
+    near: Collection[str] = (),
+    simulator: str | None = "iss",
+    board: Board | None = None,
+) -> int:
+    """Cycles of one inference on the simulator `iss` or on a board, with seeded inputs, after its outputs were
+    compared; on `host` the nanoseconds of the fastest of some.
+    Raises DovetailError where it cannot be compiled or run, or an output differs from the graph's."""
+    from dovetail.run import run_build
+
+    compiled = compile_graph(graph, target, Options(policy), choices=choices, near=near, interpret=False)
+    inputs = sample_inputs(graph)
+    with built(compiled, target) as build:
+        count = 1 + _REPEATED if simulator == "host" else 1
+        result = run_build(build, simulator, [inputs] * count, build.folder.parent / "cache", board=board)
+    (expected,) = evaluate_all(graph, [{name: inputs[name] for name in graph.given}])
+    for name, array in result.outputs[0].items():
+        if not np.array_equal(array, expected[name]):
+            count = int((array != expected[name]).sum())
+            what = f"{count} of {array.size} elements differ from the graph"
+            hint = "the driver or the device model is wrong for this choice: dovetail check finds where"
+            raise SimulationError(what, where=f"output '{name}'", hint=hint)
+    if simulator == "host":
+        return min(inference.nanoseconds or 0 for inference in result.simulation.inferences[1:])
+    cycles = result.simulation.inferences[0].total_cycles
+    if cycles is None:
+        hint = "let board_cycles of its C file read a counter"
+        raise BoardError("the board counts no cycles", where=board.where if board else "board", hint=hint)
+    return cycles
+
+
+def _estimated(task: Task, choices: Mapping[str, Choice]) -> int:
+    """The estimate of a layer; of a network, the sum of those of its layers, if it can be planned at all."""
+    models = _models(task.payload, task.target)
+    (graph, near), target = _opened(task.payload), _target(task.target)
+    for name, choice in choices.items():
+        refusal = models[name][1].refusal(choice) if name in models else "it has no knobs"
+        if refusal:
+            hint = "let the knobs of the target allow what it takes, or choose another value"
+            raise DovetailError(refusal, where=f"layer {name}", hint=hint)
+    if len(models) > 1:
+        regions = choose(partition(graph, target), choices, target)
+        plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
+    total = 0
+    for name, (estimator, _, default) in models.items():
+        found = estimator.estimate({**default, **choices.get(name, {})})
+        if found is None:
+            raise DovetailError(
+                "the tiles need more memory than there is", where=f"layer {name}", hint="choose smaller tiles"
+            )
+        total += found.cycles
+    return total
+
+
+@lru_cache(maxsize=4)
+def _opened(payload: bytes) -> tuple[Graph, tuple[str, ...]]:
+    graph, near = pickle.loads(payload)
+    return graph, near
+
+
+@lru_cache(maxsize=4)
+def _target(name: str) -> Target:
+    from dovetail.targets import load_target
+
+    return load_target(name)
+
+
+@lru_cache(maxsize=2)
+def _models(payload: bytes, target_name: str) -> dict[str, tuple[Estimator, Space, Choice]]:
+    """For each region of a network that can be tuned, its cost model, its space and the choice that stands for none."""
+    (graph, near), target = _opened(payload), _target(target_name)
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target, near), target, reserved(graph, target), near)
+    found: dict[str, tuple[Estimator, Space, Choice]] = {}
+    for layer in distinct_layers(regions, planned, target):
+        alone = region_alone(layer.graph, target)
+        default = resolved_default(alone, target, layer.near)
+        found |= dict.fromkeys(
+            layer.names, (Estimator(alone, target, layer.near), region_space(alone, target), default)
+        )
+    return found
+
+
+Choices = Mapping[str, Choice]
+Runner = Callable[[Task, Sequence[Choices]], Iterator[tuple[int, Outcome]]]
+"""Makes a batch of trials of one task; gives the number in the batch and the outcome of each as it ends."""
+
+_CONNECT_SECONDS = 30
+
+
+@contextmanager
+def runner(jobs: int, scheduler: str | None) -> Iterator[Runner]:
+    """What makes trials.
+
+    Args:
+        jobs: processes on this machine; 1 for this one alone.
+        scheduler: address of a Dask scheduler, used in place of processes here; None for none.
+
+    Raises:
+        DovetailError: `jobs` is below 1, or the scheduler does not answer.
+        MissingExtraError: Dask is asked for and not installed.
+    """
+    if jobs < 1:
+        raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
+    if scheduler is not None:
+        with _dask(scheduler) as run:
+            yield run
+    elif jobs == 1:
+        yield lambda task, batch: ((number, measure(task, choices)) for number, choices in enumerate(batch))
+    else:
+        with _processes(jobs) as run:
+            yield run
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[Runner]:
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=begin_worker)
+
+    def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+        numbers = {pool.submit(measure, task, choices): number for number, choices in enumerate(batch)}
+        try:
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        except BrokenProcessPool:
+            hint = "the finished trials are in the log: run the command again, with fewer --jobs"
+            raise DovetailError("a worker process died", where="--jobs", hint=hint) from None
+
+    try:
+        yield run
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def begin_worker() -> None:
+    """In a worker process: leave Ctrl-C to the parent, and end when the parent has been killed."""
+    import os
+    import signal
+    import threading
+    from multiprocessing import connection, parent_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Runner]:
+    if find_spec("distributed") is None:
+        raise MissingExtraError("distributed", "tune", "--scheduler")
+    import distributed
+
+    dask: Any = distributed  # it has no types
+    try:
+        client = dask.Client(address, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise DovetailError(
+            f"there is no Dask scheduler: {error}", where=address, hint="start one with dask scheduler"
+        ) from None
+
+    def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+        futures = [client.submit(measure, task, choices, pure=False) for choices in batch]
+        numbers = {future.key: number for number, future in enumerate(futures)}
+        try:
+            for future in dask.as_completed(futures):
+                yield numbers[future.key], future.result()
+        finally:
+            client.cancel(futures)
+
+    with client:
+        yield run

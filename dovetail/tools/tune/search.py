@@ -1,0 +1,439 @@
+"""The distinct layers of a network, their cost model, and the search for the best choice of one.
+
+A layer's cycles are estimated from its tiles, by walking the queues of core, DMA and engine in the order in which
+schedule/plan issues copies and launches. Engine cycles are the target's own formula, DMA cycles those of sim/dma.py;
+what the core needs is a mean of what the `iss` simulator shows.
+
+The search tries the default, the cost model's best few, then batches ranked by a model learned from all trials so far.
+What is proposed depends on the seed and on the outcomes of the batches before, in their order; so a search that is
+repeated with the same outcomes, from a log or from any number of workers, proposes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Box, Shape, TensorType
+from dovetail.schedule.knobs import CONTEXT, canonical, region_space, signature
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice, packed_bytes, tile_match
+from dovetail.target.description import Dma, Target
+from dovetail.target.pattern import Choice, Space, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended."""
+
+    cycles: int | None
+    """Cycles (on this computer nanoseconds) of an inference; None when it failed."""
+    error: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One kind of layer: all regions of the network with the same computation, between the same memories."""
+
+    key: str
+    """Names it in the log: the signature, and the ends that lie in the engine's memory."""
+    signature: str
+    graph: Graph
+    """The first such region as a network of its own, weights kept."""
+    near: tuple[str, ...]
+    """Inputs and outputs of `graph` that lie in the engine's memory in the network's default plan."""
+    names: tuple[str, ...]
+    """The regions, in the network's order."""
+
+
+def region_alone(graph: Graph, target: Target) -> Region:
+    """The one region of a layer's own network.
+    Raises DovetailError where by itself it is not computed as one region of an engine."""
+    regions = partition(graph, target)
+    if len(regions) != 1 or regions[0].engine is None:
+        hint = "tune the whole network instead, or another layer"
+        raise DovetailError("by itself this layer is not one region of an engine", where=graph.name, hint=hint)
+    return regions[0]
+
+
+def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) -> tuple[LayerKind, ...]:
+    """The layers that have something to choose, each kind once, in the network's order; `planned` is its default
+    plan, which says in which memory values lie."""
+    program, found = planned.program, dict[str, LayerKind]()
+    for region in regions:
+        if region.engine is None or region.offload is None:
+            continue
+        alone = replace(region.graph, name=region.name)
+        mark = signature(alone)
+        ends = (*alone.inputs, *alone.outputs)
+        memories = [program.buffers[program.values[value].buffer].memory for value in ends]
+        flags = "".join("n" if memory == region.engine.memory else "f" for memory in memories)
+        key = f"{mark}-{flags}"
+        if key in found:
+            found[key] = replace(found[key], names=(*found[key].names, region.name))
+        elif _stands_alone(alone, region, target):
+            near = tuple(value for value, flag in zip(ends, flags, strict=True) if flag == "n")
+            found[key] = LayerKind(key, mark, alone, near, (region.name,))
+    return tuple(found.values())
+
+
+def _stands_alone(graph: Graph, region: Region, target: Target) -> bool:
+    """Whether the region by itself goes to the same offload as in the network."""
+    assert region.offload is not None
+    try:
+        alone = region_alone(graph, target)
+    except DovetailError:
+        return False
+    return alone.offload is not None and alone.offload.name == region.offload.name
+
+
+def resolved_default(region: Region, target: Target, near: Collection[str]) -> dict[str, Value]:
+    """The whole choice that stands for the planner's own, for a region that is a network by itself.
+    Raises PlanError where the layer does not fit."""
+    assert region.engine is not None and region.match is not None
+    own = {PLACEMENT: region.engine.name, **offload_choice(region, region.match)}
+    if target.works_in_place(region.engine):
+        return own
+    tiling = plan(choose_layouts(region.graph, [region], target), target, {}, near).tilings[region.name]
+    sizes = tiling.shape[1:] if len(tiling.shape) == 4 else tiling.shape[-1:]
+    names = TILE if len(tiling.shape) == 4 else TILE[2:]
+    buffers = tiling.buffers if len(tiling.tiles) > 1 else 2
+    order = "channels" if tiling.channels_outer else "positions"
+    return {**own, **dict(zip(names, sizes, strict=True)), BUFFERS: buffers, ORDER: order, EARLY: "yes"}
+
+
+START_CYCLES = 20
+"""Core cycles before the first and after the last statement of a network."""
+LAUNCH_CYCLES = 110
+"""Core cycles of a launch and the waits around it."""
+COPY_CYCLES = 45
+"""Core cycles of starting a copy."""
+CORE_CYCLES_PER_MAC, CORE_CYCLES_PER_RESULT = 4, 30
+"""What a layer costs on the core, roughly (docs/benchmarks.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What one kind of tile costs: cycles of the engine, of each load, of its constants and of its store."""
+
+    engine: int
+    load: int
+    constants: int
+    store: int
+    load_bytes: int
+    constant_bytes: int
+    store_bytes: int
+    scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some axes of a tile, and what tells its cost from others'."""
+
+    box: Box
+    kind: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a choice is thought to cost."""
+
+    cycles: int
+    tiles: int
+    nbytes: int
+    """Bytes of the engine's memory that tiles take."""
+    engine: int
+    """Busy cycles of the engine."""
+    copying: int
+    """Busy cycles of the DMA."""
+
+
+class Estimator:
+    """Estimates whole choices for one layer's own region, nothing chosen; every shape of tile is looked at once.
+    The inputs and outputs `near` lie in the engine's memory."""
+
+    def __init__(self, region: Region, target: Target, near: tuple[str, ...]) -> None:
+        assert region.engine is not None and region.offload is not None
+        self._region, self._offload, self._dma = region, region.offload, target.dma
+        self._near = frozenset(near)
+        self._shape = region.graph.types[region.output].shape
+        held = sum(region.graph.types[name].nbytes for name in near)
+        self._room = target.memory(region.engine.memory).size - held
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._constants: dict[tuple[object, ...], int] = {}
+
+    def estimate(self, choice: Choice) -> Estimate | None:
+        """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
+        if choice.get(PLACEMENT) == "core":
+            elements = self._region.graph.types[self._region.output].elements
+            return Estimate(self._region.macs * CORE_CYCLES_PER_MAC + elements * CORE_CYCLES_PER_RESULT, 1, 0, 0, 0)
+        size = tile_shape(self._shape, choice)
+        *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
+        spatial = [_Part(tuple(p.box[0] for p in parts), tuple(p.kind for p in parts)) for parts in product(*rest)]
+        own = tuple(value for name, value in choice.items() if name not in (BUFFERS, ORDER, PLACEMENT, *TILE))
+        first = self._kind(choice, own, spatial[0], channels[0])
+        buffers = int(choice.get(BUFFERS, 2))
+        nbytes = first.load_bytes * (buffers if len(spatial) > 1 else 1) + first.scratch
+        nbytes += first.store_bytes * (buffers if len(spatial) * len(channels) > 1 else 1)
+        nbytes += first.constant_bytes * (buffers if len(channels) > 1 else 1)
+        if nbytes > self._room:
+            return None
+        order = [(place, span) for place in spatial for span in channels]
+        if choice.get(ORDER, "channels") == "channels":
+            order = [(place, span) for span in channels for place in spatial]
+        return _walk([self._kind(choice, own, place, span) for place, span in order], order, buffers, nbytes)
+
+    def _kind(self, choice: Choice, own: tuple[object, ...], place: _Part, span: _Part) -> _Kind:
+        """Cost of a tile; tiles of one size that touch the same edges cost the same."""
+        key = (own, place.kind, span.kind)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = self._cost(choice, (*place.box, *span.box), (own, span.kind))
+        return found
+
+    def _cost(self, choice: Choice, box: Box, constants: tuple[object, ...]) -> _Kind:
+        tile, match = tile_match(replace(self._region, choice=choice), box)
+        if constants not in self._constants:
+            self._constants[constants] = packed_bytes(self._offload.pack(match))
+        types, whole = tile.graph.types, self._region.graph.types
+        load = load_bytes = 0
+        for name, part in tile.reads.items():
+            if name not in self._near:
+                load += _copy_cycles(self._dma, part, whole[name])
+                load_bytes += types[name].nbytes
+        output, store, store_bytes = self._region.output, 0, 0
+        if output not in self._near:
+            store, store_bytes = _copy_cycles(self._dma, box, whole[output]), types[output].nbytes
+        packed = self._constants[constants]
+        fetch = _dma_cycles(self._dma, 1, packed) if packed else 0
+        cycles = self._offload.cycles(match)
+        return _Kind(cycles, load, fetch, store, load_bytes, packed, store_bytes, self._offload.scratch(match))
+
+
+def _parts(total: int, step: int) -> list[_Part]:
+    """An axis cut into parts; of one kind are those of one length that touch the same ends."""
+    spans = [(start, min(start + step, total)) for start in range(0, total, step)]
+    return [_Part(((start, stop),), (stop - start, start == 0, stop == total)) for start, stop in spans]
+
+
+def _walk(kinds: Sequence[_Kind], order: Sequence[tuple[_Part, _Part]], buffers: int, nbytes: int) -> Estimate:
+    """Issue copies and launches as the program does; the core waits for what each needs."""
+    core, dma, engine, busy, copying = START_CYCLES, 0, 0, 0, 0
+    done: list[int] = []
+    stored: list[int] = []
+    late = buffers - 1
+    for number, (kind, (place, span)) in enumerate(zip(kinds, order, strict=True)):
+        before = order[number - 1] if number else None
+        free = done[number - buffers] if number >= buffers else 0
+        moved = kind.constants if before is None or before[1] is not span else 0
+        moved += kind.load if before is None or before[0] is not place else 0
+        if moved:
+            core = max(core, free) + COPY_CYCLES
+            dma = max(dma, core) + moved
+            copying += moved
+            core = max(core, dma)
+        if kind.store and number >= buffers:
+            core = max(core, stored[number - buffers])
+        core += LAUNCH_CYCLES
+        engine = max(engine, core) + kind.engine
+        busy += kind.engine
+        done.append(engine)
+        if kind.store and number >= late:
+            core = max(core, done[number - late]) + COPY_CYCLES
+            dma = max(dma, core) + kinds[number - late].store
+            copying += kinds[number - late].store
+            stored.append(dma)
+    for number in range(max(0, len(kinds) - late), len(kinds)):
+        if kinds[number].store:
+            core = max(core, done[number]) + COPY_CYCLES
+            dma = max(dma, core) + kinds[number].store
+            copying += kinds[number].store
+    return Estimate(max(core, dma, engine), len(kinds), nbytes, busy, copying)
+
+
+def tile_shape(shape: Shape, choice: Choice) -> Shape:
+    """The shape of a whole tile's result under a whole choice; the whole result where the planner cuts none."""
+    if len(shape) == 4:
+        return (shape[0], *(int(choice.get(name, whole)) for name, whole in zip(TILE, shape[1:], strict=True)))
+    return (*shape[:-1], int(choice.get(TILE[2], shape[-1])))
+
+
+def _copy_cycles(dma: Dma | None, box: Box, whole: TensorType) -> int:
+    """Cycles of copying a part of a dense value to or from a dense tile (rules: program/transfers.py)."""
+    row, rows = whole.dtype.numpy.itemsize, 1
+    contiguous = True
+    for (start, stop), total in zip(reversed(box), reversed(whole.shape), strict=True):
+        row, rows = (row * (stop - start), rows) if contiguous else (row, rows * (stop - start))
+        contiguous = contiguous and (start, stop) == (0, total)
+    return _dma_cycles(dma, rows, row)
+
+
+def _dma_cycles(dma: Dma | None, rows: int, row_bytes: int) -> int:
+    return 0 if dma is None else dma.setup_cycles + rows * -(-row_bytes // dma.bytes_per_cycle)
+
+
+def features(choice: Mapping[str, Value], found: Estimate, knobs: Mapping[str, tuple[Value, ...]]) -> list[float]:
+    """What the learned model sees of a choice: settings, their logarithms, and what the cost model thinks of it."""
+    from math import log2
+
+    row: list[float] = []
+    for name, values in knobs.items():
+        value = choice.get(name, values[0])
+        number = float(value) if isinstance(value, int) else float(values.index(value))
+        row += [number, log2(1 + number)]
+    return row + [log2(1 + count) for count in (found.cycles, found.tiles, found.nbytes, found.engine, found.copying)]
+
+
+BATCH = 16
+"""Trials proposed together, whatever the number of workers."""
+EXPLORATION = 0.125
+"""Share of a batch drawn at random."""
+MOST_CANDIDATES = 20_000
+"""Choices looked at; a larger space is sampled."""
+_FAILED = 4.0
+"""What a failing trial counts as, times the slowest that did not fail."""
+_PARAMETERS = {
+    **{"objective": "l2", "num_leaves": 15, "min_data_in_leaf": 3, "learning_rate": 0.15},
+    **{"num_threads": 1, "deterministic": True, "force_row_wise": True, "verbose": -1},
+}
+_ROUNDS = 60
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What may be tried for a layer, the default first."""
+
+    choices: tuple[Choice, ...]
+    """Canonical choices; the first is empty: nothing chosen."""
+    estimates: npt.NDArray[np.int64]
+    """Cycles the cost model thinks each takes."""
+    features: Floats
+    """One row per choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A choice and how it ended."""
+
+    choice: Choice
+    outcome: Outcome
+
+
+def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
+    """Every allowed choice of a layer that fits the memory, or a sample of them.
+    Raises DovetailError where the layer does not fit the target even by default."""
+    region = region_alone(layer.graph, target)
+    space = region_space(region, target)
+    space = Space(tuple(knob for knob in space.knobs if knob.name not in CONTEXT), space.problem)
+    estimator = Estimator(region, target, layer.near)
+    default = resolved_default(region, target, layer.near)
+    ranges = {knob.name: knob.values for knob in space.knobs}
+    rows: list[tuple[Choice, Estimate]] = []
+    # The planner may have moved an end away to make room; then nothing is known of its own choice but that it exists.
+    first = estimator.estimate(default) or Estimate(max(1, region.macs), 1, 0, 0, 0)
+    same = {name: value for name, value in default.items() if name in ranges}
+    for point in _points(space, _generator(seed, layer.key, "points")):
+        found = estimator.estimate(point) if point != same else None
+        if found is not None:
+            rows.append((point, found))
+    table = [features(same, first, ranges), *(features(point, found, ranges) for point, found in rows)]
+    estimates = np.array([first.cycles, *(found.cycles for _, found in rows)])
+    return Candidates(({}, *(canonical(point) for point, _ in rows)), estimates, np.array(table))
+
+
+def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:
+    """All allowed points of a small space; of a large one, those among a random sample."""
+    if space.size <= MOST_CANDIDATES:
+        return list(space.points())
+    chosen = sorted(set(random.integers(0, space.size, MOST_CANDIDATES).tolist()))
+    points = (space.point(index) for index in chosen)
+    return [point for point in points if space.problem(point) is None]
+
+
+def search(
+    found: Candidates, trials: int, seed: int, key: str
+) -> Generator[tuple[Choice, ...], Sequence[Outcome], tuple[Trial, ...]]:
+    """Propose batches and be sent their outcomes; returns all trials, in the order they were proposed.
+
+    Args:
+        found: what may be tried.
+        trials: how many, the default included; fewer are made when there are no more candidates.
+        seed: of the exploration.
+        key: of the layer, so that layers explore differently.
+    """
+    random = _generator(seed, key, "exploration")
+    count = min(trials, len(found.choices))
+    by_estimate = [0, *(int(index) for index in 1 + np.argsort(found.estimates[1:], kind="stable"))]
+    done: list[int] = []
+    made: list[Trial] = []
+    while len(done) < count:
+        size = min(BATCH, count - len(done))
+        if not done or count == len(found.choices):  # nothing to rank when all are tried anyway
+            batch = by_estimate[len(done) : len(done) + size]
+        else:
+            batch = _ranked(found, done, [trial.outcome for trial in made], size, random)
+        outcomes = yield tuple(found.choices[index] for index in batch)
+        done += batch
+        made += [Trial(found.choices[i], outcome) for i, outcome in zip(batch, outcomes, strict=True)]
+    return tuple(made)
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest trial, of equal ones the first; None when all failed."""
+    ended = [trial for trial in trials if trial.outcome.cycles is not None]
+    return min(ended, key=lambda trial: trial.outcome.cycles or 0) if ended else None
+
+
+def _ranked(
+    found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], size: int, random: np.random.Generator
+) -> list[int]:
+    """The candidates the learned model ranks first, and a few at random."""
+    left = np.setdiff1d(np.arange(len(found.choices)), done)
+    predicted = _predict(found, done, outcomes, left)
+    order = left[np.lexsort((left, found.estimates[left], predicted))]
+    explored = min(round(EXPLORATION * size), len(left) - size)
+    best, rest = order[: size - explored], order[size - explored :]
+    return [int(index) for index in (*best, *random.choice(rest, explored, replace=False))]
+
+
+def _predict(
+    found: Candidates, done: Sequence[int], outcomes: Sequence[Outcome], left: npt.NDArray[np.int64]
+) -> Floats:
+    """log(cycles) of untried candidates: boosting starts from the cost model's estimate and learns what it misses."""
+    import lightgbm
+
+    known = [outcome.cycles for outcome in outcomes if outcome.cycles is not None]
+    guess: Floats = np.log(found.estimates.astype(np.float64))
+    if not known:
+        return guess[left]
+    worst = _FAILED * max(known)
+    target = np.log([float(o.cycles) if o.cycles is not None else worst for o in outcomes])
+    tried = np.array(done)
+    data = lightgbm.Dataset(found.features[tried], target, init_score=guess[tried])
+    model = lightgbm.train(_PARAMETERS, data, _ROUNDS)
+    learned: Floats = np.asarray(model.predict(found.features[left]), dtype=np.float64)
+    return learned + guess[left]
+
+
+def require_learner() -> None:
+    """Raises MissingExtraError when LightGBM is not installed."""
+    if find_spec("lightgbm") is None:
+        raise MissingExtraError("lightgbm", "tune", "tuning")
+
+
+def _generator(seed: int, *parts: str) -> np.random.Generator:
+    digest = hashlib.sha256("\n".join((str(seed), *parts)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))

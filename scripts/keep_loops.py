@@ -1,0 +1,31 @@
+"""Keeps the loops that the tests schedule, so that the next run of the tests need not.
+
+    DOVETAIL_CACHE=FOLDER make test          # with an empty FOLDER: schedules everything, some minutes more
+    python scripts/keep_loops.py FOLDER      # writes tests/loops.zip anew
+
+To be run when schedules have changed (tests are right without it, but slow). `tests/test_shipped_loops.py` and
+`tests/test_scheduled_kernels.py` schedule samples afresh and compare.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+KEPT = Path(__file__).resolve().parents[1] / "tests" / "loops.zip"
+
+
+def main() -> int:
+    """Write the archive: equal bytes for equal loops."""
+    if len(sys.argv) != 2 or not (files := sorted((Path(sys.argv[1]) / "loops").glob("*"))):
+        sys.exit(f"usage: {sys.argv[0]} FOLDER, a cache folder with loops in it")
+    with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for file in files:
+            archive.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+    print(f"{KEPT.name}: {len(files)} schedules, {KEPT.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
