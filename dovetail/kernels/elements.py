@@ -177,7 +177,7 @@ def write_elements(
 
 
 _BYTES = (DType.INT8, DType.UINT8)
-_WORDS = 4
+_WORDS = 8
 """Words flipped in one turn."""
 
 

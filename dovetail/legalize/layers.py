@@ -180,6 +180,8 @@ def unsigned_activations(graph: Graph) -> Graph:
         draft.signed[name] = name
     for node in graph.nodes:
         draft.take(node)
+    for name in graph.outputs:
+        draft.same(name)
     return draft.builder.finish(graph.outputs, graph.states)
 
 
@@ -217,7 +219,7 @@ class _Raised:
         operator = node.operator
         keeps_name = node.output in self.graph.outputs
         data = [self.is_int8(value) for value in node.inputs]
-        clips = isinstance(operator, Clip) and operator.dtype is DType.INT8 and not keeps_name
+        clips = isinstance(operator, Clip) and operator.dtype is DType.INT8
         if clips and isinstance(operator, Clip) and self._clip(node, operator):
             return
         moves = isinstance(operator, MaxPool2d) or (operator.moves_only and not isinstance(operator, Pick))

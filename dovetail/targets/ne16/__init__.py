@@ -29,6 +29,7 @@ from dovetail.targets.ne16.job import (
     Job,
     Padding,
     Requantise,
+    flattened,
     job_cycles,
     layer_cycles,
     problem,
@@ -53,7 +54,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
     source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs, inputs)
     target_apart = target.strides[1:3] if not dense and target.strides else (breadth * outputs * width, outputs * width)
-    return Job(
+    whole = Job(
         in_height=rows,
         in_width=columns,
         in_channels=inputs,
@@ -80,6 +81,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
         scale_shift=operands.get("shift", nowhere).address,
         scale_bias=operands.get("offset", nowhere).address,
     )
+    return flattened(whole)
 
 
 def common_shift(match: dt.Match) -> int | None:
