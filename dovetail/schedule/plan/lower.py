@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Begin, Buffer, Copy, Launch, Role, Statement, View, dense_view, reads, writes
+from dovetail.program.ir import CORE, Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view, reads, writes
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
@@ -130,7 +130,8 @@ def lower(
         context.values[name] = dense_view(buffer, graph.types[name], layout=laid.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     for index, fetches in _early_of_next(regions, parts, early).items():
-        if regions[index].slot and regions[index].place == CORE:  # a kernel would hold them up
+        kernel = regions[index].slot or any(isinstance(one, Call) for one in parts[index].head)
+        if kernel and regions[index].place == CORE:  # which would hold them up
             parts[index].head[:0] = fetches
         else:
             parts[index].head += fetches
@@ -240,11 +241,13 @@ class _OnEngine:
     result: View
 
     def parts(self) -> Parts:
-        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
+        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored; with
+        three the one after it too, so that the DMA has a transfer when it ends one."""
         region, tiling = self.region, self.tiling
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        parts = Parts(early=loads[0][0], head=loads[0][1])
+        ahead = max(tiling.buffers - 1, 1)
+        parts = Parts(*([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1)))
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
@@ -255,8 +258,8 @@ class _OnEngine:
             step: list[Statement] = [launch]
             if number >= late:
                 step += stores[number - late]
-            if number + 1 < len(launches):
-                step += [*loads[number + 1][0], *loads[number + 1][1]]
+            if number + ahead < len(launches):
+                step += [*loads[number + ahead][0], *loads[number + ahead][1]]
             parts.rest.append(step)
         parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
         return parts
