@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
@@ -228,8 +229,9 @@ class _Raised:
             self._add_raised(node, moved, [self.unsigned(value) for value in node.inputs])
             return
         taken: Any = operator
-        reads_raised = any(data[:1]) and isinstance(operator, Linear | Requantize | AveragePool2d | SumPool2d | Lookup)
-        if reads_raised and not isinstance(operator, Lookup):
+        centred = isinstance(operator, Linear | Requantize | AveragePool2d | SumPool2d)
+        reads_raised = any(data[:1]) and (centred or isinstance(operator, Lookup | FixedSoftmax))
+        if reads_raised and centred:
             taken = replace(taken, input_zero_point=taken.input_zero_point + _SHIFT)
         first = [self.unsigned(value) if reads_raised else self.same(value) for value in node.inputs[:1]]
         inputs = [*first, *(self.same(value) for value in node.inputs[1:])]
