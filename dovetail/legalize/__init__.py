@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.ir.graph import Graph
+from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
 from dovetail.legalize.layers import (
     convolution_as_im2col,
     dense_results_of,
     even_borders,
     narrow_weights,
+    patches_of_several,
     stride_as_slice,
     unsigned_activations,
 )
@@ -50,7 +52,10 @@ __all__ = [
     "dense_results_of",
     "engine_requantisation",
     "even_borders",
+    "first_layer_in_bands",
     "narrow_weights",
+    "padding_before_offset",
+    "patches_of_several",
     "split_bias",
     "stride_as_slice",
     "through_converter",

@@ -3,7 +3,7 @@ results, weights of few bits, unsigned activations. Exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
-from dovetail.ir.operators.movement import Im2col, Pad, Pick, Slice
+from dovetail.ir.operators.movement import Im2col, Pad, Pick, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, run
 from dovetail.ir.types import Array, DType, TensorType
@@ -41,6 +41,54 @@ def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
         return draft.add(dense, [moved, name, *node.inputs[2:]], node)
 
     return lambda graph: run(graph, [rule])
+
+
+def patches_of_several(counts: Callable[[Mapping[str, TensorType], Node], int]) -> Callable[[Graph], Graph]:
+    """A rewrite: a 1x1 convolution of patches, scale-shifted, computes several neighbouring pixels as one of as many
+    times the channels, from patches that hold what all of them read. Exact.
+
+    Args:
+        counts: how many pixels, a divisor of the columns; told the types of all values and the convolution.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        scaled, layer = scaled_layer(draft, node, ScaleShift, Conv2d)
+        patches = draft.made_by(layer.inputs[0], Im2col) if layer is not None else None
+        if scaled is None or layer is None or patches is None or draft.users(patches.output) > 1:
+            return None
+        window, known = patches.operator, draft.constants
+        assert isinstance(window, Im2col)
+        if len(layer.inputs) > 2 or any(name not in known for name in (layer.inputs[1], *scaled.inputs[1:])):
+            return None
+        count = counts(draft.types, layer)
+        if count == 1 or window.dilation[1] != 1:
+            return None
+        columns = window.kernel[1] + (count - 1) * window.stride[1]
+        wide = Im2col((window.kernel[0], columns), (window.stride[0], count * window.stride[1]), window.dilation)
+        name = layer.inputs[1]
+        weights = draft.constant(_repeated(known[name], window, count), draft.types[name].dtype, name)
+        made = draft.add(layer.operator, [draft.add(wide, patches.inputs, patches), weights], layer)
+        channels, shape = draft.types[layer.output].shape[-1], draft.types[node.output].shape
+        alike = (np.tile(np.broadcast_to(known[name], channels), count) for name in scaled.inputs[1:])
+        parameters = [
+            draft.constant(array, DType.INT32, name) if known[name].size > 1 else name
+            for array, name in zip(alike, scaled.inputs[1:], strict=True)
+        ]
+        clipped = draft.add(node.operator, [draft.add(ScaleShift(), [made, *parameters], scaled)], node)
+        return draft.add(Reshape(shape), [clipped], node)
+
+    return lambda graph: run(graph, [rule])
+
+
+def _repeated(weights: Array, window: Im2col, count: int) -> Array:
+    """Weights [C, 1, 1, taps] of patches as those of patches `count` times: each copy its stride further right."""
+    (rows, columns), outputs = window.kernel, weights.shape[0]
+    taps = weights.reshape(outputs, rows, columns, -1)
+    wide = np.zeros((count, outputs, rows, columns + (count - 1) * window.stride[1], taps.shape[-1]), weights.dtype)
+    for number in range(count):
+        first = number * window.stride[1]
+        wide[number, :, :, first : first + columns] = taps
+    return wide.reshape(count * outputs, 1, 1, -1)
 
 
 def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:

@@ -11,7 +11,7 @@ from dovetail.errors import ModelError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.types import Box, DType, full_box
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.pattern import Choice, Match, Mismatch, Scope, match_pattern
@@ -273,8 +273,15 @@ class _Partition:
         return bool(self._target.dma or self._target.engines) and node.operator.pieces(kinds) is not None
 
     def _still(self, node: Node) -> bool:
-        """True for a slice or concatenation of whole rows that a core alone need not do."""
-        return not (self._target.dma or self._target.engines) and moves_nothing(self._graph, node)
+        """True for a slice or concatenation of whole rows that a core alone need not do, and for a slice that only
+        copies and engines which take strides read, where values have one layout."""
+        if not (self._target.dma or self._target.engines):
+            return moves_nothing(self._graph, node)
+        if not isinstance(node.operator, Slice) or set(node.operator.step) != {1} or node.output in self._graph.outputs:
+            return False
+        plain = not any(offload.layouts for engine in self._target.engines for offload in engine.offloads)
+        readers = [self._claimed[user.output] for user in self._users[node.output]]
+        return plain and node.inputs[0] not in self._graph.constants and all(r.takes_strides or r.mover for r in readers)
 
     def _subgraph(self, members: Mapping[str, Node]) -> Graph:
         """Some nodes as a graph of their own."""

@@ -7,7 +7,7 @@ descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 import dovetail.target as dt
 from dovetail import legalize
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Clip, ScaleShift
+from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Im2col, Pad
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import RequantisationLimits
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.ne16.job import (
     CHANNELS_IN,
+    EDGE,
     Job,
     Padding,
     Requantise,
@@ -294,6 +295,25 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
+_BAND = 400
+"""Cycles a further band costs: its transfers, its launch and the waits between."""
+
+
+def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
+    """How many bands hide most of what the core and the DMA do before a first layer."""
+    first = sum(types[node.output].elements for node in chain if isinstance(node.operator, Offset))
+    moved = sum(types[node.output].elements for node in chain if isinstance(node.operator, Im2col))
+    return max(round(((first + moved / 4) / _BAND) ** 0.5), 1)
+
+
+def pixels_together(types: Mapping[str, TensorType], node: Node) -> int:
+    """How many pixels of a 1x1 convolution of patches are computed fastest as one of as many times the channels."""
+    (_, height, width, channels), depth = types[node.output].shape, types[node.inputs[0]].shape[3]
+    window = node  # only its patches' sizes matter
+    del window
+    return 2 if width % 2 == 0 and depth == 27 and channels <= 8 else 1
+
+
 ENGINE = dt.Engine(
     name="ne16",
     memory=L1.name,
@@ -331,6 +351,9 @@ TARGET = dt.Target(
                 *SHARED,
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
+                dt.Rewrite("pixels together", legalize.patches_of_several(pixels_together), lsb=0),
+                dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
+                dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
             ),
         ),
         dt.Policy(
