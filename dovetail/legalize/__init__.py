@@ -18,6 +18,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.pools import average_pool_as_depthwise
 from dovetail.legalize.requantisation import (
     ConverterLimits,
     RequantisationLimits,
@@ -48,6 +49,7 @@ __all__ = [
     "adapt",
     "addition_as_convolution",
     "addition_by_shift",
+    "average_pool_as_depthwise",
     "convolution_as_im2col",
     "dense_results_of",
     "engine_requantisation",

@@ -20,6 +20,7 @@ from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Im2col, Pad
+from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import RequantisationLimits
 from dovetail.target import layers
@@ -295,6 +296,15 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
+def pools(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the engine has the window of an average pool, as a depthwise layer."""
+    operator = node.operator
+    assert isinstance(operator, AveragePool2d)
+    images, height, width, _ = types[node.output].shape
+    walks = height * width == 1 or operator.stride in ((1, 1), (2, 2))
+    return images == 1 and operator.kernel == (3, 3) and walks
+
+
 _BAND = 400
 """Cycles a further band costs: its transfers, its launch and the waits between."""
 
@@ -351,6 +361,7 @@ TARGET = dt.Target(
                 *SHARED,
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
+                dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
                 dt.Rewrite("pixels together", legalize.patches_of_several(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
