@@ -14,7 +14,7 @@ from dovetail.legalize.layers import (
     dense_results_of,
     even_borders,
     narrow_weights,
-    patches_of_several,
+    pixels_as_one,
     stride_as_slice,
     unsigned_activations,
 )
@@ -57,7 +57,7 @@ __all__ = [
     "first_layer_in_bands",
     "narrow_weights",
     "padding_before_offset",
-    "patches_of_several",
+    "pixels_as_one",
     "split_bias",
     "stride_as_slice",
     "through_converter",

@@ -83,12 +83,12 @@ def _chain(graph: Graph, name: str) -> list[Node]:
 
 
 def _rows(total: int, count: int, step: int) -> list[tuple[int, int]]:
-    """The rows of each band: nearly alike, smaller ones first and last, the rest that is no whole step in the last."""
-    each, larger = divmod(total // step, count)
-    first = (count - larger + 1) // 2
-    sizes = [(each + (first <= number < first + larger)) * step for number in range(count)]
-    ends = [*accumulate(sizes[:-1], initial=0), total]
-    return list(pairwise(ends))
+    """The rows of each band, half as many in the first and the last: what the core does first and the engine last
+    nothing hides. The middle one has the rest that is no whole step."""
+    shares = [1 if number in (0, count - 1) else 2 for number in range(count)]
+    marks = [round(total // step * upto / sum(shares)) * step for upto in accumulate(shares, initial=0)]
+    ends = [mark + (total % step if number > count // 2 else 0) for number, mark in enumerate(marks)]
+    return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
 def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]]) -> Graph:

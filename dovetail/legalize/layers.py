@@ -3,7 +3,7 @@ results, weights of few bits, unsigned activations. Exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -43,51 +43,62 @@ def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
     return lambda graph: run(graph, [rule])
 
 
-def patches_of_several(counts: Callable[[Mapping[str, TensorType], Node], int]) -> Callable[[Graph], Graph]:
-    """A rewrite: a 1x1 convolution of patches, scale-shifted, computes several neighbouring pixels as one of as many
-    times the channels, from patches that hold what all of them read. Exact.
+Together = Callable[[TensorType, Callable[[int], int]], int]
+"""How many pixels of a 1x1 convolution are computed as one; told its result, and the inputs of so many together."""
+_PIXEL = Im2col((1, 1))
+
+
+def pixels_as_one(counts: Together) -> Callable[[Graph], Graph]:
+    """A rewrite: a 1x1 convolution, scale-shifted, computes several neighbouring pixels as one of as many times the
+    channels, from all their inputs or from patches that hold what all of them read. Exact: other weights are zero.
 
     Args:
-        counts: how many pixels, a divisor of the columns; told the types of all values and the convolution.
+        counts: how many pixels, a divisor of the columns.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
         scaled, layer = scaled_layer(draft, node, ScaleShift, Conv2d)
-        patches = draft.made_by(layer.inputs[0], Im2col) if layer is not None else None
-        if scaled is None or layer is None or patches is None or draft.users(patches.output) > 1:
+        if scaled is None or layer is None or len(layer.inputs) > 2 or layer.operator != Conv2d():
             return None
-        window, known = patches.operator, draft.constants
+        name, known, result = layer.inputs[1], draft.constants, draft.types[node.output]
+        if any(value not in known for value in (name, *scaled.inputs[1:])) or known[name].shape[1:3] != (1, 1):
+            return None
+        patches = draft.made_by(layer.inputs[0], Im2col)
+        window = patches.operator if patches is not None and draft.users(patches.output) == 1 else _PIXEL
         assert isinstance(window, Im2col)
-        if len(layer.inputs) > 2 or any(name not in known for name in (layer.inputs[1], *scaled.inputs[1:])):
+        if window.dilation[1] != 1 or result.shape[0] != 1:
             return None
-        count = counts(draft.types, layer)
-        if count == 1 or window.dilation[1] != 1:
+        (rows, columns), step = window.kernel, window.stride[1]
+        each = known[name].shape[3] // (rows * columns)
+        count = counts(result, lambda pixels: rows * (columns + (pixels - 1) * step) * each)
+        if count == 1:
             return None
-        columns = window.kernel[1] + (count - 1) * window.stride[1]
-        wide = Im2col((window.kernel[0], columns), (window.stride[0], count * window.stride[1]), window.dilation)
-        name = layer.inputs[1]
+        if window is _PIXEL:
+            x = draft.types[layer.inputs[0]].shape
+            source = draft.add(Reshape((1, x[1], x[2] // count, x[3] * count)), layer.inputs[:1], layer)
+        else:
+            assert patches is not None
+            wide = (rows, columns + (count - 1) * step)
+            source = draft.add(Im2col(wide, (window.stride[0], count * step), window.dilation), patches.inputs, patches)
         weights = draft.constant(_repeated(known[name], window, count), draft.types[name].dtype, name)
-        made = draft.add(layer.operator, [draft.add(wide, patches.inputs, patches), weights], layer)
-        channels, shape = draft.types[layer.output].shape[-1], draft.types[node.output].shape
-        alike = (np.tile(np.broadcast_to(known[name], channels), count) for name in scaled.inputs[1:])
+        made = draft.add(layer.operator, [source, weights], layer)
         parameters = [
-            draft.constant(array, DType.INT32, name) if known[name].size > 1 else name
-            for array, name in zip(alike, scaled.inputs[1:], strict=True)
+            draft.constant(np.tile(known[value], count), DType.INT32, value) if known[value].size > 1 else value
+            for value in scaled.inputs[1:]
         ]
         clipped = draft.add(node.operator, [draft.add(ScaleShift(), [made, *parameters], scaled)], node)
-        return draft.add(Reshape(shape), [clipped], node)
+        return draft.add(Reshape(result.shape), [clipped], node)
 
     return lambda graph: run(graph, [rule])
 
 
 def _repeated(weights: Array, window: Im2col, count: int) -> Array:
-    """Weights [C, 1, 1, taps] of patches as those of patches `count` times: each copy its stride further right."""
-    (rows, columns), outputs = window.kernel, weights.shape[0]
+    """Weights [C, 1, 1, taps] of a window as those of `count` windows: each copy its stride further right."""
+    (rows, columns), outputs, step = window.kernel, weights.shape[0], window.stride[1]
     taps = weights.reshape(outputs, rows, columns, -1)
-    wide = np.zeros((count, outputs, rows, columns + (count - 1) * window.stride[1], taps.shape[-1]), weights.dtype)
+    wide = np.zeros((count, outputs, rows, columns + (count - 1) * step, taps.shape[-1]), weights.dtype)
     for number in range(count):
-        first = number * window.stride[1]
-        wide[number, :, :, first : first + columns] = taps
+        wide[number, :, :, number * step : number * step + columns] = taps
     return wide.reshape(count * outputs, 1, 1, -1)
 
 

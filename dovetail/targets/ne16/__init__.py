@@ -7,7 +7,7 @@ descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,7 @@ from dovetail.targets.ne16.job import (
     Requantise,
     flattened,
     job_cycles,
+    launch_cycles,
     layer_cycles,
     problem,
     task_words,
@@ -305,23 +306,28 @@ def pools(types: Mapping[str, TensorType], node: Node) -> bool:
     return images == 1 and operator.kernel == (3, 3) and walks
 
 
-_BAND = 400
-"""Cycles a further band costs: its transfers, its launch and the waits between."""
+_MOST_TOGETHER = 4
+"""Pixels computed as one, at most."""
+_BAND = 600
+"""Cycles a further band costs: its transfers, its launch, the waits between and the rows two bands share."""
 
 
 def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     """How many bands hide most of what the core and the DMA do before a first layer."""
     first = sum(types[node.output].elements for node in chain if isinstance(node.operator, Offset))
     moved = sum(types[node.output].elements for node in chain if isinstance(node.operator, Im2col))
-    return max(round(((first + moved / 4) / _BAND) ** 0.5), 1)
+    return round(((first + moved / 4) / _BAND) ** 0.5) + 1
 
 
-def pixels_together(types: Mapping[str, TensorType], node: Node) -> int:
-    """How many pixels of a 1x1 convolution of patches are computed fastest as one of as many times the channels."""
-    (_, height, width, channels), depth = types[node.output].shape, types[node.inputs[0]].shape[3]
-    window = node  # only its patches' sizes matter
-    del window
-    return 2 if width % 2 == 0 and depth == 27 and channels <= 8 else 1
+def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
+    """How many pixels of a 1x1 convolution are computed fastest as one of as many times the channels."""
+    (_, height, width, channels) = result.shape
+
+    def cycles(count: int) -> int:
+        subtiles = -(-height * width // count // EDGE**2)
+        return launch_cycles(EDGE, EDGE * subtiles, depth(count), channels * count, kernel=1, channel_shift=True)
+
+    return min((count for count in range(1, _MOST_TOGETHER + 1) if width % count == 0), key=cycles)
 
 
 ENGINE = dt.Engine(
@@ -362,7 +368,7 @@ TARGET = dt.Target(
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
-                dt.Rewrite("pixels together", legalize.patches_of_several(pixels_together), lsb=0),
+                dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
             ),
