@@ -65,11 +65,14 @@ def plan(
             choice = _spill_for(stuck, laid, target, choice)
             continue
         lowered = lower(laid, tilings, target, choice.homes, choice.early, cores or {})
-        statements = synchronise(lowered.statements, dma, choice.settle)
+        statements = synchronise(lowered.statements, dma, choice.settle, choice.paced)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
             return Plan(_program(lowered, statements, placements, dma), placements, tilings)
+        if not choice.paced and target.dma and target.engines:
+            choice = replace(choice, paced=True)
+            continue
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         # an engine that works in the memory of values has buffers beside them that can give way
@@ -108,6 +111,8 @@ class _Choice:
     """Regions whose constants are fetched while the region before is computed."""
     settle: bool = False
     """Whether every layer finishes before the next begins, so that their buffers may share memory."""
+    paced: bool = False
+    """Whether copies wait for what a queue of two launches has behind it, so that they may share its memory."""
     withheld: int = 0
     """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
 

@@ -85,8 +85,8 @@ class Lowered:
     """Buffer that constants are fetched into -> name of the region they are for."""
     blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
     """Alignment and contents of packed constants -> name of the constant."""
-    fetched: dict[tuple[int, str, str], str] = field(default_factory=dict)
-    """Layer, constant and memory -> the buffer that holds the constant for all parts of the layer."""
+    fetched: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Constant and memory -> the buffer that holds it for all parts of the layer, and all layers that have the same."""
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
         """Declare a buffer; returns its name."""
@@ -278,7 +278,7 @@ class _OnEngine:
             return []
         slot, load = self.slot(number)
         source, place = self.blob(tile), self.engine.constants or self.engine.memory
-        shared = (self.index, source.buffer, place)
+        shared = (source.buffer, place)
         if not load or shared in context.fetched:
             return []
         target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
@@ -333,8 +333,7 @@ class _OnEngine:
         buffer = self.blob(tile).buffer
         if "" not in self.tiling.in_place:
             own = f"{self.region.name}_constants_{self.slot(number)[0]}"
-            place = self.engine.constants or self.engine.memory
-            buffer = self.context.fetched.get((self.index, buffer, place), own)
+            buffer = self.context.fetched.get((buffer, self.engine.constants or self.engine.memory), own)
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}
