@@ -18,7 +18,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
-from dovetail.legalize.pools import average_pool_as_depthwise
+from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.requantisation import (
     ConverterLimits,
     RequantisationLimits,
@@ -50,6 +50,7 @@ __all__ = [
     "addition_as_convolution",
     "addition_by_shift",
     "average_pool_as_depthwise",
+    "average_pool_in_bands",
     "convolution_as_im2col",
     "dense_results_of",
     "engine_requantisation",

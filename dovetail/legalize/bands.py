@@ -58,7 +58,7 @@ def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
                 continue
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
-                graph = _cut(graph, name, chain, _rows(kind.shape[1], count, step))
+                graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
         return graph
 
     return rewrite
@@ -82,7 +82,7 @@ def _chain(graph: Graph, name: str) -> list[Node]:
     return chain if any(isinstance(node.operator, Offset) for node in chain) else []
 
 
-def _rows(total: int, count: int, step: int) -> list[tuple[int, int]]:
+def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     """The rows of each band, half as many in the first and the last: what the core does first and the engine last
     nothing hides. The middle one has the rest that is no whole step."""
     shares = [1 if number in (0, count - 1) else 2 for number in range(count)]
@@ -104,7 +104,9 @@ def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[in
     made = list(_in_turn([band.nodes for band in bands]))
     made.append(Node(Concat(1), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
     first = graph.nodes.index(chain[0])
-    kept = [[node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])]
+    kept = [
+        [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
+    ]
     types = {**graph.types, **{value: kind for band in bands for value, kind in band.types.items()}}
     constants = {**graph.constants, **{value: array for band in bands for value, array in band.constants.items()}}
     return prune(replace(graph, nodes=(*kept[0], *made, *kept[1]), types=types, constants=constants))

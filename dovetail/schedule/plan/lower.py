@@ -10,7 +10,20 @@ import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Begin, Buffer, Call, Copy, Launch, Role, Statement, View, dense_view, reads, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Copy,
+    Launch,
+    Role,
+    Statement,
+    View,
+    dense_view,
+    reads,
+    writes,
+)
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
@@ -283,7 +296,7 @@ class _OnEngine:
             return []
         target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
         context.fetches[target] = context.laid.regions[self.index].name
-        if len({other.tile.box[-1] for other in self.tiling.tiles}) == 1:  # they stay where they are
+        if len({other.tile.box[-1] for other in self.tiling.tiles}) <= self.tiling.buffers:  # they stay where they are
             context.fetched[shared] = target
         return [Copy(self.index, source, dense_view(target, source.type))]
 

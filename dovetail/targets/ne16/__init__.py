@@ -308,15 +308,27 @@ def pools(types: Mapping[str, TensorType], node: Node) -> bool:
 
 _MOST_TOGETHER = 4
 """Pixels computed as one, at most."""
-_BAND = 600
-"""Cycles a further band costs: its transfers, its launch, the waits between and the rows two bands share."""
+_SUMMED, _SUMS = 1.4, 800
+"""Cycles the core sums a byte in, and those a further band of a pool costs."""
+_COPY = 100
+"""Cycles of the core and the DMA around each transfer of a band."""
+_BAND = 300
+"""Cycles a further band costs beside its patches: its launch, the waits between and the rows two bands share."""
 
 
 def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     """How many bands hide most of what the core and the DMA do before a first layer."""
     first = sum(types[node.output].elements for node in chain if isinstance(node.operator, Offset))
-    moved = sum(types[node.output].elements for node in chain if isinstance(node.operator, Im2col))
-    return round(((first + moved / 4) / _BAND) ** 0.5) + 1
+    windows = [node for node in chain if isinstance(node.operator, Im2col)]
+    moved = sum(types[node.output].elements for node in windows)
+    copies = sum(node.operator.kernel[0] for node in windows if isinstance(node.operator, Im2col))
+    count = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
+    return count + (count > 1)
+
+
+def pool_bands(image: TensorType) -> int:
+    """How many bands hide most of what the core does for an average pool of an image."""
+    return round((image.elements * _SUMMED / _SUMS) ** 0.5)
 
 
 def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
@@ -368,6 +380,7 @@ TARGET = dt.Target(
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
+                dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands, EDGE), lsb=0),
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),

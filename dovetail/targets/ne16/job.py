@@ -162,7 +162,10 @@ def flattened(job: Job) -> Job:
     engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row is
     longer than that, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is their number.
     """
-    sides = ((job.in_row_stride, job.in_pixel_stride, job.in_width), (job.out_row_stride, job.out_pixel_stride, job.out_width))
+    sides = (
+        (job.in_row_stride, job.in_pixel_stride, job.in_width),
+        (job.out_row_stride, job.out_pixel_stride, job.out_width),
+    )
     if job.kernel != 1 or job.stride != 1 or job.linear or any(row != pixel * width for row, pixel, width in sides):
         return job
     pixels = job.out_height * job.out_width
