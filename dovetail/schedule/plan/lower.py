@@ -260,7 +260,8 @@ class _OnEngine:
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
         ahead = max(tiling.buffers - 1, 1)
-        parts = Parts(*([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1)))
+        early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
+        parts = Parts(early=early, head=head)
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:

@@ -322,13 +322,14 @@ def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
     windows = [node for node in chain if isinstance(node.operator, Im2col)]
     moved = sum(types[node.output].elements for node in windows)
     copies = sum(node.operator.kernel[0] for node in windows if isinstance(node.operator, Im2col))
-    count = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
+    count: int = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
     return count + (count > 1)
 
 
 def pool_bands(image: TensorType) -> int:
     """How many bands hide most of what the core does for an average pool of an image."""
-    return round((image.elements * _SUMMED / _SUMS) ** 0.5)
+    count: int = round((image.elements * _SUMMED / _SUMS) ** 0.5)
+    return count
 
 
 def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:

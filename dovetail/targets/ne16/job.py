@@ -158,9 +158,9 @@ class Job:
 def flattened(job: Job) -> Job:
     """A 1x1 job that walks its pixels in fewer subtiles, if there is one; else the job itself.
 
-    To a 1x1 convolution an image is a line of pixels where each row follows the one before, in memory, on both sides. The
-    engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row is
-    longer than that, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is their number.
+    To a 1x1 convolution an image is a line of pixels, where in memory each row follows the one before on both sides.
+    The engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row
+    is longer than that, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is their number.
     """
     sides = (
         (job.in_row_stride, job.in_pixel_stride, job.in_width),
@@ -177,9 +177,15 @@ def flattened(job: Job) -> Job:
         width += (pixels - width) % (rows - 1)  # so that the other rows begin whole pixels apart
         if rows // EDGE * -(-width // EDGE) < subtiles:
             apart, subtiles = (pixels - width) // (rows - 1), rows // EDGE * -(-width // EDGE)
-            sizes = {"in_height": rows, "in_width": width, "out_height": rows, "out_width": width}
-            steps = {"in_row_stride": apart * job.in_pixel_stride, "out_row_stride": apart * job.out_pixel_stride}
-            best = replace(job, **sizes, **steps)
+            best = replace(
+                job,
+                in_height=rows,
+                in_width=width,
+                in_row_stride=apart * job.in_pixel_stride,
+                out_height=rows,
+                out_width=width,
+                out_row_stride=apart * job.out_pixel_stride,
+            )
     return best
 
 
