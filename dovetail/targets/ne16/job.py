@@ -160,7 +160,7 @@ def flattened(job: Job) -> Job:
 
     To a 1x1 convolution an image is a line of pixels, where in memory each row follows the one before on both sides.
     The engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row
-    is longer than that, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is their number.
+    is longer, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is the number of pixels.
     """
     sides = (
         (job.in_row_stride, job.in_pixel_stride, job.in_width),
