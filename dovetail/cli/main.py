@@ -10,6 +10,7 @@ import typer
 
 from dovetail.cli.compile import compile_model, explain, tune
 from dovetail.cli.console import Commands, show_error
+from dovetail.cli.export import export
 from dovetail.cli.mesh import mesh, schedule
 from dovetail.cli.port import check, new_target, targets, vectors, zoo
 from dovetail.cli.quantize import accuracy, quantize
@@ -48,7 +49,8 @@ def every(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    **{"compile": compile_model, "run": run, "report": report, "compare": compare, "sweep": sweep, "explain": explain},
+    **{"compile": compile_model, "run": run, "report": report, "export": export},
+    **{"compare": compare, "sweep": sweep, "explain": explain},
     **{"tune": tune, "schedule": schedule, "mesh": mesh, "quantize": quantize, "accuracy": accuracy},
     **{"new-target": new_target, "check": check, "vectors": vectors, "targets": targets, "zoo": zoo},
 }

@@ -120,6 +120,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "entry": f"{unit.model}_run",
         "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
         "model_prefix": unit.model,
+        "arena": unit.shared_arena,
         "optimize": unit.optimize.value,
         "inputs": ports(program.inputs),
         "outputs": ports(program.outputs),
