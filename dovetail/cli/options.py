@@ -42,7 +42,7 @@ Inputs = Annotated[
 ]
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")]
-Json = Annotated[Path | None, option("--json", help="Write the same here as JSON.")]
+Json = Annotated[Path | None, option("--json", help="Write the same here as JSON; - for stdout.")]
 
 Pin = Annotated[
     list[str] | None,
