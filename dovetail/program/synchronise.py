@@ -8,7 +8,7 @@ only such an engine's launches write and read is never brought anywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,14 +46,19 @@ _IN_FLIGHT = 2
 
 
 def synchronise(
-    statements: Sequence[Statement], dma: str, settle: bool = False, paced: bool = False
+    statements: Sequence[Statement],
+    dma: str,
+    settle: bool = False,
+    paced: bool = False,
+    placed: Mapping[str, tuple[str, int]] | None = None,
 ) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be.
 
     `statements` has no waits. Buffers are taken as disjoint; within one, the bytes touched are. With `settle`,
     everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
     With `paced`, a copy waits for all launches but the last two, which have finished where a queue holds no more: it
-    may then go where they worked.
+    may then go where they worked. With `placed`, the memory and address of buffers, what is touched are bytes of
+    memories, so that only waits remain which that placement needs.
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
@@ -63,7 +68,7 @@ def synchronise(
         queue = queue_of(statement, dma)
         if settle and isinstance(statement, Begin):
             result = _finish(result, dma)
-        touched = touches(statement)
+        touched = [(_placed(view, placed or {}), is_write) for view, is_write in touches(statement)]
         needed = _needed(touched, accesses, queue, finished)
         for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
             if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.get(other, -1):
@@ -82,6 +87,12 @@ def synchronise(
             launches.setdefault(queue, []).append(len(result))
         result.append(statement)
     return tuple(_finish(result, dma))
+
+
+def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
+    """A view as one of the memory its buffer is placed in; as it is where that is not known."""
+    memory, address = placed.get(view.buffer, (view.buffer, 0))
+    return replace(view, buffer=memory, offset=address + view.offset)
 
 
 def _needed(
