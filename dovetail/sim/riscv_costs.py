@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
@@ -151,11 +151,18 @@ class BlockCounter:
         cycles["csr"] = costs.csr or costs.system
         cycles["divide"] = costs.divide_least or costs.divide
         self._cycles = cycles
+        self.kind: Callable[[int], int] = lambda word: 0
+        """How an instruction of the core's own is counted: `enum dovetail_kind` of riscv_own.h."""
 
     def at(self, position: int) -> Instruction:
         """The instruction at an address."""
         parcel = read_number(self._bus, position, 2)
-        return decode(parcel if parcel & 3 != 3 else parcel | read_number(self._bus, position + 2, 2) << 16)
+        word = parcel if parcel & 3 != 3 else parcel | read_number(self._bus, position + 2, 2) << 16
+        kind = self.kind(word) if word & 0x7F in _CUSTOM else 0
+        if not kind:
+            return decode(word)
+        rd, first, second = word >> 7 & 31, word >> 15 & 31, word >> 20 & 31
+        return Instruction(4, "load", rd, (first,), result=rd) if kind == 1 else Instruction(4, "store", 0, (first, second))
 
     def block(self, address: int, size: int) -> BlockCost:
         """See `Core.block_cost`; a load's use in the block after it is not seen.

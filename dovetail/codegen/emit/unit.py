@@ -246,7 +246,8 @@ def kernel_calls(
 
 def core_traits(core: Core) -> CoreTraits:
     """What a core offers its kernels; three quarters of its stack are for elements side by side."""
-    return CoreTraits(instruction_set(core.isa).accumulators, core.instructions, core.stack * 3 // 4)
+    known, functions = instruction_set(core.isa), frozenset(core.functions)
+    return CoreTraits(known.accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
 
 
 def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:

@@ -96,6 +96,14 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
 #endif
 }
 
+/* value * multiplier * 2^(-32 - shift), rounded twice as gemmlowp does, for a shift of at least 1 and values with
+   |value| + 2^(shift - 1) below 2^31: for cores that add, round and shift at once. */
+static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_upper(value, multiplier);
+    return (high + (high >> 31) + (1 << (shift - 1))) >> shift;
+}
+
 /* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */
 static inline int32_t requantize_double_any(int32_t value, int32_t multiplier, int32_t shift)
 {
