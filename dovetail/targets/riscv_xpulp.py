@@ -25,22 +25,38 @@ STREAMS = Streams(
 counts words from itself to the end."""
 
 FUNCTIONS = {
+    "multiply_add": """\
+/* cv.mac */
+static inline int32_t multiply_add(int32_t sum, int32_t left, int32_t right)
+{
+    __asm__(".insn r 0x2b, 3, 0x48, %0, %1, %2" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+}
+""",
     "saturate": """\
 /* cv.clip: the value limited to int8. */
 static inline int32_t saturate(int32_t value)
 {
     int32_t limited;
-    __asm__(".insn r 0x2b, 3, 0x38, %0, %1, x8" : "=r"(limited) : "r"(value));
+    __asm__ volatile(".insn r 0x2b, 3, 0x38, %0, %1, x8" : "=r"(limited) : "r"(value));
     return limited;
 }
 """,
     "requantize_near": """\
-/* With cv.addRNr, (rd + rs1 + 2^(rs2 - 1)) / 2^rs2: adds, rounds and shifts. */
+/* As one piece, which compilers neither take apart nor spill in: the product's upper word, rounded, its sign, and
+   cv.addRNr, which adds both, rounds and shifts. */
 static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_t shift)
 {
-    const int32_t high = multiply_upper(value, multiplier);
-    int32_t result = high >> 31;
-    __asm__(".insn r 0x2b, 3, 0x42, %0, %1, %2" : "+r"(result) : "r"(high), "r"(shift));
+    int32_t result;
+    __asm__ volatile(
+        "mul %0, %1, %2\\n"
+        "mulhsu %1, %1, %2\\n"
+        "srli %0, %0, 31\\n"
+        "add %1, %1, %0\\n"
+        "srai %0, %1, 31\\n"
+        ".insn r 0x2b, 3, 0x42, %0, %1, %3\\n"
+        : "=&r"(result), "+&r"(value)
+        : "r"(multiplier), "r"(shift));
     return result;
 }
 """,

@@ -48,6 +48,12 @@ static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
     return (int32_t)(raised > high ? high : raised);
 }
 
+/* sum + left * right, which fits: for cores with an instruction for it. */
+static inline int32_t multiply_add(int32_t sum, int32_t left, int32_t right)
+{
+    return sum + left * right;
+}
+
 /* The sum modulo 2^32. */
 static inline int32_t wrap_add(int32_t left, int32_t right)
 {

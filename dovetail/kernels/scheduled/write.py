@@ -18,11 +18,12 @@ from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, P
 from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
-from dovetail.kernels.sums import Products, Sums, sums_of
+from dovetail.kernels.sums import MULTIPLY_ADD, Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
 from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.target.description import CoreInstruction, Streams
 
+_PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
 _POSITION, _CHANNEL = "at_position", "at_channel"
 _READ = re.compile(rf"\b(\w+)\[({_POSITION}|{_CHANNEL}|0)\]")
 _KINDS = {_POSITION: "position", _CHANNEL: "channel", "0": "one"}
@@ -91,6 +92,8 @@ def write_scheduled(
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
         functions = [replace(f, parameters=tuple(ordered)) if f.name == ENTRY else f for f in loops.functions]
+        if MULTIPLY_ADD in scope.functions:
+            functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
         for product in (i for i in instructions if streams and knobs.straight and i.name in loops.used):
             functions = [replace(f, lines=tuple(with_streams(f.lines, product, streams))) for f in functions]
         declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
@@ -98,6 +101,11 @@ def write_scheduled(
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
+
+
+def _added(line: str) -> str:
+    """A line, one that adds a product alone with the core's own function for it."""
+    return _PRODUCT.sub(rf"\1\2 = {MULTIPLY_ADD}(\2, \3, \4);", line)
 
 
 def _check(region: Region, window: Window, sums: Sums) -> None:
