@@ -414,9 +414,7 @@ def needed_helpers(source: str) -> tuple[str, ...]:
 def helper_source(names: Iterable[str], own: Mapping[str, str] = MappingProxyType({})) -> str:
     """The C text of helpers and all they need, each once; `own` are a core's, by name, for its firmware alone."""
     calls = "".join(f"{name}(" for name in names)
-    return "\n".join(
-        f"#if (defined(__riscv) || defined(__arm__)) && !defined(DOVETAIL_HOST)\n{own[name]}#else\n{HELPERS[name]}#endif\n"
-        if name in own
-        else HELPERS[name]
-        for name in needed_helpers(calls)
-    )
+    firmware = "#if (defined(__riscv) || defined(__arm__)) && !defined(DOVETAIL_HOST)"
+    texts = {name: HELPERS[name] for name in needed_helpers(calls)}
+    texts |= {name: f"{firmware}\n{own[name]}#else\n{text}#endif\n" for name, text in texts.items() if name in own}
+    return "\n".join(texts.values())

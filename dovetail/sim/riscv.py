@@ -171,8 +171,8 @@ class _NativeInstructions:
 
     def count_into(self, state: HookState) -> None:
         """See `Core.count_into`."""
-        start = ctypes.addressof(state)
-        self._own.instructions, self._own.cycles = start + HookState.instructions.offset, start + HookState.cycles.offset
+        for name in ("instructions", "cycles"):
+            setattr(self._own, name, ctypes.addressof(state) + getattr(HookState, name).offset)
 
     def kind(self, word: int) -> int:
         """How an instruction is counted: `enum dovetail_kind`."""

@@ -162,7 +162,9 @@ class BlockCounter:
         if not kind:
             return decode(word)
         rd, first, second = word >> 7 & 31, word >> 15 & 31, word >> 20 & 31
-        return Instruction(4, "load", rd, (first,), result=rd) if kind == 1 else Instruction(4, "store", 0, (first, second))
+        if kind == 1:
+            return Instruction(4, "load", rd, (first,), result=rd)
+        return Instruction(4, "store", 0, (first, second))
 
     def block(self, address: int, size: int) -> BlockCost:
         """See `Core.block_cost`; a load's use in the block after it is not seen.

@@ -1,16 +1,18 @@
 """Blocks of sums as one stretch of assembly, for cores with loads that move their pointer and loops without a branch.
 
-What is replaced stands in the C text as `write.py` has it: the start of each sum, then loops whose only statements are
-calls of one product instruction. The loops stay beside it, for this computer.
+What is replaced stands in the C text of the scheduled loops: the start of each sum, then loops whose only statements
+are calls of one product instruction. Of its two operands the one `held` is loaded once a turn, the one `streamed` just
+before its products. The C stays beside the assembly, for this computer.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 
 from dovetail.kernels.c import indent
 from dovetail.kernels.scheduled.knobs import operands_of
@@ -18,7 +20,7 @@ from dovetail.kernels.scheduled.printed import IN_ORDER, Linear, linear
 from dovetail.target.description import CoreInstruction, Streams
 
 _LOOP = re.compile(r" *for \(int32_t (\w+) = 0; \1 < (\d+); \1\+\+\) \{")
-_SUMS = re.compile(r"( *)int32_t (\w+)\[([^\]]+)\];")
+_SUMS = re.compile(r"( *)int32_t (\w+)\[[^\]]+\];")
 _START = re.compile(r" *(\w+)\[([^\[\]]+)\] = (\w+)\[([^\[\]]+)\];")
 _PLACE = r"&(\w+)\[([^\[\]]+)\]"
 _STEP = range(-2048, 2048)
@@ -28,7 +30,8 @@ _COPIES = 9
 _MOST_OPERANDS = 30
 """Of an asm statement in GCC, those both read and written counted twice."""
 _SPARE = 2
-"""Registers the streamed operand takes turns in, so that a product does not wait for its load."""
+"""Registers the streamed operand takes turns in, so that no product waits for its load."""
+_FIRMWARE = "#if defined(__riscv) && !defined(DOVETAIL_HOST)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,35 @@ class _Place:
 
     array: str
     index: Linear
+
+    @property
+    def offset(self) -> int:
+        """The constant part of the index."""
+        return self.index.get("", 0)
+
+    @property
+    def way(self) -> tuple[str, Set[tuple[str, int]]]:
+        """What places of one pointer have in common: the array, and the variables with their factors."""
+        return self.array, frozenset((name, factor) for name, factor in self.index.items() if name and factor)
+
+    def factor(self, name: str) -> int:
+        """By how much the index grows with a variable."""
+        return self.index.get(name, 0)
+
+    def pointer(self, name: str, kind: str, gone: Set[str]) -> str:
+        """The statement that points here, where the variables that are gone are 0."""
+        terms = [f"{factor} * {n}" for n, factor in self.index.items() if n and n not in gone and factor]
+        return f"const {kind} *{name} = &{self.array}[{' + '.join([str(self.offset), *terms])}];"
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What a call of the instruction does."""
+
+    number: int
+    """Of the sum it adds to."""
+    held: _Place
+    streamed: _Place
 
 
 @dataclass(frozen=True)
@@ -47,8 +79,38 @@ class _Nest:
     starts: Mapping[int, _Place]
     loops: tuple[tuple[str, int], ...]
     """Variables and turns, the outermost first."""
-    products: tuple[tuple[int, _Place, _Place], ...]
-    """Of a turn: number of the sum, held and streamed operand."""
+    products: tuple[_Product, ...]
+    """Of a turn."""
+
+    @property
+    def copies(self) -> int:
+        """How often the innermost loop is written out."""
+        return prod(count for _, count in self.loops[:-1])
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The way of a pointer through a turn."""
+
+    offsets: tuple[int, ...]
+    """Of the elements of a turn, in the order they are loaded."""
+    stride: int
+    """From one turn to the next."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """What each load adds to the pointer; the last goes on to the next turn."""
+        last = self.stride + self.offsets[0] - self.offsets[-1]
+        return (*(after - before for before, after in pairwise(self.offsets)), last)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """C statements."""
+
+    before: list[str]
+    """Before the loop around the block: pointers that go on from block to block."""
+    lines: list[str]
 
 
 def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: Streams) -> list[str]:
@@ -56,7 +118,7 @@ def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: St
 
     Args:
         lines: C text, a statement each.
-        instruction: a product.
+        instruction: a product, with `assembly`.
         streams: what the core has for it.
     """
     made: list[str] = []
@@ -65,21 +127,28 @@ def with_streams(lines: Sequence[str], instruction: CoreInstruction, streams: St
         head = _SUMS.fullmatch(lines[place])
         end = _end(lines, place + 1) if head else place
         nest = _nest(head[2], lines[place + 1 : end], instruction) if head else None
-        text = _assembly(nest, instruction, streams) if nest else []
+        around = _around(made, head[1]) if head else len(made)
+        loop = _LOOP.fullmatch(made[around]) if around < len(made) else None
+        text = _text(nest, instruction, streams, loop[1] if loop else "") if nest else None
+        made.append(lines[place])
+        place += 1
         if head and text:
-            plain = lines[place + 1 : end]
-            made += [lines[place], "#if defined(__riscv) && !defined(DOVETAIL_HOST)"]
-            made += [head[1] + line for line in text]
-            made += ["#else", *plain, "#endif"]
+            made[around:around] = [_FIRMWARE, *(head[1] + line for line in text.before), "#endif"]
+            made += [_FIRMWARE, *(head[1] + line for line in text.lines), "#else", *lines[place:end], "#endif"]
             place = end
-        else:
-            made.append(lines[place])
-            place += 1
     return made
 
 
+def _around(made: Sequence[str], margin: str) -> int:
+    """The line of the loop around the next one; behind the last where none is."""
+    for place in range(len(made) - 1, -1, -1):
+        if len(made[place]) - len(made[place].lstrip()) < len(margin):
+            return place if _LOOP.fullmatch(made[place]) else len(made)
+    return len(made)
+
+
 def _end(lines: Sequence[str], first: int) -> int:
-    """Behind the starts and the loops that follow them."""
+    """Behind the starts and the loop that follows them."""
     while first < len(lines) and _START.fullmatch(lines[first]):
         first += 1
     depth = 0
@@ -91,36 +160,44 @@ def _end(lines: Sequence[str], first: int) -> int:
 
 
 def _nest(sums: str, lines: Sequence[str], instruction: CoreInstruction) -> _Nest | None:
-    """Starts, loops and products, loops that walk on in one stride merged; None where anything else is there."""
+    """Starts, loops and products; None where anything else is there, or a sum has no start or several products."""
     call = re.compile(re.sub(r"\\\{\w+\\\}", lambda _: _PLACE, re.escape(instruction.c)).replace(r"\ ", " "))
-    names, starts, loops, products = re.findall(r"\{(\w+)\}", instruction.c), {}, [], []
+    names = re.findall(r"\{(\w+)\}", instruction.c)
+    starts: dict[int, _Place] = {}
+    loops: list[tuple[str, int]] = []
+    products: list[_Product] = []
     for line in lines:
-        start, loop, product = _START.fullmatch(line), _LOOP.fullmatch(line), call.fullmatch(line.strip())
+        start, loop, found = _START.fullmatch(line), _LOOP.fullmatch(line), call.fullmatch(line.strip())
         if start and start[1] == sums and not loops:
-            starts[_number(start[2])] = _Place(start[3], _index(start[4]))
+            starts[_index(start[2]).get("", 0)] = _Place(start[3], _index(start[4]))
         elif loop and not products:
             loops.append((loop[1], int(loop[2])))
-        elif product and loops:
-            found = {n: _Place(product[2 * i + 1], _index(product[2 * i + 2])) for i, n in enumerate(names)}
-            target, held, streamed = (found[name] for name in operands_of(instruction))
-            if target.array != sums or set(target.index) > {""}:
+        elif found and loops:
+            parts = zip(names, found.groups()[::2], found.groups()[1::2], strict=True)
+            places = {name: _Place(array, _index(index)) for name, array, index in parts}
+            total, held, streamed = (places[name] for name in operands_of(instruction))
+            if total.array != sums or set(total.index) > {""}:
                 return None
-            products.append((target.index.get("", 0), held, streamed))
+            products.append(_Product(total.offset, held, streamed))
         elif line.strip() not in ("}", IN_ORDER):
             return None
-    numbers = [number for number, *_ in products]
-    if not products or sorted(numbers) != sorted(starts) or len(set(numbers)) < len(numbers):
+    if not products or sorted(p.number for p in products) != sorted(starts):
         return None
     return _merged(_Nest(sums, starts, tuple(loops), tuple(products)))
 
 
+def _index(text: str) -> Linear:
+    return linear(ast.parse(text, mode="eval").body)
+
+
 def _merged(nest: _Nest) -> _Nest | None:
-    """Loops of one turn dropped, and an inner loop taken into the one around it where every operand walks on evenly."""
+    """Loops of one turn dropped, and an inner loop taken into the one around it where every operand walks on evenly;
+    None where the places of an operand differ by more than constants."""
     loops = [loop for loop in nest.loops if loop[1] > 1]
-    places = [place for _, *two in nest.products for place in two]
+    places = [place for one in nest.products for place in (one.held, one.streamed)]
     while len(loops) > 1:
         (outer, count), (inner, turns) = loops[-2:]
-        if any(p.index.get(outer, 0) != turns * p.index.get(inner, 0) for p in places):
+        if any(place.factor(outer) != turns * place.factor(inner) for place in places):
             break
         loops[-2:] = [(inner, count * turns)]
     gone = {name for name, _ in nest.loops} - {name for name, _ in loops}
@@ -128,158 +205,96 @@ def _merged(nest: _Nest) -> _Nest | None:
     def left(place: _Place) -> _Place:
         return replace(place, index={n: factor for n, factor in place.index.items() if n not in gone})
 
-    products = tuple((number, left(held), left(streamed)) for number, held, streamed in nest.products)
-    return replace(nest, loops=tuple(loops), products=products) if _even(places) else None
+    products = tuple(_Product(one.number, left(one.held), left(one.streamed)) for one in nest.products)
+    even = len({(one.held.way, one.streamed.way) for one in products}) == 1
+    return replace(nest, loops=tuple(loops), products=products) if even else None
 
 
-def _even(places: Sequence[_Place]) -> bool:
-    """True where all places of an array differ by constants only."""
-    ways = {(place.array, str(sorted((n, f) for n, f in place.index.items() if n and f))) for place in places}
-    return len(ways) == len({place.array for place in places})
+def _text(nest: _Nest, instruction: CoreInstruction, streams: Streams, around: str) -> _Text | None:
+    """The C with the assembly; None where it does not fit. `around` is the variable of the loop around the block."""
+    held, streamed = nest.products[0].held, nest.products[0].streamed
+    start = min(nest.starts.values(), key=lambda place: place.offset)
+    name = nest.loops[-1][0] if nest.loops else ""
+    walks = (
+        _Walk(tuple(dict.fromkeys(one.held.offset for one in nest.products)), held.factor(name)),
+        _Walk(tuple(dict.fromkeys(one.streamed.offset for one in nest.products)), streamed.factor(name)),
+    )
+    spare = min(_SPARE, len(walks[1].offsets))
+    registers = [*(f"h{n}" for n in range(len(walks[0].offsets))), *(f"t{n}" for n in range(spare))]
+    fits = all(step in _STEP for walk in walks for step in walk.steps) and nest.copies <= _COPIES
+    fits &= len(nest.starts) + len(registers) + 2 * 3 <= _MOST_OPERANDS and held.array != streamed.array
+    if not fits or {place.array for place in nest.starts.values()} != {start.array}:
+        return None
+    text = [*_starts(nest, start.offset), *_loops(nest, streams, _body(nest, instruction, streams, walks), walks)]
+    ends = sum(streamed.factor(name) * (count - 1) for name, count in nest.loops[:-1])
+    ends += walks[1].stride * (nest.loops[-1][1] if nest.loops else 1)
+    text += [*_add("streamed", streamed.factor(around) - ends), *_add("start", 4 * start.factor(around))]
+    inner = {name for name, _ in nest.loops}
+    gone = {around, *inner}
+    before = [start.pointer("start", "int32_t", gone), streamed.pointer("streamed", "int8_t", gone)]
+    return _Text(before, _statements(nest, held.pointer("held", "int8_t", inner), registers, text))
 
 
-def _index(text: str) -> Linear:
-    return linear(ast.parse(text, mode="eval").body)
-
-
-def _number(text: str) -> int:
-    return _index(text).get("", 0)
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """How the pointer of an array goes through a turn, from loop to loop."""
-
-    offsets: tuple[int, ...]
-    """Of the elements of a turn, in the order they are loaded."""
-    stride: int
-    """Of the innermost loop."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """What each load adds to the pointer; the last goes on to the next turn."""
-        last = self.stride + self.offsets[0] - self.offsets[-1]
-        return (*(after - before for before, after in pairwise(self.offsets)), last)
-
-
-def _assembly(nest: _Nest, instruction: CoreInstruction, streams: Streams) -> list[str]:
-    """The C statements around the assembly; none where it does not fit."""
-    held, streamed = ([*dict.fromkeys(p[at].index.get("", 0) for p in nest.products)] for at in (1, 2))
-    arrays = [nest.products[0][at] for at in (1, 2)]
-    variable, turns = nest.loops[-1] if nest.loops else ("", 1)
-    walks = [
-        _Walk(tuple(offsets), place.index.get(variable, 0) if variable else 0)
-        for offsets, place in zip((held, streamed), arrays, strict=True)
-    ]
-    bias = {str(place): place for place in nest.starts.values()}
-    copies = 1
-    for _, count in nest.loops[:-1]:
-        copies *= count
-    spare = min(_SPARE, len(streamed))
-    operands = len(nest.starts) + 2 * 2 + 1 + len(held) + spare
-    fits = all(step in _STEP for walk in walks for step in walk.steps) and operands <= _MOST_OPERANDS
-    if not fits or copies > _COPIES or arrays[0].array == arrays[1].array or len({p.array for p in bias.values()}) > 1:
-        return []
-    text = [*_starts(nest)]
-    body = _body(nest, instruction, streams, walks, spare)
-    for moves in _jumps(nest, arrays, walks, turns):
-        text += moves
-        if turns > 1:
-            text += [f"li %[h0], {turns}", ".balign 4"]
-            text.append(streams.repeat.format(turns="%[h0]", length=len(body) + 1))
-        text += body
-    return _statements(nest, arrays, walks, text, (len(held), spare))
-
-
-def _starts(nest: _Nest) -> Iterator[str]:
+def _starts(nest: _Nest, first: int) -> Iterator[str]:
     """Load what the sums begin with, once for all that begin with the same."""
-    least = min(place.index.get("", 0) for place in nest.starts.values())
     loaded: dict[int, int] = {}
     for number, place in nest.starts.items():
-        offset = place.index.get("", 0) - least
-        if offset in loaded:
-            yield f"mv %[s{number}], %[s{loaded[offset]}]"
+        if place.offset in loaded:
+            yield f"mv %[s{number}], %[s{loaded[place.offset]}]"
         else:
-            yield f"lw %[s{number}], {4 * offset}(%[start])"
-            loaded[offset] = number
+            yield f"lw %[s{number}], {4 * (place.offset - first)}(%[start])"
+            loaded[place.offset] = number
 
 
-def _body(
-    nest: _Nest, instruction: CoreInstruction, streams: Streams, walks: Sequence[_Walk], spare: int
-) -> list[str]:
+def _body(nest: _Nest, instruction: CoreInstruction, streams: Streams, walks: tuple[_Walk, _Walk]) -> list[str]:
     """A turn: all of the held operand, then the streamed one a product ahead."""
 
     def load(register: str, pointer: str, step: int) -> str:
         return streams.load.format(to=f"%[{register}]", pointer=f"%[{pointer}]", step=step)
 
-    target, first, second = operands_of(instruction)
-    lines = [load(f"h{number}", "held", step) for number, step in enumerate(walks[0].steps)]
-    loads = [load(f"t{number % spare}", "streamed", step) for number, step in enumerate(walks[1].steps)]
-    lines += loads[: spare - 1]
-    for number, offset in enumerate(walks[1].offsets):
+    held, streamed = walks
+    total, first, second = operands_of(instruction)
+    spare = min(_SPARE, len(streamed.offsets))
+    loads = [load(f"t{number % spare}", "streamed", step) for number, step in enumerate(streamed.steps)]
+    lines = [load(f"h{number}", "held", step) for number, step in enumerate(held.steps)] + loads[: spare - 1]
+    for number, offset in enumerate(streamed.offsets):
         lines += loads[number + spare - 1 : number + spare]
-        for total, held, streamed in nest.products:
-            if streamed.index.get("", 0) == offset:
-                at = walks[0].offsets.index(held.index.get("", 0))
-                named = {target: f"%[s{total}]", first: f"%[h{at}]", second: f"%[t{number % spare}]"}
-                lines.append(instruction.assembly.format(**named))
+        for one in nest.products:
+            if one.streamed.offset == offset:
+                factors = {first: f"%[h{held.offsets.index(one.held.offset)}]", second: f"%[t{number % spare}]"}
+                lines.append(instruction.assembly.format(**{total: f"%[s{one.number}]"}, **factors))
     return lines
 
 
-def _jumps(nest: _Nest, arrays: Sequence[_Place], walks: Sequence[_Walk], turns: int) -> Iterator[list[str]]:
-    """For each copy of the innermost loop, what goes before it: the pointers' way from the end of the copy before."""
-    counts = [count for _, count in nest.loops[:-1]]
-    before: list[int] | None = None
-    for copy in range(_product(counts)):
-        indices, rest = [], copy
-        for count in reversed(counts):
-            indices.insert(0, rest % count)
-            rest //= count
-        pairs = list(zip(nest.loops[:-1], indices, strict=True))
-        at = [sum(place.index.get(name, 0) * index for (name, _), index in pairs) for place in arrays]
-        lines: list[str] = []
-        if before is not None:
-            for pointer, now, then, walk in zip(("held", "streamed"), at, before, walks, strict=True):
-                lines += _add(f"%[{pointer}]", now - then - turns * walk.stride)
-        before = at
-        yield lines
+def _loops(nest: _Nest, streams: Streams, body: Sequence[str], walks: tuple[_Walk, _Walk]) -> Iterator[str]:
+    """The innermost loop, once for every turn of those around it, and between them what moves the pointers on."""
+    turns = nest.loops[-1][1] if nest.loops else 1
+    pointers = (("held", nest.products[0].held, walks[0]), ("streamed", nest.products[0].streamed, walks[1]))
+    before: dict[str, int] = {}
+    for indices in product(*(range(count) for _, count in nest.loops[:-1])):
+        for pointer, place, walk in pointers:
+            at = sum(place.factor(name) * index for (name, _), index in zip(nest.loops, indices, strict=False))
+            yield from _add(pointer, at - before.get(pointer, at))
+            before[pointer] = at + turns * walk.stride
+        if turns > 1:
+            yield from (f"li %[h0], {turns}", ".balign 4")
+            yield streams.repeat.format(turns="%[h0]", length=len(body) + 1)
+        yield from body
 
 
 def _add(pointer: str, step: int) -> list[str]:
     if step == 0:
         return []
     if step in _STEP:
-        return [f"addi {pointer}, {pointer}, {step}"]
-    return [f"li %[h0], {step}", f"add {pointer}, {pointer}, %[h0]"]
+        return [f"addi %[{pointer}], %[{pointer}], {step}"]
+    return [f"li %[h0], {step}", f"add %[{pointer}], %[{pointer}], %[h0]"]
 
 
-def _product(counts: Sequence[int]) -> int:
-    found = 1
-    for count in counts:
-        found *= count
-    return found
-
-
-def _statements(
-    nest: _Nest, arrays: Sequence[_Place], walks: Sequence[_Walk], text: Sequence[str], registers: tuple[int, int]
-) -> list[str]:
-    """Pointers to the first elements, registers, and the asm statement."""
-    variables = {name for name, _ in nest.loops}
-
-    def pointer(name: str, kind: str, place: _Place, offset: int) -> str:
-        terms = [f"{factor} * {n}" for n, factor in place.index.items() if n and n not in variables and factor]
-        return f"const {kind} *{name} = &{place.array}[{' + '.join([str(offset), *terms])}];"
-
-    least = min(nest.starts.values(), key=lambda place: place.index.get("", 0))
-    lines = [pointer("start", "int32_t", least, least.index.get("", 0))]
-    lines += [
-        pointer(name, "int8_t", place, walk.offsets[0])
-        for name, place, walk in zip(("held", "streamed"), arrays, walks, strict=True)
-    ]
-    temporary = [f"h{number}" for number in range(registers[0])] + [f"t{number}" for number in range(registers[1])]
+def _statements(nest: _Nest, pointer: str, registers: Sequence[str], text: Sequence[str]) -> list[str]:
+    """The asm statement, with the registers it uses besides those of the sums."""
     results = [f'[s{number}] "=&r"({nest.sums}[{number}])' for number in sorted(nest.starts)]
-    results += [f'[{name}] "=&r"({name})' for name in temporary]
-    results += [f'[{name}] "+&r"({name})' for name in ("held", "streamed")]
+    results += [f'[{name}] "=&r"({name})' for name in registers]
+    results += [f'[{name}] "+&r"({name})' for name in ("held", "streamed", "start")]
     asm = ["__asm__ volatile(", *indent(f'"{line}\\n"' for line in text)]
-    asm += indent([f": {', '.join(results)}", ': [start] "r"(start)', ': "memory");'])
-    return ["{", *indent([*lines, f"int32_t {', '.join(temporary)};", *asm]), "}"]
+    asm += indent([f": {', '.join(results)}", ":", ': "memory");'])
+    return ["{", *indent([pointer, f"int32_t {', '.join(registers)};", *asm]), "}"]

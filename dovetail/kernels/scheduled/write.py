@@ -18,9 +18,9 @@ from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, P
 from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
+from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.kernels.sums import MULTIPLY_ADD, Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
-from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.target.description import CoreInstruction, Streams
 
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
@@ -94,8 +94,9 @@ def write_scheduled(
         functions = [replace(f, parameters=tuple(ordered)) if f.name == ENTRY else f for f in loops.functions]
         if MULTIPLY_ADD in scope.functions:
             functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
-        for product in (i for i in instructions if streams and knobs.straight and i.name in loops.used):
-            functions = [replace(f, lines=tuple(with_streams(f.lines, product, streams))) for f in functions]
+        if streams is not None:
+            for used in (i for i in instructions if knobs.straight and i.name in loops.used):
+                functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
         declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
         return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
 
