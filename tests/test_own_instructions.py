@@ -28,7 +28,7 @@ int main(void)
 }
 """
 OWN, XPULP = "0x0b, 0, 0,", "0x7b, 1, 0x54,"
-C = load_target("riscv_dot4").core.extension
+C, CORE_V = (load_target(name).core.extension for name in ("riscv_dot4", "riscv_xpulp"))
 
 
 def dot4(word: int, registers: Registers) -> bool:
@@ -54,7 +54,7 @@ def executed(folder: Path, opcode: str, extension: str = C, native: bool = True)
 
 @pytest.mark.parametrize(
     ("opcode", "extension", "native"),
-    [(OWN, C, True), (OWN, C, False), (XPULP, C, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
+    [(OWN, C, True), (OWN, C, False), (XPULP, CORE_V, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
     ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"],
 )
 def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str, native: bool) -> None:
