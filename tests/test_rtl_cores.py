@@ -146,7 +146,7 @@ def test_random_instructions_of_core_v(tmp_path: Path) -> None:
         assert mine.instructions == real.instructions
         assert np.array_equal(words[0][-2 * core_v.WORDS :], words[1][-2 * core_v.WORDS :])
         assert np.array_equal(runs[0][:, 2:], runs[1][:, 2:])
-        print("cycles", [(one[:, 1] - one[:, 0]).tolist() for one in runs])
+        assert np.array_equal(*(one[:, 1] - one[:, 0] for one in runs))
 
 
 def test_every_layer_is_compared_on_the_core(tmp_path: Path) -> None:

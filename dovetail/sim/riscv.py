@@ -50,7 +50,7 @@ class RiscvCore(Core):
         self._own: _NativeInstructions | _PythonInstructions | None = None
         known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
         if setup.extension.endswith(".c"):
-            self._own = _NativeInstructions(*known, Path(setup.extension), self.block_cost)
+            self._own = _NativeInstructions(*known, Path(setup.extension), self._counter.turn)
             self._counter.kind = self._own.kind
         elif setup.extension:
             self._own = _PythonInstructions(*known, find(setup.extension, "extension"), setup.bus)

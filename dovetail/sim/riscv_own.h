@@ -23,8 +23,8 @@ uint32_t dovetail_address(struct dovetail_core *core);
 void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns);
 
 /* How long an instruction takes, and for which registers it waits: as an addition of rd, rs1 and rs2; as a load to rd by
-   rs1; as a store of rs2 by rs1. */
-enum dovetail_kind { DOVETAIL_ALU = 0, DOVETAIL_LOAD = 1, DOVETAIL_STORE = 2 };
+   rs1; as a store of rs2 by rs1; as an addition of rs1 and a constant. */
+enum dovetail_kind { DOVETAIL_ALU = 0, DOVETAIL_LOAD = 1, DOVETAIL_STORE = 2, DOVETAIL_IMMEDIATE = 3 };
 uint32_t dovetail_kind(uint32_t word);
 
 /* Executes an instruction; 0 where the word is none of the core's own. */

@@ -26,6 +26,10 @@ static uint32_t stored_bytes(uint32_t word)
 
 uint32_t dovetail_kind(uint32_t word)
 {
+    const int clips = (word & 0xFE00707Fu) == (OTHERS | 3u << 12 | 0x38u << 25);
+    if (clips || (word & 0x707Fu) == (OTHERS | 4u << 12)) { /* cv.clip, cv.setup */
+        return DOVETAIL_IMMEDIATE;
+    }
     return loaded_bytes(word) ? DOVETAIL_LOAD : stored_bytes(word) ? DOVETAIL_STORE : DOVETAIL_ALU;
 }
 
