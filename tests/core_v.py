@@ -32,7 +32,9 @@ def instruction(rng: np.random.Generator, kinds: Sequence[str]) -> str:
     """A random one of these kinds."""
     rd, rs1, rs2 = (str(rng.choice(REGISTERS)) for _ in range(3))
     step = 4 * int(rng.integers(-2, 4))
-    return INSTRUCTIONS[str(rng.choice(kinds))].format(rd=rd, rs1=rs1, rs2=rs2, bits=int(rng.integers(1, 32)), step=step)
+    return INSTRUCTIONS[str(rng.choice(kinds))].format(
+        rd=rd, rs1=rs1, rs2=rs2, bits=int(rng.integers(1, 32)), step=step
+    )
 
 
 def loop(rng: np.random.Generator, kinds: Sequence[str], most: int = 30) -> list[str]:

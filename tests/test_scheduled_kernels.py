@@ -210,10 +210,12 @@ def test_types_without_loops_keep_todays_kernel() -> None:
 
 MOST_PER_MAC = {"ic_resnet8": 0.7, "kws_dscnn": 1.2, "vww_mobilenetv1": 1.7, "ad_autoencoder": 0.8}
 """Instructions per multiply-accumulate of a whole network with a dot product."""
+MOST_WITH_STREAMS = {"ic_resnet8": 0.6, "kws_dscnn": 1.0, "vww_mobilenetv1": 1.15, "ad_autoencoder": 0.6}
+"""On `riscv_xpulp`, on whose RTL tests/test_rtl_cores.py holds the same."""
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), [*((name, "riscv_dot4") for name in MOST_PER_MAC), ("kws_dscnn", "riscv_xpulp")]
+    ("name", "target"), [(name, target) for target in ("riscv_dot4", "riscv_xpulp") for name in MOST_PER_MAC]
 )
 def test_networks_with_an_own_instruction(
     name: str, target: str, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -233,7 +235,7 @@ def test_networks_with_an_own_instruction(
     per_mac = (result.simulation.inferences[0].instructions or 0) / macs
     record_property("instructions_per_mac", per_mac)
     print(f"{name}: {per_mac:.3f} instructions per MAC")
-    assert per_mac <= MOST_PER_MAC[name]
+    assert per_mac <= (MOST_WITH_STREAMS if target == "riscv_xpulp" else MOST_PER_MAC)[name]
     assert compiled.unit.notes == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,9 @@ def source(case: Case, traits: CoreTraits = TRAITS) -> str:
 def assembly(text: str) -> list[list[str]]:
     """The lines of each asm statement."""
     pieces = [piece.split('"memory"')[0] for piece in text.split("__asm__ volatile(")[1:]]
-    return [[line.strip().strip('"').removesuffix("\\n") for line in one.splitlines() if "\\n" in line] for one in pieces]
+    return [
+        [line.strip().strip('"').removesuffix("\\n") for line in one.splitlines() if "\\n" in line] for one in pieces
+    ]
 
 
 def loops(lines: list[str]) -> list[int]:
@@ -114,7 +117,7 @@ def test_a_turn_is_loads_and_products_alone() -> None:
     assert loops(lines) == [24]
     assert [sum(line.startswith(f".insn {kind}") for line in body) for kind in ("i 0x0b", "r 0x7b")] == [8, 16]
     assert lines[at - 2 : at] == ["li %[h0], 4", ".balign 4"]
-    waits = [now for before, now in zip(body, body[1:], strict=False) if before.split()[3] in now.split()[4:]]
+    waits = [now for before, now in pairwise(body) if before.split()[3] in now.split()[4:]]
     assert not [line for line in waits if line.startswith(".insn r")], "a product waits for its load"
 
 

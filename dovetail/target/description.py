@@ -154,7 +154,7 @@ class Core:
     instructions: tuple[CoreInstruction, ...] = ()
     """What it can do beyond `isa`, the preferred first."""
     extension: str = ""
-    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.c`
+    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
     streams: Streams | None = None
