@@ -13,6 +13,7 @@ from core_kernel_cases import Case, Maker
 from dovetail.codegen.emit import write_project
 from dovetail.codegen.emit.unit import core_traits
 from dovetail.compile import Options, compile_graph
+from dovetail.errors import TargetError
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
@@ -107,6 +108,11 @@ def test_random_layers_on_the_simulator(seed: int, tmp_path: Path) -> None:
 def test_this_computer_has_plain_c(tmp_path: Path) -> None:
     cases = [*CASES.values(), *(convolution(seed, channels=8) for seed in range(4))]
     check(cases, [generate(case.graph, f"kernel_{n}", TRAITS) for n, case in enumerate(cases)], tmp_path)
+
+
+def test_a_function_must_stand_in_for_one() -> None:
+    with pytest.raises(TargetError, match="no function 'saturated' to stand in for"):
+        core_traits(replace(XPULP.core, functions={"saturated": ""}))
 
 
 def test_a_turn_is_loads_and_products_alone() -> None:

@@ -158,7 +158,8 @@ class _NativeInstructions:
             hint = "correct Core.extension in the target file"
             raise SimulationError("there is no such file of the core's own instructions", where=str(source), hint=hint)
         try:
-            self._library = ctypes.CDLL(str(compile_host(source.parent, [glue, source.resolve()], flags=_flags(glue))))
+            sources, include = [glue, source.resolve()], [glue.parent]
+            self._library = ctypes.CDLL(str(compile_host(source.parent, sources, include=include, flags=("-O2",))))
         except DovetailError as error:
             what = f"it cannot be compiled: {error.where}: {error.what}"
             raise SimulationError(what, where=str(source), hint="correct the file Core.extension names") from None
@@ -186,10 +187,6 @@ class _NativeInstructions:
         """Called from C for the body of a loop: its instructions, and its cycles in the lower half."""
         cost = self._cost(address, size)
         return cost.instructions << 32 | cost.cycles
-
-
-def _flags(glue: Path) -> tuple[str, ...]:
-    return "-O2", f"-I{glue.parent}"
 
 
 class _PythonInstructions:
