@@ -33,7 +33,7 @@ def is_rectified(region: Region) -> bool:
     plain = (scaled.rounding, scaled.input_zero_point, scaled.left_shift) == (Rounding.DOUBLE, 0, 0)
     if shift.max() >= 0 or shift.min() < -30 or multiplier.min() < 0:
         return False
-    product_of = (4 * _limits(multiplier, shift, clip.high - clip.low).astype(np.int64) * multiplier) >> 32
+    product_of = (_limits(multiplier, shift, clip.high - clip.low).astype(np.int64) * multiplier) >> 30
     fits = (product_of + 1 + (1 << -shift)).max() < 1 << 32
     narrow = clip.dtype in (DType.INT8, DType.UINT8) and clip.low == scaled.output_zero_point < clip.high
     return plain and bool(fits) and narrow and kind.elements >= _LEAST_ROWS * kind.shape[-1]
@@ -91,14 +91,15 @@ def rectified_lines(region: Region, scope: Scope) -> list[str]:
             "}",
         )
     ]
-    step = [f"from += {turn * channels};", f"to += {turn * channels};"]
+    pointers = [
+        f"const int32_t *from = {source} + row * {channels} + channel;",
+        f"{result} *to = output + row * {channels} + channel;",
+    ]
     body = [
         f"const uint32_t factor = {names['multiplier']}[channel];",
         f"const uint32_t most = (uint32_t){names['limit']}[channel];",
         f"const int32_t down = {names['shift']}[channel];",
         "const uint32_t half = 1u + (1u << (down - 1));",
-        f"const int32_t *from = {source} + channel;",
-        f"{result} *to = output + channel;",
-        *loop("row", rows, [*loads, *one, *step], step=turn),
+        *loop("row", rows, [*pointers, *loads, *one], step=turn),
     ]
     return loop("channel", channels, body)
