@@ -184,7 +184,8 @@ def model_source(unit: Unit) -> str:
     lines += _reset_function(unit) if unit.program.states else []
     lines += [f"void {unit.model}_run(void)", "{"]
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
-    lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
+    used = {one.engine for one in unit.program.statements if isinstance(one, Launch)}
+    lines += [f"    {one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used]
     lines += [f"    {name}();" for name, _ in layers]
     lines += [f"    {move}" for move in _moves(unit, len(unit.program.statements))]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]
