@@ -21,6 +21,7 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
+from dovetail.kernels.rectified import is_rectified, rectified_lines
 from dovetail.kernels.region import Region
 
 _TURN = 4
@@ -223,6 +224,8 @@ def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
     def write(name: str) -> list[str]:
         if _flips_sign(region):
             lines = _flip(region, scope)
+        elif is_rectified(region):
+            lines = rectified_lines(region, scope)
         else:
             whole = full_box(region.output_shape)
             lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))

@@ -17,13 +17,30 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
 from dovetail.ir.operators.movement import Im2col, Pad, Pick, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.rewrite import Draft, Rewrite, run
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 
 
-def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen convolution becomes im2col and a 1x1 convolution."""
+def _of_layers(graph: Graph, rule: Rewrite, shifted: bool) -> Graph:
+    """A rule applied to every layer, or only to those whose sums a ScaleShift reads: on an engine that requantises so
+    the core computes all others, and with them what the rule adds."""
+    users = graph.users()
+    chosen = {
+        node.output
+        for node in graph.nodes
+        if not shifted or all(isinstance(user.operator, ScaleShift) for user in users[node.output])
+    }
+    return run(graph, [lambda draft, node: rule(draft, node) if node.output in chosen else None])
+
+
+def convolution_as_im2col(chooses: Accepts, shifted: bool = False) -> Callable[[Graph], Graph]:
+    """A rewrite: a chosen convolution becomes im2col and a 1x1 convolution.
+
+    Args:
+        chooses: of types and layer.
+        shifted: whether only layers are looked at whose sums a ScaleShift reads.
+    """
 
     def rule(draft: Draft, node: Node) -> str | None:
         operator = node.operator
@@ -40,7 +57,7 @@ def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
         dense = replace(operator, stride=(1, 1), dilation=(1, 1))
         return draft.add(dense, [moved, name, *node.inputs[2:]], node)
 
-    return lambda graph: run(graph, [rule])
+    return lambda graph: _of_layers(graph, rule, shifted)
 
 
 Together = Callable[[TensorType, Callable[[int], int]], int]
@@ -119,13 +136,14 @@ def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:
     return lambda graph: run(graph, [rule])
 
 
-def even_borders(largest: int) -> Callable[[Graph], Graph]:
+def even_borders(largest: int, shifted: bool = False) -> Callable[[Graph], Graph]:
     """A rewrite: convolutions get taps of zero until the border is half a window on every side.
 
     TFLite's SAME with stride 2 pads one row below and none above: a 3x3 window becomes the corner of a 5x5 one.
 
     Args:
         largest: rows and columns of the largest window made.
+        shifted: whether only layers are looked at whose sums a ScaleShift reads.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
@@ -156,7 +174,7 @@ def even_borders(largest: int) -> Callable[[Graph], Graph]:
         name = draft.constant(grown, draft.types[node.inputs[1]].dtype, node.inputs[1])
         return draft.add(replace(operator), [padded, name, *node.inputs[2:]], node)
 
-    return lambda graph: run(graph, [rule])
+    return lambda graph: _of_layers(graph, rule, shifted)
 
 
 def _grown(weights: Array, first: list[int], sides: list[int]) -> Array:

@@ -126,7 +126,12 @@ def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
     Raises:
         ModelError: an operator that neither an engine nor the core can compute.
     """
-    return _Partition(graph, target).regions()
+    found = _Partition(graph, target).regions()
+    offered = target.dma is not None and any(engine.offloads for engine in target.engines)
+    if not offered or any(region.engine is not None for region in found):
+        return found
+    # nothing for the engines: as a core alone, whose kernels pad by themselves, so that it is no slower than one
+    return _Partition(graph, target, padding=True).regions()
 
 
 def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
@@ -156,8 +161,9 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
 class _Partition:
     """A network while it is cut; every offload is tried once on what ends in a node."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self._graph, self._target = graph, target
+    def __init__(self, graph: Graph, target: Target, padding: bool = False) -> None:
+        """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could."""
+        self._graph, self._target, self._padding = graph, target, padding or target.dma is None
         self._producers, self._users = graph.producers(), graph.users()
         self._tried: dict[str, list[tuple[Engine, Offload, Match | Mismatch]]] = {}
         self._claimed: dict[str, Region] = {}
@@ -238,7 +244,7 @@ class _Partition:
             producer = self._producers.get(value)
             if producer is None or value in self._claimed or value in self._graph.outputs or value in members:
                 continue
-            if self._copied(producer) and (self._target.dma or not isinstance(producer.operator, Pad)):
+            if self._copied(producer) and not (self._padding and isinstance(producer.operator, Pad)):
                 continue
             if self._still(producer) or any(user.output not in members for user in self._users[value]):
                 continue

@@ -141,14 +141,14 @@ def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> d
 
 def _near(value: str, regions: Sequence[Region], target: Target) -> str:
     """The engines' memory a value lies in: that of most engines that make or read it, the maker's if it is a draw;
-    of the next engine where none does; that of values without engines."""
+    of the next engine where none does; that of values where no engine computes anything."""
     own = [part.engine.memory for r in regions if value == r.output for part in r.parts if part.engine]
     own += [part.engine.memory for r in regions if value in r.graph.inputs for part in r.parts if part.engine]
     if own:
         return max(dict.fromkeys(own), key=own.count)
     after = next((i for i, r in enumerate(regions) if value in (r.output, *r.graph.inputs)), 0)
     following = (r.engine.memory for r in (*regions[after:], *reversed(regions[:after])) if r.engine)
-    return next(following, target.engines[0].memory if target.engines else target.values)
+    return next(following, target.values)
 
 
 def _cut(
