@@ -121,6 +121,11 @@ def is_product(instruction: CoreInstruction) -> bool:
     return isinstance(_innermost(_function(instruction)), ast.AugAssign)
 
 
+def operands(instruction: CoreInstruction) -> tuple[str, ...]:
+    """The names of an instruction's operands, in the order of its meaning."""
+    return tuple(operand.arg for operand in _function(instruction).args.args)
+
+
 def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:
     """How a product's operands are staged: by the first instruction that copies into their registers; None for DRAM."""
     by_name = {memory.name: memory for memory in product.memories}
