@@ -98,6 +98,8 @@ class Knobs:
     """Most vectors of taps per turn of the innermost loop."""
     staging: Staging | None = None
     """How operands come into the registers an instruction wants them in."""
+    fused: bool = False
+    """Whether one instruction is all taps of a block."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,14 @@ _CALL = 40
 
 
 def choose_knobs(
-    sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None, room: int
+    sizes: Sizes,
+    inside: Inside,
+    vector: int,
+    group: int,
+    accumulators: int,
+    staging: Staging | None,
+    room: int,
+    block: tuple[int, int] | None = None,
 ) -> Knobs:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -45,6 +52,7 @@ def choose_knobs(
         accumulators: sums there are registers for.
         staging: how the instruction's operands come into its registers.
         room: bytes of stack for the taps of a block.
+        block: pixels and channels of one instruction that is all taps of a block; None for others.
 
     Raises:
         Unsupported: the taps of one pixel need more stack.
@@ -53,11 +61,13 @@ def choose_knobs(
     outputs = -(-sizes.result[2] // group) * group
     needed = _bytes(sizes, gathered or not _all_inside(sizes, inside), staging)
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging)
+        Knobs(
+            pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging, block is not None
+        )
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
         if pixels * lanes <= _sums(accumulators, staging) and pixels <= sizes.result[1]
-        if pixels * needed <= room
+        if pixels * needed <= room and block in (None, (pixels, lanes))
     ]
     if not candidates:
         raise Unsupported(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
@@ -119,6 +129,18 @@ def is_product(instruction: CoreInstruction) -> bool:
         TargetError: its meaning is no procedure.
     """
     return isinstance(_innermost(_function(instruction)), ast.AugAssign)
+
+
+def block_of(product: CoreInstruction) -> tuple[int, int] | None:
+    """Pixels and channels of a product that is all taps of a block, as its sums say; None for other products."""
+    shape = _shape(_function(product).args.args[1]) if _sized(product) else []
+    return (shape[0], shape[1]) if len(shape) == 2 else None
+
+
+def _sized(product: CoreInstruction) -> bool:
+    """Whether the first operand says how many turns the outermost loop has."""
+    kind = _function(product).args.args[0].annotation
+    return kind is not None and ast.unparse(kind) == "size"
 
 
 def operands(instruction: CoreInstruction) -> tuple[str, ...]:

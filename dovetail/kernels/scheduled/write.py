@@ -15,7 +15,7 @@ from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Scope, Unsupported
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, Packing, Sizes, conv2d, fully_connected
-from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
+from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.sums import Products, Sums, sums_of
@@ -139,9 +139,11 @@ def _best(
     notes: dict[str, None] = {}
     for instruction in filter(is_product, instructions):
         group, vector = extents(instruction.meaning)
-        staging = staging_of(instruction, instructions)
-        vector = staging.vector if staging else vector
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room)
+        staging, fused = staging_of(instruction, instructions), block_of(instruction)
+        if fused and (fused[0] > sizes.result[1] or fused[1] > sizes.result[2]):
+            continue
+        vector, group = staging.vector if staging else vector, 1 if fused else group
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room, fused)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
