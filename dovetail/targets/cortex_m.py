@@ -70,82 +70,87 @@ static inline void smlad(int32_t *acc, const uint32_t *a, const uint32_t *b)
     memories=(PAIR,),
 )
 
-SMLAD_2X2 = CoreInstruction(
-    "smlad_2x2",
-    meaning="""
-def smlad_2x2(n: size, acc: [i32][2, 2] @ DRAM, a: [i8][n, 2, 2, 2] @ PAIR, w: [i8][n, 2, 4] @ DRAM):
-    assert stride(acc, 0) == 2
+_STEPS = 8
+"""Steps of four taps written out."""
+
+
+def smlad_block(pixels: int, channels: int) -> CoreInstruction:
+    """All products of some pixels and channels: UNPACK of the weights and SMLAD, four taps a step.
+
+    Loads that follow each other take a cycle each but the first, so those of a step all do; compilers would pair them,
+    in three cycles. With sums, operands and the two pointers it is to have 13 registers at most.
+    """
+    name, sums = f"smlad_{pixels}x{channels}", pixels * channels
+    meaning = f"""
+def {name}(n: size, acc: [i32][{pixels}, {channels}] @ DRAM, a: [i8][n, {pixels}, 2, 2] @ PAIR,
+           w: [i8][n, {channels}, 4] @ DRAM):
+    assert stride(acc, 0) == {channels}
     assert stride(acc, 1) == 1
-    assert stride(w, 0) == 8
+    assert stride(w, 0) == {4 * channels}
     assert stride(w, 1) == 4
     assert stride(w, 2) == 1
     for v in seq(0, n):
-        for x in seq(0, 2):
-            for c in seq(0, 2):
+        for x in seq(0, {pixels}):
+            for c in seq(0, {channels}):
                 for p in seq(0, 2):
                     for i in seq(0, 2):
                         acc[x, c] += a[v, x, p, i] * w[v, c, 2 * i + p]
-""",
-    c="smlad_2x2({n}, {acc}, {a}, {w});",
-    declarations="""\
-/* Sums of two pixels (a) and two channels (w) over n steps of four taps. Loads that follow each other take a cycle each
-   but the first, so all six of a step do; compilers would take them two by two, in three cycles. */
-#define SMLAD_2X2(at) \\
-    "ldr %4, [%11, #16 * " #at "]\\n\\tldr %5, [%11, #16 * " #at " + 4]\\n\\t" \\
-    "ldr %6, [%11, #16 * " #at " + 8]\\n\\tldr %7, [%11, #16 * " #at " + 12]\\n\\t" \\
-    "ldr %8, [%12, #8 * " #at "]\\n\\tldr %9, [%12, #8 * " #at " + 4]\\n\\t" \\
-    "sxtb16 %10, %8\\n\\tsxtb16 %8, %8, ror #8\\n\\t" \\
-    "smlad %0, %4, %10, %0\\n\\tsmlad %2, %6, %10, %2\\n\\tsmlad %0, %5, %8, %0\\n\\tsmlad %2, %7, %8, %2\\n\\t" \\
-    "sxtb16 %10, %9\\n\\tsxtb16 %9, %9, ror #8\\n\\t" \\
-    "smlad %1, %4, %10, %1\\n\\tsmlad %3, %6, %10, %3\\n\\tsmlad %1, %5, %9, %1\\n\\tsmlad %3, %7, %9, %3\\n\\t"
-#define SMLAD_2X2_STEPS(steps) \\
-    __asm__ volatile(steps \\
-        : "+r"(sum_0), "+r"(sum_1), "+r"(sum_2), "+r"(sum_3), "=&r"(t[0]), "=&r"(t[1]), "=&r"(t[2]), "=&r"(t[3]), \\
-          "=&r"(t[4]), "=&r"(t[5]), "=&r"(t[6]) \\
-        : "r"(a), "r"(w) : "memory")
-static inline void smlad_2x2(int32_t n, int32_t *acc, const uint32_t *a, const int8_t *w)
-{
+"""
+    held = ", ".join(f"sum_{number} = acc[{number}]" for number in range(sums))
+    back = "".join(f"    acc[{number}] = sum_{number};\n" for number in range(sums))
+    c = f"""\
+/* Sums of {pixels} pixels (a) and {channels} channels (w) over n steps of four taps. */
+{_step(pixels, channels)}
+static inline void {name}(int32_t n, int32_t *acc, const uint32_t *a, const int8_t *w)
+{{
 #if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
-    int32_t sum_0 = acc[0], sum_1 = acc[1], sum_2 = acc[2], sum_3 = acc[3];
-    uint32_t t[7];
+    int32_t {held};
+    uint32_t t[{2 * pixels + channels + 1}];
 #if defined(__clang__)
 #pragma clang loop unroll(disable)
 #endif
-    for (int32_t turn = n / 8; turn > 0; --turn) {
-        SMLAD_2X2_STEPS(SMLAD_2X2(0) SMLAD_2X2(1) SMLAD_2X2(2) SMLAD_2X2(3)
-                        SMLAD_2X2(4) SMLAD_2X2(5) SMLAD_2X2(6) SMLAD_2X2(7));
-        a += 32;
-        w += 64;
-    }
-    if (n & 4) {
-        SMLAD_2X2_STEPS(SMLAD_2X2(0) SMLAD_2X2(1) SMLAD_2X2(2) SMLAD_2X2(3));
-        a += 16;
-        w += 32;
-    }
-    if (n & 2) {
-        SMLAD_2X2_STEPS(SMLAD_2X2(0) SMLAD_2X2(1));
-        a += 8;
-        w += 16;
-    }
-    if (n & 1) {
-        SMLAD_2X2_STEPS(SMLAD_2X2(0));
-    }
-    acc[0] = sum_0;
-    acc[1] = sum_1;
-    acc[2] = sum_2;
-    acc[3] = sum_3;
-#else
-    for (int32_t i = 0; i < 16 * n; ++i) {
-        const uint32_t pair = a[i / 16 * 4 + i / 8 % 2 * 2 + i % 2];
-        const int32_t value = (int16_t)(i / 2 % 2 != 0 ? pair >> 16 : pair);
-        acc[i / 8 % 2 * 2 + i / 4 % 2] += value * w[i / 16 * 8 + i / 4 % 2 * 4 + i % 4];
-    }
+    for (int32_t turn = n / {_STEPS}; turn > 0; --turn) {{
+{_steps(pixels, channels, _STEPS)}    }}
+"""
+    for count in (4, 2, 1):
+        c += f"    if (n & {count}) {{\n{_steps(pixels, channels, count)}    }}\n"
+    c += f"""{back}#else
+    for (int32_t i = 0; i < {4 * sums} * n; ++i) {{
+        const int32_t step = i / {4 * sums}, x = i / {4 * channels} % {pixels}, c = i / 4 % {channels}, tap = i % 4;
+        const uint32_t pair = a[(step * {pixels} + x) * 2 + tap % 2];
+        acc[x * {channels} + c] += (int16_t)(pair >> (tap / 2 * 16)) * w[(step * {channels} + c) * 4 + tap];
+    }}
 #endif
-}
-""",
-    alignment=4,
-    memories=(PAIR,),
-)
+}}
+"""
+    return CoreInstruction(name, meaning, f"{name}({{n}}, {{acc}}, {{a}}, {{w}});", c, alignment=4, memories=(PAIR,))
+
+
+def _step(pixels: int, channels: int) -> str:
+    """The macro that is the text of one step."""
+    acts = [f"%{pixels * channels + number}" for number in range(2 * pixels)]
+    words = [f"%{pixels * channels + 2 * pixels + number}" for number in range(channels)]
+    even, a, w = (f"%{pixels * channels + 2 * pixels + channels + number}" for number in range(3))
+    lines = [f'"ldr {x}, [{a}, #{8 * pixels} * " #at " + {4 * n}]' for n, x in enumerate(acts)]
+    lines += [f'"ldr {x}, [{w}, #{4 * channels} * " #at " + {4 * n}]' for n, x in enumerate(words)]
+    for channel, word in enumerate(words):
+        lines += [f'"sxtb16 {even}, {word}', f'"sxtb16 {word}, {word}, ror #8']
+        for part, weight in enumerate((even, word)):
+            for pixel in range(pixels):
+                total = f"%{pixel * channels + channel}"
+                lines.append(f'"smlad {total}, {acts[2 * pixel + part]}, {weight}, {total}')
+    head = f"#define SMLAD_{pixels}X{channels}(at)"
+    return " \\\n    ".join([head, *(f'{line}\\n\\t"' for line in lines)])
+
+
+def _steps(pixels: int, channels: int, count: int) -> str:
+    """Statements for so many steps, which move the pointers on."""
+    sums, temporaries = pixels * channels, 2 * pixels + channels + 1
+    text = " ".join(f"SMLAD_{pixels}X{channels}({number})" for number in range(count))
+    outputs = [*(f'"+r"(sum_{n})' for n in range(sums)), *(f'"=&r"(t[{n}])' for n in range(temporaries))]
+    lines = [f"__asm__ volatile({text}", f"    : {', '.join(outputs)}", '    : "r"(a), "r"(w) : "memory");']
+    lines += [f"a += {2 * pixels * count};", f"w += {4 * channels * count};"]
+    return "".join(f"        {line}\n" for line in lines)
 
 
 def cortex_m(number: int) -> Target:
@@ -153,7 +158,7 @@ def cortex_m(number: int) -> Target:
     return Target(
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{number} core alone (DSP extension, no floating point), 1 MiB flash, 256 KiB RAM",
-        core=Core(f"cortex-m{number}", stack=8192, instructions=(UNPACK, SMLAD_2X2, SMLAD)),
+        core=Core(f"cortex-m{number}", stack=8192, instructions=(UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),
             Memory("ram", base=0x20000000, size=256 * 1024),
