@@ -131,6 +131,12 @@ def is_product(instruction: CoreInstruction) -> bool:
     return isinstance(_innermost(_function(instruction)), ast.AugAssign)
 
 
+def same_kind(instruction: CoreInstruction, instructions: Sequence[CoreInstruction]) -> list[CoreInstruction]:
+    """The instruction and those that do the same with registers of the same memories: copy into them, or multiply."""
+    others = [i for i in instructions if i.memories and i.memories == instruction.memories]
+    return [instruction, *(i for i in others if is_product(i) == is_product(instruction))]
+
+
 def block_of(product: CoreInstruction) -> tuple[int, int] | None:
     """Pixels and channels of a product that is all taps of a block, as its sums say; None for other products."""
     shape = _shape(_function(product).args.args[1]) if _sized(product) else []

@@ -165,6 +165,7 @@ def _loops(
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
     described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
+    described += ["fused"] if knobs.fused else []
 
     def make() -> Loops | None:
         if not find_spec("exo"):
