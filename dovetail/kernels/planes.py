@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import block, function, loop, product, total, words
+from dovetail.kernels.c import block, c_type, function, loop, product, total, words
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Scope, Unsupported, declarations
 from dovetail.kernels.region import Region
@@ -30,6 +31,7 @@ _CHANNELS = 4
 """Channels copied together: what one load of the core brings."""
 _PIXELS = 4
 """Neighbouring pixels computed together, at most."""
+_MOST_TAPS = 49
 _REGISTER = 4
 """Bytes."""
 _OF_CHANNEL = re.compile(r"\b(\w+)\[at\]")
@@ -78,6 +80,8 @@ def write_planes(
         raise Unsupported(f"planes are of one image and {_CHANNELS} channels.")
     if window.dilation[COLUMN] > 1 or window.stride[COLUMN] > 2:
         raise Unsupported("pairs are of neighbouring columns, and begin at every or every second one.")
+    if prod(window.kernel) > _MOST_TAPS:
+        raise Unsupported(f"the products of at most {_MOST_TAPS} taps are written out.")
     nest = _Planes(region, scope, window, sums, pairs)
     if nest.band == 0:
         raise Unsupported(f"the rows of one output take more than {scope.room} bytes of stack.")
@@ -159,9 +163,11 @@ class _Planes(SumNest):
         numbers = list(dict.fromkeys(number for _, number, _ in reads))
         for row in range(self.window.kernel[ROW]):
             line = row * self.window.dilation[ROW] * self.width
-            inner = [f"const uint32_t weight_{n} = tap[{row * count + n}];" for n in range(count)]
+            sums = [self._multiplied(names[pixel], f"columns_{n}", halves) for pixel, n, halves in reads]
+            used = [n for n in range(count) if _weight(n) in words(sums)]
+            inner = [f"const uint32_t {_weight(n)} = tap[{row * count + n}];" for n in used]
             inner += [f"const uint32_t columns_{n} = from[{line + n}];" for n in numbers]
-            inner += [self._multiplied(names[pixel], f"columns_{n}", halves) for pixel, n, halves in reads]
+            inner += sums
             lines += block("", [*inner, *(f"{name} = held({name});" for name in names)])
         for pixel, name in enumerate(names):
             lines += block("", self._finished(name, pixel * self.outputs))
@@ -197,12 +203,12 @@ class _Planes(SumNest):
         columns, step = self.window.outputs[COLUMN], self.window.stride[COLUMN]
         lines = [*self._channel(), f"const uint32_t *from = planes + lane * {self.lines(self.band) * self.width};"]
         place = total(product("band", columns * self.outputs), "at")
-        lines.append(f"int8_t *to = output + {place};")
+        lines.append(f"{c_type(self.region.graph.types[self.region.graph.outputs[0]].dtype)} *to = output + {place};")
         lines += [f"int32_t place = {place};"] if self._reads_place else []
         whole = columns // _PIXELS * _PIXELS
         moved = _PIXELS * step // 2
         hidden = '__asm__("" : "+r"(tap));'  # else compilers read all weights ahead, and have no registers for them
-        row = loop("column", whole, [hidden, *self._pixels(_PIXELS), f"from += {moved};"], step=_PIXELS)
+        row = _turns("column", whole, _PIXELS, [hidden, *self._pixels(_PIXELS), f"from += {moved};"])
         if whole < columns:
             row += block("", [hidden, *self._pixels(columns - whole)])
         row.append(f"from += {self.window.stride[ROW] * self.width - whole // _PIXELS * moved};")
@@ -224,8 +230,8 @@ class _Planes(SumNest):
         """Some channels of the rows a band reads, in planes."""
         (height, width), (above, before) = self.window.size, self.window.before
         channels = self.window.channels
-        first = -(-before // 2)
-        end = max((width + before) // 2, first)
+        first = min(-(-before // 2), self.width)
+        end = max(min((width + before) // 2, self.width), first)
 
         def edge(pair: int) -> list[str]:
             columns = (2 * pair - before, 2 * pair + 1 - before)
@@ -234,16 +240,17 @@ class _Planes(SumNest):
         image = self.scope.input(self.region.source(), "input")
         head = [f"const int32_t y = {total(product('band', self.window.stride[ROW]), 'down', -above)};"]
         head.append(f"uint32_t *to = planes + down * {self.width};")
-        if self.window.padded(ROW):
-            outside = [*loop("pair", self.width, self._pair(None, None)), "continue;"]
+        if self.window.padded(ROW) or self.window.outputs[ROW] % self.band:
+            outside = [*_turns("pair", self.width, 1, self._pair(None, None)), "continue;"]
             head += block(f"if (y < 0 || y >= {height})", outside)
         head.append(f"const int8_t *line = {image} + (y * {width * channels} + channel);")
         lines = [text for pair in range(first) for text in edge(pair)]
-        lines.append(f"const int8_t *from = line + {(2 * first - before) * channels};")
-        inner = self._pair("from[0]", f"from[{channels}]")
-        lines += loop("pair", end - first, [*inner, f"from += {2 * channels};"])
+        if end > first:
+            lines.append(f"const int8_t *from = line + {(2 * first - before) * channels};")
+            inner = self._pair("from[0]", f"from[{channels}]")
+            lines += _turns("pair", end - first, 1, [*inner, f"from += {2 * channels};"])
         lines += [text for pair in range(end, self.width) for text in edge(pair)]
-        return loop("down", self.lines(self.band), [*head, *lines])
+        return block(f"for (int32_t down = 0; down < {self.lines(self.band)}; ++down)", [*head, *lines])
 
     def write(self, name: str) -> list[str]:
         """The kernel under this name."""
@@ -255,6 +262,11 @@ class _Planes(SumNest):
         lines = block(f"for (int32_t band = 0; band < {rows}; band += {self.band})", lines)
         lines = [f"uint32_t planes[{size}];", *loop("channel", channels, lines, step=_CHANNELS)]
         return function(f"static void {name}", declarations(self.scope.parameters()), lines)
+
+
+def _turns(name: str, stop: int, step: int, lines: list[str]) -> list[str]:
+    """A counting loop, with braces also where there is one turn."""
+    return block("", lines) if stop == step else loop(name, stop, lines, step=step)
 
 
 def _call(instruction: CoreInstruction, places: Sequence[str]) -> str:
