@@ -64,8 +64,10 @@ class Unit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way. Nothing is
-        said of those on whose operands others do the same, if one of them is used."""
+        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way.
+
+        Nothing is said of those on whose operands others do the same, if one of them is used.
+        """
         found = []
         used = {name for kernel, _ in self.calls.values() for name in kernel.instructions}
         for instruction in self.target.core.instructions:

@@ -62,7 +62,14 @@ def choose_knobs(
     needed = _bytes(sizes, gathered or not _all_inside(sizes, inside), staging)
     candidates = [
         Knobs(
-            pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging, block is not None
+            pixels,
+            lanes,
+            vector,
+            group,
+            gathered,
+            _unroll(sizes, vector, gathered, staging),
+            staging,
+            block is not None,
         )
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
