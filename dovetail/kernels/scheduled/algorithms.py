@@ -100,6 +100,8 @@ class Knobs:
     """How operands come into the registers an instruction wants them in."""
     fused: bool = field(default=False, repr=False)
     """Whether one instruction is all taps of a block."""
+    straight: bool = field(default=False, repr=False)
+    """Whether the loops over vectors of taps stay rolled and each sum is requantised where it is: see `streams.py`."""
 
 
 @dataclass(frozen=True)
