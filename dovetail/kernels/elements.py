@@ -178,7 +178,7 @@ def write_elements(
 
 
 _BYTES = (DType.INT8, DType.UINT8)
-_WORDS = 4
+_WORDS = 16
 """Words flipped in one turn."""
 
 
@@ -197,7 +197,7 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     name = scope.input(node.inputs[0])
     count = region.graph.types[node.output].elements
     step = 4 * _WORDS
-    whole = count - count % step
+    whole, words_end = count - count % step, count - count % 4
     turn = [
         f"uint32_t words[{_WORDS}];",
         f"__builtin_memcpy(words, from + index, {step});",
@@ -210,8 +210,11 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     ]
     if whole:
         lines += loop("index", whole, turn, step=step)
-    if count - whole:
-        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=whole)
+    if words_end > whole:
+        word = ["uint32_t word;", "__builtin_memcpy(&word, from + index, 4);", "word ^= 0x80808080u;"]
+        lines += loop("index", words_end, [*word, "__builtin_memcpy(to + index, &word, 4);"], start=whole, step=4)
+    if count > words_end:
+        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=words_end)
     return lines
 
 

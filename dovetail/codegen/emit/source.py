@@ -151,7 +151,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the kernels the core runs."""
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
-    parts.append(kernels.helper_source(needed))
+    parts.append(kernels.helper_source(needed, unit.target.core.functions))
     parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
     parts += dict.fromkeys(kernel.shared for kernel in unit.kernels if kernel.shared)
     parts += [kernel.source.replace(f"static void {kernel.name}(", f"void {kernel.name}(") for kernel in unit.kernels]
