@@ -84,6 +84,11 @@ def unary(kind: UnaryKind, alpha: float | None = None) -> Importer:
     return lambda v: v.unary(kind, v.real(), alpha=0.0 if alpha is None else float(v.attribute("alpha", alpha)))
 
 
+def whole_already(kind: UnaryKind) -> Importer:
+    """The importer of a function that leaves whole numbers as they are; some exporters apply it to integers."""
+    return lambda v: v.value(0) if v.type_of(v.value(0)).dtype.is_integer else v.unary(kind, v.real())
+
+
 def binary(kind: BinaryKind) -> Importer:
     """The importer of an operator of two values."""
 
@@ -235,6 +240,7 @@ STANDARD: Mapping[str, Importer] = {
     "Dropout": dropout,
     "DynamicQuantizeLinear": quantised.dynamic_quantize,
     "Einsum": lambda v: v.einsum(str(v.attribute("equation", "")), [v.real(at) for at in range(len(v.op.inputs))]),
+    **{name: whole_already(UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
     "Elu": unary(UnaryKind.ELU, alpha=1.0),
     "Expand": movement.expand,
     "Flatten": movement.flatten,
