@@ -14,13 +14,14 @@ from dovetail.ir.crop import trim
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one
 from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
@@ -44,8 +45,14 @@ class Options:
 
     policy: str | None = None
     """Requantisation policy of the target; None for its default."""
-    rounding: Rounding = Rounding.DOUBLE
-    """Rounding of the model's own requantisations."""
+    rounding: Rounding | None = None
+    """Rounding of the model's own requantisations; None for that of the runtime of the model's format."""
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    """Of inputs whose sizes the model leaves open, by name."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the target was changed in, by the names of its fields; only noted down, to run what was compiled."""
+    tell: Progress = lambda sentence: None
+    """Is told in a sentence what was taken for granted of the model."""
     save_stages: Path | None = None
     """Folder for an ONNX model after every stage."""
     check: bool = False
@@ -62,6 +69,10 @@ class Options:
     """Let each core work on an input of its own; without, the cores share every layer."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
+
+    def rounding_of(self, model: Path | None) -> Rounding:
+        """The rounding for a model file; TFLite Micro's where there is none."""
+        return self.rounding or (own_rounding(model) if model else Rounding.DOUBLE)
 
 
 @dataclass(frozen=True)
@@ -86,10 +97,10 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     """From the model file to the integer graph the target computes."""
     stages = _Stages(options)
     progress("reading the model")
-    graph = simplify(load_model(model))
+    graph = simplify(load_model(model, options.shapes, options.tell))
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = trim(quantize(graph, options.rounding, options.allow_float))
+    graph = trim(quantize(graph, options.rounding_of(model), options.allow_float))
     stages.add("integer", graph, lsb=1)
     progress(f"adapting to {target.name}")
     return adapt(graph, _policy(target, options), stages.add)
@@ -109,7 +120,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
         policy = _policy(target, options).name
-        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding.value)
+        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices)
 
@@ -183,7 +194,14 @@ def compile_graph(
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
-    asked = {"policy": target.policy(options.policy).name, "rounding": options.rounding.value, "memory_budget": budget}
+    rounding = options.rounding_of(model)
+    unit = replace(unit, rounding=rounding)
+    asked: dict[str, Any] = {
+        "policy": target.policy(options.policy).name,
+        "rounding": rounding.value,
+        "memory_budget": budget,
+    }
+    asked |= {"settings": dict(options.settings)} if options.settings else {}
     described = manifest(model, target, asked, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))

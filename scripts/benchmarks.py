@@ -127,7 +127,7 @@ def difference_from_micro(network: str, target: str, policy: str) -> tuple[int, 
     """
     from oracles import references
 
-    graph = quantize(simplify(load_model(model_file(network))), Options().rounding)
+    graph = quantize(simplify(load_model(model_file(network))), Options().rounding_of(model_file(network)))
     logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
     graph = replace(graph, outputs=(*graph.outputs, *logits))
     for rewrite in load_target(target).policy(policy).rewrites:

@@ -2,14 +2,14 @@
 
     python scripts/field_models.py ../shared/models/field
 
-A folder of models (any depth), each with `<file>.ref.npz` beside it: inputs `in_<i>` and outputs `out_<i>__<runtime>`, a leading
-axis of samples before the network's own shape. Every model is compiled for `riscv` with larger memories and run in `iss` in a
-process of its own with a time limit; what is too slow there runs its remaining samples as C on this computer. Results are kept
-(`--results`), so the command goes on where it was stopped; `--again` starts anew.
+A folder of models (any depth), each with `<file>.ref.npz` beside it: inputs `in_<i>` and outputs `out_<i>__<runtime>`,
+with a leading axis of samples before the network's own shape. Every model is compiled for `riscv` with larger memories
+and run in `iss`, in a process of its own with a time limit; what is too slow there runs its other samples as C on this
+computer. Results are kept (`--results`), so the command goes on where it was stopped; `--again` starts anew.
 
-A model holds when integers are equal to the runtime whose numbers count for its format (TFLite Micro, else TFLite's reference
-kernels; ONNX Runtime with precise integer kernels, else what stands in its place), and floats differ by at most 1e-4 of the
-largest in the output.
+A model holds when integers are equal to those of the runtime that counts for its format (TFLite Micro, else TFLite's
+reference kernels; ONNX Runtime with precise integer kernels, else what stands in its place), and floats differ by at
+most 1e-4 of the largest in the output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ from typing import Any
 
 import numpy as np
 
-RUNTIMES = ("tflm", "builtin_ref", "ort_precise", "exact", "exact_uint8w", "ort_all", "ort_noopt", "qonnx", "keras_torch")
+RUNTIMES = (
+    "tflm",
+    "builtin_ref",
+    "ort_precise",
+    "exact",
+    "exact_uint8w",
+    "ort_all",
+    "ort_noopt",
+    "qonnx",
+    "keras_torch",
+)
 """Whose outputs count, the first that is there."""
 SUFFIXES = (".tflite", ".onnx", ".keras", ".h5")
 MOST_MACS = 200_000_000
@@ -50,7 +60,9 @@ def main() -> None:
         given.one.write_text(json.dumps(measure(given.models)))
         return
     given.results.mkdir(parents=True, exist_ok=True)
-    models = [path for path in sorted(given.models.rglob("*")) if path.suffix in SUFFIXES and _reference(path).is_file()]
+    models = [
+        path for path in sorted(given.models.rglob("*")) if path.suffix in SUFFIXES and _reference(path).is_file()
+    ]
     names = {path: path.relative_to(given.models).as_posix() for path in models}
     chosen = [path for path in models if fnmatch(names[path], given.only)]
 
@@ -87,7 +99,7 @@ def measure(path: Path) -> dict[str, Any]:
     from dovetail.compile import Options, compile_model
     from dovetail.errors import DovetailError
     from dovetail.targets import load_target
-    from dovetail.tools.sweep.fields import changed
+    from dovetail.targets.fields import changed
 
     reference = np.load(_reference(path))
     start, found = time.monotonic(), {"holds": False, "float": False}
@@ -124,7 +136,9 @@ def run(folder: Path, target: Any, reference: Any) -> dict[str, Any]:
     if simulated < samples:
         outputs += list(run_build(build, "host", inputs).outputs)[simulated:]
     cycles = ran.simulation.inferences[0].total_cycles
-    compared = [compare(reference, at, [o[p["name"]] for o in outputs]) for at, p in enumerate(build.manifest["outputs"])]
+    compared = [
+        compare(reference, at, [o[p["name"]] for o in outputs]) for at, p in enumerate(build.manifest["outputs"])
+    ]
     holds = all(one["holds"] for one in compared)
     return {"holds": holds, "stage": "ran", "cycles": cycles, "simulated": simulated, "outputs": compared, "macs": macs}
 

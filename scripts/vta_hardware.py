@@ -98,7 +98,9 @@ def ways() -> Mapping[str, Policy]:
 
 def agreement(name: str, policy: Policy) -> Agreement:
     """One of CLASSIFIERS, its integer graph as a policy makes it (the firmware equals it)."""
-    made = adapt(with_logits(quantize(simplify(load_model(network(name))), Options().rounding)), policy)
+    made = adapt(
+        with_logits(quantize(simplify(load_model(network(name))), Options().rounding_of(network(name)))), policy
+    )
     agreed, differences = 0, []
     with np.load(MODELS / "mlperf_tiny" / f"{name}_int8.many.npz") as reference:
         for number in range(INPUTS):

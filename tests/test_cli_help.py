@@ -27,9 +27,9 @@ from dovetail.mesh.choice import Objective
 from dovetail.schedule.assign import parse_pins
 from dovetail.sim.line import KINDS
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.fields import axes_of
 from dovetail.tools import zoo
 from dovetail.tools.ptq import Method
-from dovetail.tools.sweep.fields import axes_of
 from porting import port_file
 
 GROUP: Any = typer.main.get_command(app)

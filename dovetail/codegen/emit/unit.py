@@ -13,6 +13,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import ProgramError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import physical_shape
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.c import identifier
@@ -55,6 +56,8 @@ class Unit:
     """What the code is made for."""
     delay: int = 0
     """Calls between an input and its outputs, in a pipeline."""
+    rounding: Rounding | None = None
+    """That of the model's requantisations; None where it is not known."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -15,14 +15,22 @@ from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import ReduceKind
-from dovetail.ir.types import DType
+from dovetail.ir.types import DType, Shape
 from dovetail.read.onnx import linear, movement, quantised, windows
-from dovetail.read.onnx.file import OnnxNode, element_type, read_onnx, wrap
+from dovetail.read.onnx.file import OnnxNode, Tell, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import AGAIN, Importer, OnnxValues, fold
 
 
-def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
+def load_onnx(
+    file_name: str,
+    data: bytes,
+    name: str,
+    folder: Path,
+    shapes: Mapping[str, Shape] | None = None,
+    tell: Tell = lambda sentence: None,
+) -> Graph:
     """Import an ONNX model as the graph `name`; external data is read from inside `folder`, the model's, only.
+    `shapes` are those of inputs whose sizes are open; `tell` is told what was taken for granted.
 
     Returns:
         The graph in QDQ form. Values keep ONNX's axis order (images NCHW); image operators work in NHWC between
@@ -31,7 +39,7 @@ def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
-    v = OnnxValues(read_onnx(file_name, data, folder), name)
+    v = OnnxValues(read_onnx(file_name, data, folder, shapes or {}, tell), name)
     if not v.file.inputs or not v.file.outputs:
         hint = "export the model again, with its inputs and outputs"
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)

@@ -327,7 +327,9 @@ def default_options(name: str) -> Mapping[str, Any]:
 def _read_options(kind: type, reader: Any) -> Mapping[str, Any]:
     """Every option by its name; vectors as tuples."""
     return {
-        field: _vector(getattr(reader, f"{field}AsNumpy")()) if f"{field}AsNumpy" in vars(kind) else getattr(reader, field)()
+        field: _vector(getattr(reader, f"{field}AsNumpy")())
+        if f"{field}AsNumpy" in vars(kind)
+        else getattr(reader, field)()
         for field in _fields(kind)
     }
 

@@ -103,8 +103,8 @@ def slice_(v: TfliteValues) -> str | None:
 
 
 def strided_slice(v: TfliteValues) -> str | None:
-    """STRIDED_SLICE with constant steps; begin, end and shrink masks are honoured (kernels/internal/strided_slice_logic.h
-    has the meaning of each bound)."""
+    """STRIDED_SLICE with constant steps; begin, end and shrink masks are honoured (their meaning is
+    that of kernels/internal/strided_slice_logic.h)."""
     options = v.options("StridedSliceOptions")
     for name in ("EllipsisMask", "NewAxisMask", "Offset"):
         if options[name]:
