@@ -47,17 +47,20 @@ def load_onnx(
         v.values[entry] = v.builder.input(entry, kind)
     for op in v.file.nodes:
         _import(v.again(op=op, read=set(), called=set()), op)
-    return v.builder.finish([_output(v, position) for position in range(len(v.file.outputs))])
+    return v.builder.finish([_output(v, position, tell) for position in range(len(v.file.outputs))])
 
 
-def _output(v: OnnxValues, position: int) -> str:
+def _output(v: OnnxValues, position: int, tell: Tell) -> str:
     """The graph value of an output, checked against its declaration."""
     name, declared = v.file.outputs[position]
     value = v.values.get(name)
     if value is None or v.fixed(value):
         hint = "take this output out of the model, or export it again"
         raise ModelError(f"output {name!r} is a constant or never computed", where=v.file.name, hint=hint)
-    if declared is not None and declared != v.type_of(value):
+    found = v.type_of(value)
+    if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
+        tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
+    elif declared is not None and declared != found:
         what = f"output {name!r} is {v.type_of(value)}, the model declares {declared}"
         hint = "correct the declared type, for instance with onnx.shape_inference, or export the model again"
         raise ModelError(what, where=v.file.name, hint=hint)

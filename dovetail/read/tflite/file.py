@@ -285,7 +285,7 @@ class _Reader:
         if number >= model.OperatorCodesLength():
             raise self.fail(f"operator {index} names opcode {number} of {model.OperatorCodesLength()}")
         code = model.OperatorCodes(number)
-        builtin = max(code.DeprecatedBuiltinCode(), code.BuiltinCode())
+        builtin = max(code.DeprecatedBuiltinCode(), _builtin_code(code))
         opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
         if opcode == "CUSTOM":
             custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
@@ -308,6 +308,15 @@ class _Reader:
             if f"{field}AsNumpy" in vars(kind):
                 self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
         return name, _read_options(kind, reader)
+
+
+def _builtin_code(code: Any) -> int:
+    """The 32-bit field of an operator code as stored: the schema's accessor passes over numbers below 127, which some
+    writers put there alone. The larger of the two fields counts (core/api/op_resolver.cc)."""
+    import flatbuffers  # type: ignore[import-untyped]
+
+    place = code._tab.Offset(10)
+    return int(code._tab.Get(flatbuffers.number_types.Int32Flags, place + code._tab.Pos)) if place else 0
 
 
 def default_options(name: str) -> Mapping[str, Any]:
