@@ -21,6 +21,7 @@ from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
+from dovetail.quantize.ends import Scales, integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one
 from dovetail.schedule.knobs import choices_for, choose, identity
@@ -49,6 +50,10 @@ class Options:
     """Rounding of the model's own requantisations; None for that of the runtime of the model's format."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Of inputs whose sizes the model leaves open, by name."""
+    integer_inputs: bool = False
+    """Take inputs as the integers the network computes with, where a float input is only quantised."""
+    integer_outputs: bool = False
+    """Give outputs as integers, where a float output is only dequantised."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """Numbers the target was changed in, by the names of its fields; only noted down, to run what was compiled."""
     tell: Progress = lambda sentence: None
@@ -95,6 +100,11 @@ class Compiled:
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
     """From the model file to the integer graph the target computes."""
+    return _prepared(model, target, options, progress)[0]
+
+
+def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, Scales]:
+    """What `prepare` gives, and what the integers of inputs and outputs stand for that were floats in the model."""
     stages = _Stages(options)
     progress("reading the model")
     graph = simplify(load_model(model, options.shapes, options.tell))
@@ -102,8 +112,11 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
     graph = trim(quantize(graph, options.rounding_of(model), options.allow_float))
     stages.add("integer", graph, lsb=1)
+    graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
+    graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
+    stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     progress(f"adapting to {target.name}")
-    return adapt(graph, _policy(target, options), stages.add)
+    return adapt(graph, _policy(target, options), stages.add), {**scales, **others}
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -112,7 +125,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
-    graph = prepare(model, target, options, progress)
+    graph, scales = _prepared(model, target, options, progress)
     idle = set(graph.outputs) - {node.output for node in graph.nodes}
     if idle:
         what = f"the output '{next(name for name in graph.outputs if name in idle)}' is not computed from the inputs"
@@ -122,7 +135,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = _policy(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
-    return compile_graph(graph, target, options, progress, model=model, choices=choices)
+    return compile_graph(graph, target, options, progress, model=model, choices=choices, scales=scales)
 
 
 def compile_graph(
@@ -135,6 +148,7 @@ def compile_graph(
     choices: Mapping[str, Choice] | None = None,
     near: Collection[str] = (),
     interpret: bool = True,
+    scales: Scales | None = None,
 ) -> Compiled:
     """From the integer graph a target computes to the project.
 
@@ -146,6 +160,7 @@ def compile_graph(
         model: the file the graph comes from, for the description of the build; None where there is none.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
+        scales: what integers of inputs and outputs stand for, where that is to be said.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -195,7 +210,7 @@ def compile_graph(
     progress("writing C")
     unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
     rounding = options.rounding_of(model)
-    unit = replace(unit, rounding=rounding)
+    unit = replace(unit, rounding=rounding, scales=scales or {})
     asked: dict[str, Any] = {
         "policy": target.policy(options.policy).name,
         "rounding": rounding.value,

@@ -31,6 +31,8 @@ def compile_model(
     rounding: opt.Rounding = None,
     shape: opt.Shapes = None,
     set_: opt.Set = None,
+    inputs: opt.IntegerInputs = "model",
+    outputs: opt.IntegerOutputs = "model",
     save_stages: Annotated[Path | None, option(help="Folder for an ONNX model after every stage.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
@@ -87,6 +89,8 @@ def compile_model(
             policy=requant,
             rounding=RoundingMode(rounding) if rounding else None,
             shapes=shapes_of(shape),
+            integer_inputs=inputs == "int8",
+            integer_outputs=outputs == "int8",
             settings=settings,
             tell=note,
             save_stages=save_stages,

@@ -34,6 +34,16 @@ Shapes = Annotated[
     list[str] | None,
     option("--shape", metavar="NAME=1,3,32,32", help="The shape of an input whose sizes the model leaves open."),
 ]
+Ends = Literal["model", "int8"]
+IntegerInputs = Annotated[
+    Ends,
+    typer.Option(
+        "--inputs",
+        help="int8: float inputs that are only quantised are taken as the network's own integers; the header has their "
+        "scales.",
+    ),
+]
+IntegerOutputs = Annotated[Ends, typer.Option("--outputs", help="int8: the same of float outputs.")]
 Set = Annotated[
     list[str] | None,
     option("--set", metavar="NAME=VALUE", help="A number of the target, such as ram.size=16M. May be repeated."),

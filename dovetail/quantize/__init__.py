@@ -56,7 +56,8 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
-    return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
+        return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:

@@ -237,6 +237,10 @@ def _log_softmax(ask: Request[LogSoftmax]) -> str:
     if x.kind.dtype is not DType.INT8:
         raise ask.refuse(x)
     multiplier, shift, diff_min = softmax_parameters(x.form.scale, 1.0)
+    if multiplier == 0:
+        raise ModelError(
+            f"log-softmax of values in steps of {x.form.scale:g} has no integer form", hint="quantise again"
+        )
     back = quantize_multiplier(2.0 ** (31 - shift) / multiplier)
     return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, QuantParameters(DType.INT8, 1 / 16, 127))
 

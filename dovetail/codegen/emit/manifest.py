@@ -110,6 +110,8 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
                     "layout": str(view.layout) if view.layout else "",
                 }
             )
+            if name in unit.scales:
+                found[-1] |= dict(zip(("scale", "zero_point"), unit.scales[name], strict=True))
         return found
 
     return {

@@ -10,7 +10,17 @@ import numpy as np
 from dovetail import kernels
 from dovetail.codegen.emit.unit import Unit, dma_transfers, read_in_place
 from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.kernels.c import array_definition, c_type, elements, guard, hexadecimal, identifier, integer, one_line
+from dovetail.kernels.c import (
+    array_definition,
+    c_type,
+    elements,
+    guard,
+    hexadecimal,
+    identifier,
+    integer,
+    one_line,
+    real,
+)
 from dovetail.kernels.kernel import declarations
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait
 from dovetail.program.transfers import Transfer, transfers
@@ -48,6 +58,10 @@ def header_source(unit: Unit, version: str) -> str:
             lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
             lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
             lines.append(f"#define {stem} (({element} *)(void *)({unit.first_byte(view)}))")
+            if name in unit.scales:
+                scale, zero_point = unit.scales[name]
+                lines.append(f"/* stands for {stem}_SCALE * (q - {stem}_ZERO_POINT) */")
+                lines += [f"#define {stem}_SCALE {real(scale)}", f"#define {stem}_ZERO_POINT ({integer(zero_point)})"]
     lines += [
         "",
         "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",

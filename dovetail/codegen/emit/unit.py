@@ -20,6 +20,7 @@ from dovetail.kernels.c import identifier
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.program.ir import CORE, Call, Copy, Launch, Program, Role, View, Wait, overwritten
 from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.quantize.ends import Scales
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
 from dovetail.user_file import asking
@@ -58,6 +59,8 @@ class Unit:
     """Calls between an input and its outputs, in a pipeline."""
     rounding: Rounding | None = None
     """That of the model's requantisations; None where it is not known."""
+    scales: Scales = field(default_factory=dict)
+    """What the integers of inputs and outputs stand for, by name, where that is to be said."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -321,7 +321,7 @@ def _builtin_code(code: Any) -> int:
 
 def default_options(name: str) -> Mapping[str, Any]:
     """The options of a class of the schema where the file has none: each field's default."""
-    import flatbuffers  # type: ignore[import-untyped]
+    import flatbuffers
     import tflite
 
     builder = flatbuffers.Builder(16)
