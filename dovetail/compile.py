@@ -30,7 +30,7 @@ from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.stripe import Striped, Striping, within
-from dovetail.target.description import Target, check_cores
+from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
 
 CODE_RESERVE = 24 * 1024
@@ -47,7 +47,8 @@ class Options:
     policy: str | None = None
     """Requantisation policy of the target; None for its default."""
     rounding: Rounding | None = None
-    """Rounding of the model's own requantisations; None for that of the runtime of the model's format."""
+    """Rounding of the model's own requantisations; None for that of the policy, or of the runtime of the model's
+    format."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Of inputs whose sizes the model leaves open, by name."""
     integer_inputs: bool = False
@@ -75,9 +76,10 @@ class Options:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
-    def rounding_of(self, model: Path | None) -> Rounding:
-        """The rounding for a model file; TFLite Micro's where there is none."""
-        return self.rounding or (own_rounding(model) if model else Rounding.DOUBLE)
+    def rounding_of(self, model: Path | None, target: Target) -> Rounding:
+        """The rounding for a model file, TFLite Micro's where there is none; raises TargetError for a policy unknown."""
+        of_format = own_rounding(model) if model else Rounding.DOUBLE
+        return self.rounding or _policy(target, self).rounding or of_format
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph = simplify(load_model(model, options.shapes, options.tell))
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = trim(quantize(graph, options.rounding_of(model), options.allow_float))
+    graph = trim(quantize(graph, options.rounding_of(model, target), options.allow_float))
     stages.add("integer", graph, lsb=1)
     graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
@@ -133,7 +135,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
         policy = _policy(target, options).name
-        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model).value)
+        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     return compile_graph(graph, target, options, progress, model=model, choices=choices, scales=scales)
 
@@ -209,7 +211,7 @@ def compile_graph(
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
     unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
-    rounding = options.rounding_of(model)
+    rounding = options.rounding_of(model, target)
     unit = replace(unit, rounding=rounding, scales=scales or {})
     asked: dict[str, Any] = {
         "policy": target.policy(options.policy).name,
@@ -275,7 +277,7 @@ class _Stages:
         self.count += 1
 
 
-def _policy(target: Target, options: Options) -> Any:
+def _policy(target: Target, options: Options) -> Policy:
     try:
         return target.policy(options.policy)
     except KeyError:

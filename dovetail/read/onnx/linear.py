@@ -62,7 +62,7 @@ def conv(v: OnnxValues) -> str:
     return v.add(Transpose((0, 2, 1)), [v.add(Reshape((batch, width, channels)), [row], "row")])
 
 
-def _zero_point(v: OnnxValues, position: int, shape: Shape = ()) -> int | str:
+def _zero_point(v: OnnxValues, position: int, shape: Shape) -> int | str:
     """The zero point of an integer operator: a number where it is one constant, else an int32 value.
 
     Args:
@@ -91,9 +91,9 @@ def conv_integer(v: OnnxValues) -> str:
     A computed zero point comes off the sums: times what the weights under the image sum up to at each place.
     """
     x, w = v.value(0), v.value(1)
-    offset, weight_offset = _zero_point(v, 2), _zero_point(v, 3)
+    offset, weight_offset = _zero_point(v, 2, ()), _zero_point(v, 3, (v.shape(w)[0],))
     if isinstance(weight_offset, str):
-        raise v.refuse("zero points of the weights that are computed, or several, are not supported", FOLD)
+        raise v.refuse("the weights' zero point is computed, or has several different elements: not supported", FOLD)
     sums = convolved(v, x, w, (), _number(offset), weight_offset)
     if isinstance(offset, str):
         kind = v.type_of(x)

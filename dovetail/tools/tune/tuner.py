@@ -218,7 +218,11 @@ def tune(
     layers = _selected(distinct_layers(regions, default, target), regions, request.layers)
     policy = target.policy(request.options.policy).name
     of = identity(
-        graph.name, request.model.read_bytes(), target.name, policy, request.options.rounding_of(request.model).value
+        graph.name,
+        request.model.read_bytes(),
+        target.name,
+        policy,
+        request.options.rounding_of(request.model, target).value,
     )
     header = {"dovetail_tuning_log": LOG_SCHEMA, **asdict(of), "seed": request.seed, "measure": request.measure}
     with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler) as run:
