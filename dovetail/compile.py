@@ -10,7 +10,8 @@ from typing import Any
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.errors import ModelError, PlanError, TargetError
-from dovetail.ir.crop import trim
+from dovetail.ir.crop import total_macs, trim
+from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.rewrite import simplify
@@ -73,11 +74,13 @@ class Options:
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
+    keep_dead: bool = False
+    """Compute channels whose value changes nothing, too."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
     def rounding_of(self, model: Path | None, target: Target) -> Rounding:
-        """The rounding for a model file, TFLite Micro's where there is none; raises TargetError for a policy unknown."""
+        """The rounding for a model file, TFLite Micro's without one; raises TargetError for a policy there is not."""
         of_format = own_rounding(model) if model else Rounding.DOUBLE
         return self.rounding or _policy(target, self).rounding or of_format
 
@@ -98,6 +101,8 @@ class Compiled:
     """The stages, of which `graph` is one step; None without."""
     assignment: Assignment = field(default_factory=lambda: Assignment(()))
     """Who computes each layer, and how good that is."""
+    dead_macs: int = 0
+    """Multiply-accumulates of the model that change nothing and were left out."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -105,8 +110,9 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     return _prepared(model, target, options, progress)[0]
 
 
-def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, Scales]:
-    """What `prepare` gives, and what the integers of inputs and outputs stand for that were floats in the model."""
+def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, Scales, int]:
+    """What `prepare` gives, what the integers of inputs and outputs stand for that were floats in the model, and the dead
+    multiply-accumulates left out."""
     stages = _Stages(options)
     progress("reading the model")
     graph = simplify(load_model(model, options.shapes, options.tell))
@@ -117,8 +123,14 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
+    dead = 0
+    if not options.keep_dead:
+        alive = without_dead(graph)
+        if alive is not graph:
+            stages.add("alive", alive, lsb=0)
+        dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return adapt(graph, _policy(target, options), stages.add), {**scales, **others}
+    return adapt(graph, _policy(target, options), stages.add), {**scales, **others}, dead
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -127,7 +139,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
-    graph, scales = _prepared(model, target, options, progress)
+    graph, scales, dead = _prepared(model, target, options, progress)
     idle = set(graph.outputs) - {node.output for node in graph.nodes}
     if idle:
         what = f"the output '{next(name for name in graph.outputs if name in idle)}' is not computed from the inputs"
@@ -137,7 +149,8 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = _policy(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
-    return compile_graph(graph, target, options, progress, model=model, choices=choices, scales=scales)
+    made = compile_graph(graph, target, options, progress, model=model, choices=choices, scales=scales)
+    return replace(made, dead_macs=dead)
 
 
 def compile_graph(

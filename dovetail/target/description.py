@@ -376,8 +376,8 @@ class Policy:
     sentence: str
     rewrites: tuple[Rewrite, ...]
     rounding: Rounding | None = None
-    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for that
-    of the runtime of the model's format."""
+    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
+    that of the runtime of the model's format."""
 
 
 @dataclass(frozen=True)
