@@ -111,7 +111,7 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
 
 
 def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, Scales, int]:
-    """What `prepare` gives, what the integers of inputs and outputs stand for that were floats in the model, and the dead
+    """What `prepare` gives, what integers of inputs and outputs stand for that were floats in the model, and the dead
     multiply-accumulates left out."""
     stages = _Stages(options)
     progress("reading the model")
