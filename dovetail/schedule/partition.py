@@ -262,7 +262,11 @@ class _Partition:
             ]
             if not wide:
                 return members
-            del members[wide[0].output]
+            dropped = [wide[0].output]
+            while dropped:
+                del members[dropped.pop()]
+                read = {value: self._users[value] for value in members if value != root.output}
+                dropped = [value for value, users in read.items() if any(u.output not in members for u in users)][:1]
 
     def _copied(self, node: Node) -> bool:
         """True for what becomes copies: of a DMA, or of the core, which gives values the strides an engine takes. A

@@ -78,11 +78,10 @@ class TfliteValues(Values):
     # What the operator says
 
     def options(self, kind: str) -> Mapping[str, Any]:
-        """The operator's options, which must be of the schema's class `kind`; its defaults where the file has none."""
-        if self.op.options_class == "NONE":
-            self.op = replace(self.op, options_class=kind, options=default_options(kind))
+        """The operator's options of the schema's class `kind`; its defaults where the file has none or those of another
+        class, as the runtimes do (core/api/flatbuffer_conversions.cc)."""
         if self.op.options_class != kind:
-            raise self.refuse(f"carries options of the kind {self.op.options_class}, expected {kind}", AGAIN)
+            self.op = replace(self.op, options_class=kind, options=default_options(kind))
         return self.op.options
 
     @property
