@@ -285,9 +285,11 @@ def fixed_shapes(name: str, model: Any, shapes: Mapping[str, Shape], tell: Tell)
             named |= {given: size} if isinstance(given, str) and given != "?" else {}
     for own, entry in inputs.items():
         sizes = _sizes(entry)
-        if sizes and isinstance(sizes[0], str) and own not in shapes and sizes[0] not in named:
-            tell(f"{name}: the batch {sizes[0]!r} of the input {own!r} is taken as 1; --shape gives another")
-            named |= {sizes[0]: 1} if sizes[0] != "?" else {}
+        open_ = bool(sizes) and not entry.type.tensor_type.shape.dim[0].HasField("dim_value")
+        if open_ and own not in shapes and sizes[0] not in named:
+            batch = str(sizes[0])
+            tell(f"{name}: the batch {batch!r} of the input {own!r} is taken as 1; --shape gives another")
+            named |= {batch: 1} if batch != "?" else {}
             entry.type.tensor_type.shape.dim[0].dim_value = 1
     for entry in (*inputs.values(), *model.graph.output):
         asked = shapes.get(entry.name) if entry.name in inputs else None

@@ -122,13 +122,19 @@ class _Writer:
         if name in self.names:
             return self.names[name]
         array = self.graph.constants[name]
-        if array.dtype != np.float32 or not isinstance(node.operator, Add | Binary | Concat):
+        joined = isinstance(node.operator, Add | Binary | Concat) and self._on_integers(node)
+        if array.dtype != np.float32 or not joined:
             self.names[name] = self.builder.constant(name, array, self.graph.types[name].dtype)
             return self.names[name]
         steps = spanning(float(array.min()), float(array.max()), DType.INT8, symmetric=False)
         integers = (np.rint(steps.rounded(array) / steps.scale) + steps.zero_point).astype(np.int8)
         scale, zero = np.array([steps.scale]), np.array([steps.zero_point])
         return self._dequantized(name, integers, DType.INT8, scale, zero, -1)
+
+    def _on_integers(self, node: Node) -> bool:
+        """Whether an operand has steps; those of a layer normalisation's factor and offset have none."""
+        computed = (name for name in node.inputs if name not in self.graph.constants)
+        return any(steps_of(self.graph, self.scheme.activations, name) is not None for name in computed)
 
     def _bias(self, node: Node) -> str:
         """The bias in steps of input scale times weight scale, as int32."""
