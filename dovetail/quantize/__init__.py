@@ -23,6 +23,7 @@ from dovetail.ir.operators.movement import Pad, Reshape, Transpose
 from dovetail.ir.operators.reduction import ArgExtreme, Normalise
 from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
+from dovetail.quantize.cells import reads_cells
 from dovetail.quantize.context import Bounds, Emitter, Quantised, QuantParameters, Request
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.rules import RULES, compare, requantize, standardise
@@ -188,7 +189,7 @@ class _Lowering:
             answer = None
         if answer is not None:
             return answer
-        rule = RULES.get(type(node.operator))
+        rule = RULES.get(type(node.operator)) if not reads_cells(self.graph, node) else None
         operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
         if rule is None or len(found) < len(operands):

@@ -27,10 +27,12 @@ from dovetail.ir.operators.fixed import (
 )
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Resample
+from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Quantised, QuantParameters, Request
 from dovetail.quantize.linear import linear
+from dovetail.quantize.recurrent import recurrent
 from dovetail.quantize.tables import unary_table
 
 BYTES = (DType.INT8, DType.UINT8)
@@ -41,6 +43,8 @@ Rule = Callable[[Request[Any]], str]
 
 RULES: dict[type[Operator], Rule] = dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), linear)
 """The rule of each operator that computes. What chooses elements (`Operator.chosen_from`) and Clamp need none."""
+
+RULES[Recurrent] = recurrent
 
 _BINARY: dict[BinaryKind, Rule] = {}
 """Rules of functions of two values, the product's aside."""

@@ -17,8 +17,10 @@ from dovetail.ir.operators.activation import Clamp, Softmax
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
 from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.types import Array, DType
+from dovetail.quantize.cells import reads_cells
 
 BINS = 2048
 """Bins of a histogram."""
@@ -172,12 +174,21 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
         if graph.types[node.output].dtype is not DType.FLOAT32 or moved:
             continue
         readers = users[node.output]
-        if in_normalisation(graph, users, node.output):
+        if in_normalisation(graph, users, node.output) or _stays_float(graph, node):
             continue
         clamped = len(readers) == 1 and isinstance(readers[0].operator, Clamp) and node.output not in graph.outputs
         if not clamped:
             found.append(node.output)
     return tuple(found)
+
+
+def _stays_float(graph: Graph, node: Node) -> bool:
+    """True for a recurrent layer without an integer form."""
+    operator = node.operator
+    if not isinstance(operator, Recurrent):
+        return False
+    plain = operator.functions == DEFAULT_CURVES[operator.kind] and len(node.inputs) == 5
+    return not plain or reads_cells(graph, node) or any(name not in graph.constants for name in node.inputs[1:])
 
 
 def in_normalisation(graph: Graph, users: Mapping[str, list[Node]], value: str) -> bool:
@@ -214,8 +225,9 @@ def _scaled(graph: Graph, node: Node) -> str | None:
 
 
 def fixed_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
-    """Ranges that are known without data: shares of a softmax."""
-    return {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
+    """Ranges that are known without data: shares of a softmax, and hidden values of recurrent layers."""
+    ranges = {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
+    return ranges | {node.output: (-1.0, 1.0) for node in graph.nodes if isinstance(node.operator, Recurrent)}
 
 
 def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
