@@ -103,7 +103,8 @@ def read_onnx(name: str, data: bytes, folder: Path, shapes: Mapping[str, Shape],
     try:
         model.ParseFromString(data)
         _check_versions(name, model)
-        return decode(name, fixed_shapes(name, prepare(name, model, folder), shapes, tell))
+        model = widened(name, prepare(name, model, folder), tell)
+        return decode(name, fixed_shapes(name, model, shapes, tell))
     except (*damaged, onnx.checker.ValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"the ONNX file is damaged or invalid: {reason[:300]}"
@@ -260,6 +261,29 @@ def decode_tensor(tensor: Any) -> Constant:
 def wrap(array: Array, dtype: DType | None) -> Constant:
     """A constant of `dtype` in the numpy type that holds it."""
     return Constant(array if dtype is None else array.astype(dtype.numpy), dtype)
+
+
+def widened(name: str, model: Any, tell: Tell) -> Any:
+    """The model with float16 and bfloat16 as float32, inputs and outputs too: the core has no narrower floats."""
+    from onnx import TensorProto, numpy_helper
+
+    narrow, found = (TensorProto.FLOAT16, TensorProto.BFLOAT16), 0
+    for tensor in all_tensors(model):
+        if tensor.data_type in narrow:
+            wide = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+            found += 1
+    for entry in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if entry.type.tensor_type.elem_type in narrow:
+            entry.type.tensor_type.elem_type = TensorProto.FLOAT
+            found += 1
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
+                attribute.i = TensorProto.FLOAT
+    if found:
+        tell(f"{name}: its 16-bit floats are computed, taken and given as float32")
+    return model
 
 
 def fixed_shapes(name: str, model: Any, shapes: Mapping[str, Shape], tell: Tell) -> Any:
