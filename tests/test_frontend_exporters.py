@@ -391,6 +391,24 @@ def test_int64_and_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, runtime(model, feeds))
 
 
+def test_bool_inputs(tmp_path: Path) -> None:
+    """A mask that chooses, and one that is all there is."""
+    kinds = {"c": TensorProto.BOOL, "x": TensorProto.FLOAT, "k": TensorProto.FLOAT}
+    ends = [value(name, kind, 2, 8) for name, kind in kinds.items()]
+    chosen = onnx_model(
+        [helper.make_node("Where", ["c", "x", "k"], ["y"])], ends, [value("y", TensorProto.FLOAT, 2, 8)], {}
+    )
+    rng = np.random.default_rng(4)
+    feeds = {"c": rng.random((2, 8)) < 0.5, "x": rng.normal(size=(2, 8)).astype(np.float32)}
+    feeds["k"] = -feeds["x"]
+    (found,) = run_firmware(tmp_path, chosen.SerializeToString(), ".onnx", feeds, allow_float=True)
+    np.testing.assert_array_equal(found, runtime(chosen, feeds))
+    alone = onnx_model([helper.make_node("Not", ["c"], ["y"])], ends[:1], [value("y", TensorProto.BOOL, 2, 8)], {})
+    (tmp_path / "alone").mkdir()
+    (found,) = run_firmware(tmp_path / "alone", alone.SerializeToString(), ".onnx", {"c": feeds["c"]})
+    np.testing.assert_array_equal(found, ~feeds["c"])
+
+
 # ---- how a model's own requantisations round
 
 

@@ -53,7 +53,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
     quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
     if not quantised and not allow_float:
         for node in graph.nodes:
-            if not graph.types[node.output].dtype.is_integer:
+            if graph.types[node.output].dtype is DType.FLOAT32:
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
