@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model, prepare
 from dovetail.errors import DovetailError, ModelError
+from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.rewrite import simplify
@@ -440,7 +441,7 @@ def test_ends_as_the_networks_own_integers(tmp_path: Path) -> None:
     graph = quantize(simplify(load_model(tmp_path / "net.onnx")), Rounding.SINGLE)
     inner, inputs = integer_inputs(graph)
     inner, outputs = integer_outputs(inner)
-    assert (inputs, outputs) == ({"x": (float(np.float32(0.02)), 3)}, {"y": (float(np.float32(0.07)), 3)})
+    assert (inputs, outputs) == ({"x": Steps(float(np.float32(0.02)), 3)}, {"y": Steps(float(np.float32(0.07)), 3)})
     assert inner.types["x"].dtype is inner.types["y"].dtype is DType.INT8
     assert not any(isinstance(node.operator, Quantize | Dequantize) for node in inner.nodes)
     x = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)

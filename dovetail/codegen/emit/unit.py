@@ -11,6 +11,7 @@ import numpy as np
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import ProgramError
+from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import physical_shape
 from dovetail.ir.operators.arithmetic import Rounding
@@ -20,7 +21,6 @@ from dovetail.kernels.c import identifier
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.program.ir import CORE, Call, Copy, Launch, Program, Role, View, Wait, overwritten
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.quantize.ends import Scales
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
 from dovetail.user_file import asking
@@ -59,8 +59,10 @@ class Unit:
     """Calls between an input and its outputs, in a pipeline."""
     rounding: Rounding | None = None
     """That of the model's requantisations; None where it is not known."""
-    scales: Scales = field(default_factory=dict)
-    """What the integers of inputs and outputs stand for, by name, where that is to be said."""
+    steps: Mapping[str, Steps] = field(default_factory=dict)
+    """What the integers of inputs and outputs stand for, by their names, where that is known."""
+    shared_arena: str | None = None
+    """C name of the user's array for the values; None where the build has one of its own."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -92,6 +94,8 @@ class Unit:
 
     def arena_name(self, memory: str) -> str:
         """C name of the array that holds a memory's buffers."""
+        if self.shared_arena is not None and memory == self.target.values:
+            return self.shared_arena
         return f"{self.model}_{identifier(memory)}"
 
     def is_fixed(self, memory: str) -> bool:
