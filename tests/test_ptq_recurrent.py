@@ -117,6 +117,19 @@ def test_their_firmware_is_the_integer_graph(kind: str, reset_after: int, tmp_pa
         np.testing.assert_array_equal(next(iter(out.values())), wanted)
 
 
+def test_a_normalisations_firmware_is_the_integer_graph(tmp_path: Path) -> None:
+    """With a factor per channel, and so a multiplier and a shift of each behind the rows."""
+    data = np.random.default_rng(5).normal(0.3, 1.5, (2, 4, 24)).astype(np.float32)
+    path, target = tmp_path / "net.onnx", load_target("riscv")
+    path.write_bytes(quantised(written_out("normalisation"), data))
+    compiled = compile_model(path, target, Options())
+    write_project(compiled.project, tmp_path / "build")
+    outputs = run_build(open_build(tmp_path / "build", target), "host", [{"x": one} for one in data]).outputs
+    for one, out in zip(data, outputs, strict=True):
+        (wanted,) = evaluate(compiled.graph, {"x": one}).values()
+        np.testing.assert_array_equal(next(iter(out.values())), wanted)
+
+
 @pytest.mark.parametrize("swapped", [(0, 1), (1, 2)])
 def test_gates_in_another_order_are_found(swapped: tuple[int, int]) -> None:
     """The comparison with the float layer finds weights of the wrong gate."""

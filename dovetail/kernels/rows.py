@@ -250,12 +250,12 @@ def _normalisation(region: Region, scope: Scope, operator: FixedNormalise) -> Wr
             _row_pointer(region, scope, places),
             "int32_t squares = 0;",
             *loop("along", shape[-1], [f"squares += {value} * {value};"]),
-            "int32_t shift = 0;",
-            "const int32_t inverse = inverse_root(squares, &shift);",
+            "int32_t root_shift = 0;",
+            "const int32_t inverse = inverse_root(squares, &root_shift);",
         ]
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        scaled = f"requantize_double_any({total(f'from[{places[-1]}]', offset)}, inverse, shift + 7)"
+        scaled = f"requantize_double_any({total(f'from[{places[-1]}]', offset)}, inverse, root_shift + 7)"
         return [f"const int32_t limited = clip({scaled}, -128, 127);"], Expression("limited", "int32_t", -128, 127)
 
     return write_elements(region, scope, element, row=row)
@@ -283,9 +283,9 @@ def _standard(region: Region, scope: Scope, operator: FixedStandard) -> Writer:
             else f"const int64_t spread = {spread};",
             "const int32_t above = (int32_t)(spread >> 29);",
             "const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;",
-            "int32_t shift = 0;",
-            "const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &shift);",
-            f"const int32_t power = half - shift + {31 - operator.fraction_bits};",
+            "int32_t root_shift = 0;",
+            "const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);",
+            f"const int32_t power = half - root_shift + {31 - operator.fraction_bits};",
         ]
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
