@@ -30,6 +30,7 @@ from dovetail.target.description import (
     Recipe,
     RegisterMemory,
     Rewrite,
+    Streams,
     Struct,
     Target,
 )
@@ -56,6 +57,6 @@ __all__ = [
     "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
     "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
     "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rounding",
-    "Rtl", "RtlPort", "Scope", "Space", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs",
-    "crop", "from_notation", "maybe", "one_of", "operand",
+    "Rtl", "RtlPort", "Scope", "Space", "Streams", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant",
+    "costs", "crop", "from_notation", "maybe", "one_of", "operand",
 ]  # fmt: skip
