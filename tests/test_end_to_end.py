@@ -40,7 +40,7 @@ from oracles import NETWORKS, derived_file, references
 pytestmark = pytest.mark.oracles
 
 MOST_CYCLES = {"ic_resnet8": 206_000, "vww_mobilenetv1": 264_000, "ad_autoencoder": 38_000, "kws_dscnn": 125_000}
-"""A little above what is measured; GAP9 silicon, which has this engine, publishes 227,841, 415,924, 65,046 and 175,723."""
+"""A little above what is measured; GAP9, which has this engine, publishes 227,841, 415,924, 65,046 and 175,723."""
 MOST_OVER_BUSY = 1.15
 """All cycles of a network over those in which the busier of engine and DMA works."""
 MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 4}
