@@ -21,6 +21,7 @@ from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.target.description import DeviceModel, Target, with_cores
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.fields import changed, fields_of
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
@@ -99,6 +100,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         cores = int(manifest["cores"]) if "cores" in manifest else None
         int(manifest.get("delay", 0))
+        settings = {str(key): value for key, value in dict(manifest.get("settings", {})).items() if value >= 0}
         if manifest["schema"] != 1:
             hint = "compile the model again"
             raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
@@ -108,6 +110,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         what = f"the build was made for '{name}', the target of a file of your own"
         raise BuildError(what, where=str(folder), hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)
+    found = changed(found, {name: value for name, value in settings.items() if name in fields_of(found)})
     if found.name != name:
         hint = "give the file with --target"
         raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)

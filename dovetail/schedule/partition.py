@@ -259,10 +259,21 @@ class _Partition:
         best, least = dict(members), len(self._wide(members))
         while wide := [reader for reader in self._wide(members) if reader is not root]:
             del members[wide[0].output]
-            members = _reached(root, members)
+            members = self._own(root, members)
             if (count := len(self._wide(members))) < least:
                 best, least = dict(members), count
         return best
+
+    def _own(self, root: Node, members: Mapping[str, Node]) -> dict[str, Node]:
+        """The members that a root is computed from by way of members, and that nobody else reads."""
+        found = _reached(root, members)
+        while True:
+            read = {value: self._users[value] for value in found if value != root.output}
+            stray = next((value for value, users in read.items() if any(u.output not in found for u in users)), None)
+            if stray is None:
+                return found
+            del found[stray]
+            found = _reached(root, found)
 
     def _wide(self, members: Mapping[str, Node]) -> list[Node]:
         """The reader of each wide sum that some nodes read and another region of the core computes."""

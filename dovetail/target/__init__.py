@@ -2,6 +2,7 @@
 
 from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import Layout, blocked, from_notation
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
 from dovetail.target.description import (
     Command,
@@ -55,7 +56,7 @@ __all__ = [
     "CValue", "Choice", "Command", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
     "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
     "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
-    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
-    "RtlPort", "Scope", "Space", "Streams", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant",
+    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rounding",
+    "Rtl", "RtlPort", "Scope", "Space", "Streams", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant",
     "costs", "crop", "from_notation", "maybe", "one_of", "operand",
 ]  # fmt: skip

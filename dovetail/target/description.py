@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, DType
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
@@ -397,6 +398,9 @@ class Policy:
     name: str
     sentence: str
     rewrites: tuple[Rewrite, ...]
+    rounding: Rounding | None = None
+    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
+    that of the runtime of the model's format."""
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,8 @@ def least_work(graph: Graph) -> tuple[int, int]:
 def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]:
     """Per memory what lies where, and when: of each part of a buffer the first byte and one past the last, the first
     statement that touches it and one past the last, and the one by which the core knows that all have finished."""
-    touched, users, end = touches(program.statements, program.dma), _users(program), len(program.statements)
+    touched, users = touches(program.statements, program.buffers, program.dma), _users(program)
+    end = len(program.statements)
     order = Order(program.statements, program.dma)
     found: dict[str, Any] = {}
     for placement in planned.placements:
@@ -312,7 +313,7 @@ def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]
                     "role": buffer.role.value,
                     "address": placement.addresses[name] - memory.base,
                     "bytes": buffer.nbytes,
-                    "layers": users[name],
+                    "layers": users.get(name, [0, 0]),
                     "parts": parts,
                 }
             )

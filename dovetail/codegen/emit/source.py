@@ -9,6 +9,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.unit import Unit, dma_transfers, read_in_place
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels.c import (
     array_definition,
     c_type,
@@ -27,6 +28,11 @@ from dovetail.program.transfers import Transfer, transfers
 from dovetail.schedule.partition import Region
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, CValue, Engine, LibraryCall, Pointer, Struct
 
+_ROUNDED = {
+    Rounding.DOUBLE: "twice, as in TensorFlow Lite Micro",
+    Rounding.SINGLE: "once, as in ONNX Runtime",
+}
+
 
 def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry points, inputs and outputs with their sizes and types."""
@@ -34,6 +40,7 @@ def header_source(unit: Unit, version: str) -> str:
     lines = [
         f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
         f"{unit.optimize.value}. */",
+        *([f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []),
         "#include <stdint.h>",
         "",
         "#ifdef __cplusplus",

@@ -14,6 +14,7 @@ from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import physical_shape
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.c import identifier
@@ -57,6 +58,8 @@ class Unit:
     """What the code is made for."""
     delay: int = 0
     """Calls between an input and its outputs, in a pipeline."""
+    rounding: Rounding | None = None
+    """That of the model's requantisations; None where it is not known."""
     steps: Mapping[str, Steps] = field(default_factory=dict)
     """What the integers of inputs and outputs stand for, by their names, where that is known."""
     shared_arena: str | None = None

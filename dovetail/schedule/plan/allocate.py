@@ -66,13 +66,16 @@ Touch = tuple[int, str, int, int]
 """Index of a statement, its queue, and the first byte and one past the last byte of a buffer it touches."""
 
 
-def touches(statements: Sequence[Statement], dma: str) -> dict[str, list[Touch]]:
-    """Every access to each buffer, in order."""
+def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, list[Touch]]:
+    """Every access to each buffer, in order; to an input that nothing reads, none."""
     found: dict[str, list[Touch]] = {}
     for index, statement in enumerate(statements):
         queue = queue_of(statement, dma)
         for view in (*reads(statement), *writes(statement)):
             found.setdefault(view.buffer, []).append((index, queue, *view.span))
+    for name, buffer in buffers.items():
+        if buffer.role is Role.INPUT:
+            found.setdefault(name, [])  # the user writes it, even where nothing reads it
     return found
 
 
@@ -80,7 +83,7 @@ def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dm
     """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
     from start to end."""
     end = len(statements)
-    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, dma).items()}
+    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, buffers, dma).items()}
 
 
 def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
@@ -189,7 +192,7 @@ def allocate(
         overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: how long the exact solver may take where the greedy answer is above the lower bound; 0 for never.
     """
-    touched, order = touches(statements, dma), Order(statements, dma)
+    touched, order = touches(statements, buffers, dma), Order(statements, dma)
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
     for name, buffer in buffers.items():
