@@ -61,6 +61,9 @@ class Region:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout it takes each operand in, and gives its result in, by value name; row-major where absent. Set by the
     layout stage."""
+    converted: frozenset[str] = frozenset()
+    """Values that lie otherwise than it takes or gives them: its DMA converts them on the way. Set by the layout
+    stage."""
     choice: Choice = field(default_factory=dict)
     """Settings of the planner's knobs and the offload's (schedule/knobs.py); the rest the planner chooses."""
 
@@ -226,7 +229,7 @@ class _Partition:
         refusal = None if is_view else kernels.supports(inner)
         if refusal:
             raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
-        mover = "" if still or not copied else self._target.dma.name if self._target.dma else "core"
+        mover = self._target.mover if copied and not still else ""
         reason = "" if still or copied else self.mismatch(node)
         return Region("", inner, None, None, None, reason, _origins(inner), mover, still=still)
 
@@ -238,7 +241,7 @@ class _Partition:
             producer = self._producers.get(value)
             if producer is None or value in self._claimed or value in self._graph.outputs or value in members:
                 continue
-            if self._copied(producer) and (self._target.dma or not isinstance(producer.operator, Pad)):
+            if self._copied(producer) and (self._target.dmas or not isinstance(producer.operator, Pad)):
                 continue
             if self._still(producer) or any(user.output not in members for user in self._users[value]):
                 continue

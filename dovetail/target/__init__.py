@@ -29,10 +29,13 @@ from dovetail.target.description import (
     Recipe,
     RegisterMemory,
     Rewrite,
+    Rows,
+    Stream,
+    StreamDma,
     Struct,
     Target,
 )
-from dovetail.target.devices import JobRegisters, Rtl, RtlPort
+from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
 from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
 from dovetail.target.pattern import (
     Choice,
@@ -51,10 +54,11 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
+    "CValue", "Choice", "Command", "CommandSet", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
     "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
     "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
-    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
-    "RtlPort", "Scope", "Space", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop",
+    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rows", "Rtl",
+    "RtlPort", "Scope", "Space", "Stream", "StreamDma", "Struct", "Target", "Tile", "Work", "apply", "blocked",
+    "constant", "costs", "crop",
     "from_notation", "maybe", "one_of", "operand",
 ]  # fmt: skip

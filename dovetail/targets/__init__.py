@@ -25,6 +25,7 @@ BUILT_IN = {
     "diana": "diana:TARGET",
     "opencl": "opencl:TARGET",
     "macarray": "macarray:TARGET",
+    "kestrel": "kestrel:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 

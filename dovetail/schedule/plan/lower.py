@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 import numpy as np
@@ -99,7 +99,9 @@ class Lowered:
         return self.buffer(name, memory, nbytes, Role.TILE) if known is None or known.nbytes < nbytes else name
 
     def operand(self, region: Region, value: str) -> View:
-        """Where an operand lies, in the layout the region takes it in."""
+        """Where an operand lies, in the layout the region takes it in; where its DMA converts, in the value's own."""
+        if value in region.converted:
+            return self.values[value]
         return self.values[value].seen_as(region.layouts.get(value))
 
 
@@ -196,9 +198,19 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
-        return Parts(head=[copy for copy in moved if copy.source != copy.destination or copy.before])
+        wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
+        return Parts(head=[_by_engine(context, copy) for copy in wanted])
     core = context.cores.get(region.output)
     return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
+
+
+def _by_engine(context: Lowered, copy: Copy) -> Copy:
+    """A copy that only moves elements, by an engine's own DMA where one of its ends is not in the core's reach."""
+    memories = [context.buffers[view.buffer].memory for view in (copy.source, copy.destination)]
+    for engine in context.target.engines:
+        if engine.dma and engine.memory in memories:
+            return replace(copy, queue=engine.dma.name, stream=engine.name)
+    return copy
 
 
 def _result(context: Lowered, region: Region) -> View:
@@ -249,7 +261,7 @@ class _OnEngine:
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
             pairs = zip(launches, tiling.tiles, strict=True)
-            stores = [[Copy(self.index, one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
+            stores = [[self.copy(one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
         late = tiling.buffers - 1
         for number, launch in enumerate(launches):
             step: list[Statement] = [launch]
@@ -282,7 +294,7 @@ class _OnEngine:
         context.fetches[target] = context.laid.regions[self.index].name
         if len({other.tile.box[-1] for other in self.tiling.tiles}) == 1:  # they stay where they are
             context.fetched[shared] = target
-        return [Copy(self.index, source, dense_view(target, source.type))]
+        return [self.copy(source, dense_view(target, source.type))]
 
     def inputs(self, number: int) -> list[Statement]:
         """Copies of operands a tile needs before its launch."""
@@ -293,8 +305,13 @@ class _OnEngine:
             if value not in self.tiling.in_place and load:
                 source = self.context.operand(self.region, value).part(tile.reads[value])
                 view = self.buffer(f"in{position}_{slot}", value, tile.graph.types[value])
-                made.append(Copy(self.index, source, view))
+                made.append(self.copy(source, view))
         return made
+
+    def copy(self, source: View, destination: View) -> Copy:
+        """A copy by the engine's own DMA, or by what copies for everybody."""
+        dma, stream = self.engine.dma, self.engine.name
+        return Copy(self.index, source, destination, queue=dma.name if dma else "", stream=stream if dma else "")
 
     def buffer(self, suffix: str, value: str, kind: TensorType) -> View:
         """A tile's part of a value in a buffer of its own, in the layout the engine takes it in."""
@@ -320,7 +337,9 @@ class _OnEngine:
         else:
             written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
         queue = "" if self.engine.wait else CORE
-        return Launch(self.index, self.engine.name, tile.match, operands, written, tile.packed, region.layouts, queue)
+        stream = self.engine.name if self.engine.stream else ""
+        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream)
+        return Launch(self.index, self.engine.name, *known)
 
     def packed(self, number: int) -> dict[str, View]:
         """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
