@@ -139,12 +139,9 @@ def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> d
 
 def _is_of_engine(region: Region, target: Target) -> bool:
     """True for what engines and their own DMAs do by themselves, in memories the core does not reach."""
-    if region.engine is not None or not region.mover:
-        return region.engine is not None
-    node, types = region.graph.nodes[0], region.graph.types
-    pieces = node.operator.pieces([types[name] for name in node.inputs]) or ()
-    own = any(engine.dma and engine.dma.name == region.mover for engine in target.engines)
-    return own and not any(any(piece.before) for piece in pieces)
+    if region.engine is not None:
+        return True
+    return any(engine.dma and engine.dma.name == region.mover for engine in target.engines)
 
 
 def _whole(name: str, laid: LaidOut) -> set[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from dovetail.ir.layout import nbytes
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
 from dovetail.program.ir import CORE, Begin, Buffer, Copy, Launch, Role, Statement, View, dense_view, reads, writes
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
@@ -199,18 +199,53 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
-        return Parts(head=[_by_engine(context, copy) for copy in wanted])
+        return Parts(head=[made for copy in wanted for made in _by_engine(context, copy)])
     core = context.cores.get(region.output)
     return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 
-def _by_engine(context: Lowered, copy: Copy) -> Copy:
-    """A copy that only moves elements, by an engine's own DMA where one of its ends is not in the core's reach."""
+def _by_engine(context: Lowered, copy: Copy) -> list[Copy]:
+    """A copy that only moves elements, by an engine's own DMA where one of its ends is in that engine's memory. Such a
+    DMA fills nothing: what surrounds the source is read from constants."""
     memories = [context.buffers[view.buffer].memory for view in (copy.source, copy.destination)]
-    for engine in context.target.engines:
-        if engine.dma and engine.memory in memories:
-            return replace(copy, queue=engine.dma.name, stream=engine.name)
-    return copy
+    engine = next((e for e in context.target.engines if e.dma and e.memory in memories), None)
+    if engine is None or engine.dma is None:
+        return [copy]
+    made = [replace(copy, queue=engine.dma.name, stream=engine.name)]
+    if copy.before:
+        box = tuple((b, b + size) for b, size in zip(copy.before, copy.source.type.shape, strict=True))
+        plain = replace(made[0], before=(), fill=0)
+        made = [replace(plain, destination=copy.destination.part(box))] if not copy.fills_border else []
+        strips = (copy.destination.part(strip) for strip in _around(box, copy.destination.type.shape))
+        made += [replace(plain, source=_fill(context, strip, copy.fill), destination=strip) for strip in strips]
+    return made
+
+
+def _around(inner: Box, shape: Shape) -> Iterator[Box]:
+    """A value without a box of it, as boxes."""
+    for axis, ((begin, end), size) in enumerate(zip(inner, shape, strict=True)):
+        for span in ((0, begin), (end, size)):
+            if span[0] < span[1]:
+                yield (*inner[:axis], span, *full_box(shape)[axis + 1 :])
+
+
+_MOST_FILL = 256
+
+
+def _fill(context: Lowered, like: View, value: int) -> View:
+    """A constant that is read again and again, as a view of one value repeated."""
+    element = np.array(value).astype(like.type.dtype.numpy).tobytes()
+    dims = list(zip(like.physical, like.strides, strict=True))
+    nbytes, own = len(element), [0] * len(dims)
+    for place in reversed(range(len(dims))):
+        size, stride = dims[place]
+        if size > 1 and (stride != nbytes or nbytes * size > _MOST_FILL):
+            break
+        own[place], nbytes = nbytes, nbytes * size
+    name = f"fill_{value & 0xFF}_{nbytes}"
+    context.constants[name] = np.frombuffer(element * (nbytes // len(element)), np.uint8)
+    context.buffers[name] = Buffer(name, context.target.code, nbytes, Role.CONSTANT)
+    return View(name, like.type, tuple(own), 0, like.layout)
 
 
 def _result(context: Lowered, region: Region) -> View:
