@@ -5,8 +5,8 @@ Copies run on the DMA, launches on engines and calls on further cores while core
 `print_program` writes it as text for people.
 
 Statements with a `stream` are commands of that engine's list: the engine itself issues them, in order, to its own queue
-and its DMA's. Those that follow one another are one list (`lists`), which core 0 starts at the first of them; where core
-0 waits for one, it waits for all of the list. A `Wait` of a stream holds only the engine.
+and its DMA's. Those that follow one another are one list (`lists`), which core 0 starts at the first of them; where it
+waits for one, it waits for all of the list. A `Wait` of a stream holds only the engine.
 """
 
 from __future__ import annotations
@@ -443,7 +443,8 @@ def _body(program: Program, statement: Statement) -> str:
         operands = ", ".join(map(_view, statement.operands.values()))
         return f"{who}: {kinds} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Wait):
-        return f"{statement.stream + ': ' * bool(statement.stream)}wait for {statement.queue} to finish {statement.statement}"
+        who = f"{statement.stream}: " if statement.stream else ""
+        return f"{who}wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")
 
 

@@ -190,7 +190,9 @@ def _check_wait(state: _State, index: int, wait: Wait) -> None:
     if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
         raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
     if wait.stream and stream_of(waited) != wait.stream:
-        raise ProgramError(f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own")
+        raise ProgramError(
+            f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
+        )
 
 
 def _check_view(state: _State, view: View) -> None:

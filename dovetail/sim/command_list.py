@@ -113,7 +113,9 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
     def _carry_out(self, work: tuple[Timed, ...]) -> None:
         """Every command's effect, in order of time. Ends come before what begins at the same moment."""
         effects: dict[int, Effect] = {}
-        events = sorted((moment, order, n) for n, one in enumerate(work) for order, moment in ((1, one.start), (0, one.end)))
+        events = sorted(
+            (moment, order, n) for n, one in enumerate(work) for order, moment in ((1, one.start), (0, one.end))
+        )
         for _, begins, number in events:
             one = work[number]
             beside = any(o.unit != one.unit and o.start < one.end and one.start < o.end for o in work)

@@ -112,6 +112,8 @@ class MemoryRegion:
     name: str
     base: int
     size: int
+    core: bool = True
+    """Whether cores reach it."""
 
 
 class MemoryBus:

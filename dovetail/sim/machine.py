@@ -212,7 +212,9 @@ class Harness(Device):
             for job in device.activities()[seen:]:
                 moved = replace(job, start=job.start - start.cycle, end=job.end - start.cycle)
                 activities.setdefault(job.unit or device.name, []).append(moved)
-        self.results.append(InferenceResult(outputs, *counts, tuple(self._markers), {n: tuple(own) for n, own in activities.items()}))
+        self.results.append(
+            InferenceResult(outputs, *counts, tuple(self._markers), {n: tuple(own) for n, own in activities.items()})
+        )
 
     def _exit(self) -> None:
         self.exit_code = self._exit_argument

@@ -54,11 +54,10 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "CommandSet", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
-    "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
-    "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
-    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rows", "Rtl",
-    "RtlPort", "Scope", "Space", "Stream", "StreamDma", "Struct", "Target", "Tile", "Work", "apply", "blocked",
-    "constant", "costs", "crop",
-    "from_notation", "maybe", "one_of", "operand",
+    "CValue", "Choice", "Command", "CommandSet", "Constraint", "Core", "CoreInstruction", "Count", "Deployed",
+    "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf",
+    "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered",
+    "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory",
+    "Rewrite", "Rows", "Rtl", "RtlPort", "Scope", "Space", "Stream", "StreamDma", "Struct", "Target", "Tile", "Work",
+    "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of", "operand",
 ]  # fmt: skip

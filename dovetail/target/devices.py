@@ -130,9 +130,9 @@ class CommandSet:
             transfers: the commands that are the DMA's.
             start: cycles from the start of a list to its first command.
         """
-        fields = {command: list(own) for command, own in self.names.items()}
-        arguments = {"name": name, "model": model, "commands": fields, "dma": dma}
-        arguments |= {"transfers": list(transfers), "start": start}
+        arguments: dict[str, Any] = {"name": name, "model": model, "dma": dma, "start": start}
+        arguments |= {"commands": {command: list(own) for command, own in self.names.items()}}
+        arguments |= {"transfers": list(transfers)}
         return DeviceModel("dovetail.sim.command_list:ListDevice", base, JOB + 8, arguments)
 
 

@@ -71,11 +71,12 @@ def _launch_kernels(
     return kernels_of, {graph.outputs[0] for graph in graphs[:-1]}
 
 
-_COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows, int32_t down, int32_t on)
+_COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows,
+                      int32_t to_stride, int32_t from_stride)
 {
     for (int32_t row = 0; row < rows; row++) {
         for (int32_t i = 0; i < size; i++) {
-            to[row * down + i] = from[row * on + i];
+            to[row * to_stride + i] = from[row * from_stride + i];
         }
     }
 }

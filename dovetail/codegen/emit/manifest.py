@@ -122,6 +122,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "outputs": ports(program.outputs),
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
+        **({"stretches": _stretches(unit)} if unit.lists else {}),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
 
@@ -153,6 +154,24 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
     return found
 
 
+def _stretches(unit: Unit) -> list[dict[str, Any]]:
+    """What is done in a row for one layer: see `dovetail.sim.stretches`."""
+    statements = unit.program.statements
+    made = {index: count for one in unit.lists for index, count in one.counts.items()}
+    inside = {index for one in unit.lists for index in one.statements[1:]}
+    found: list[dict[str, Any]] = []
+    for index, statement in enumerate(statements):
+        if isinstance(statement, Begin):
+            found.append({"layer": statement.layer, "core": False, "commands": {}})
+            continue
+        own = found[-1]
+        own["core"] = own["core"] or index not in inside
+        if index in made:
+            queue = queue_of(statement, unit.program.dma)
+            own["commands"][queue] = own["commands"].get(queue, 0) + made[index]
+    return [own for own in found if own["core"] or own["commands"]]
+
+
 def _engine_moves(program: Program) -> Iterator[tuple[int, Move]]:
     """What is brought to engines with a copy of the memory and back, each with the layer it is done for."""
     last = len(program.statements) - 1
@@ -173,7 +192,11 @@ def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Ta
         "layers": [_layer(region, program, number) for number, region in enumerate(regions)],
         "memories": _memories(program, planned, target),
         "moves": _moves(program),
-        "transfers": [[copy.layer, _transfers(copy)] for copy in copies if queue_of(copy, program.dma) != CORE],
+        "transfers": [
+            [copy.layer, _transfers(copy), *([copy.queue] if copy.queue else [])]
+            for copy in copies
+            if queue_of(copy, program.dma) != CORE
+        ],
     }
     return json.dumps(found, separators=(",", ":"), sort_keys=True) + "\n"
 

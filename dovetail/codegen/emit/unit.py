@@ -36,6 +36,7 @@ from dovetail.schedule.partition import Region
 from dovetail.target.description import Command, Core, Engine, LibraryCall, Operand, Rows, Target
 from dovetail.user_file import asking
 
+
 @dataclass(frozen=True)
 class CommandList:
     """What an engine is started with once: commands of statements that follow one another."""

@@ -1,41 +1,47 @@
 """The engine kestrel, from its manual: what its commands cost and do. It shares nothing with the target file."""
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from dovetail.ir.types import Array
+from dovetail.sim.device import Bus
 
-def signed(value):
+Job = Mapping[str, int]
+
+
+def signed(value: int) -> int:
     """A field as a signed number."""
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def blocks(channels, size):
+def blocks(channels: int, size: int) -> int:
     """Blocks of so many channels."""
     return -(-channels // size)
 
 
-def constants_bytes(name, job):
-    """Bytes of weights and parameters a command reads."""
-    taps = job["kernel_rows"] * job["kernel_columns"]
-    each = 128 * blocks(job["outputs"], 8) * blocks(job["channels"], 16)
-    return taps * (each if name == "CONV" else 16 * blocks(job["outputs"], 16)) + 12 * job["outputs"]
+def weight_bytes(name: str, job: Job) -> int:
+    """Bytes of the weights a command reads."""
+    groups, inputs = blocks(job["outputs"], 8), blocks(job["channels"], 16)
+    each = 128 * groups * inputs if name == "CONV" else 16 * blocks(job["outputs"], 16)
+    return job["kernel_rows"] * job["kernel_columns"] * each
 
 
-def cycles(name, job):
+def cycles(name: str, job: Job) -> int:
     """What a command takes."""
     if name.startswith("DMA"):
-        return 32 + job["rows"] * -(-job["row_bytes"] // 8)
-    pixels, groups = job["y_rows"] * job["y_columns"], blocks(job["outputs"], 8)
-    if name == "ADD":
-        return pixels * groups
-    taps = pixels * groups * job["kernel_rows"] * job["kernel_columns"]
-    if name == "POOL":
-        return taps
-    products = taps * blocks(job["channels"], 16) if name == "CONV" else taps
-    return max(products, -(-constants_bytes(name, job) // 8))
+        return 32 + job["rows"] * blocks(job["row_bytes"], 8)
+    steps = job["y_rows"] * job["y_columns"] * blocks(job["outputs"], 8)
+    if name != "ADD":
+        steps *= job["kernel_rows"] * job["kernel_columns"]
+    if name not in ("CONV", "DEPTHWISE"):
+        return steps
+    steps *= blocks(job["channels"], 16) if name == "CONV" else 1
+    return max(steps, blocks(weight_bytes(name, job) + 12 * job["outputs"], 8))
 
 
-def macs(name, job):
+def macs(name: str, job: Job) -> int:
     """Multiply-accumulates that are wanted of a command."""
     if name not in ("CONV", "DEPTHWISE"):
         return 0
@@ -43,106 +49,99 @@ def macs(name, job):
     return job["y_rows"] * job["y_columns"] * job["outputs"] * products
 
 
-def moved(name, job):
+def moved(name: str, job: Job) -> int:
     """Bytes a transfer writes."""
     return job["rows"] * job["row_bytes"] if name.startswith("DMA") else 0
 
 
-def image(bus, job, stem, size):
-    """An image in blocks of 16 channels, as blocks, rows, columns, 16."""
-    rows, columns, channels = size
+def image(bus: Bus, job: Job, stem: str, rows: int, columns: int, channels: int) -> Array:
+    """An image in memory: blocks of channels, rows, columns, 16 channels."""
     shape, strides = (blocks(channels, 16), rows, columns, 16), (job[f"{stem}_block"], job[f"{stem}_row"], 16, 1)
-    extent = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
+    extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
     return as_strided(bus.view(job[stem], extent).view(np.int8), shape, strides)
 
 
-def pixels_of(bus, job, stem="x"):
-    """The operand as rows, columns, channels (whole blocks)."""
-    held = image(bus, job, stem, (job["x_rows"], job["x_columns"], job["channels"]))
-    return held.transpose(1, 2, 0, 3).reshape(job["x_rows"], job["x_columns"], -1)
+def operand(bus: Bus, job: Job, stem: str = "x") -> Array:
+    """An operand: rows, columns, channels of whole blocks; int64."""
+    held = image(bus, job, stem, job["x_rows"], job["x_columns"], job["channels"])
+    return held.transpose(1, 2, 0, 3).reshape(*held.shape[1:3], -1).astype(np.int64)
 
 
-def store(bus, job, values):
+def store(bus: Bus, job: Job, values: Array) -> None:
     """Write rows, columns, channels, limited, where the result lies."""
-    size = (job["y_rows"], job["y_columns"], job["outputs"])
-    target = image(bus, job, "y", size)
+    target = image(bus, job, "y", job["y_rows"], job["y_columns"], job["outputs"])
     limited = np.clip(values, signed(job["low"]), signed(job["high"])).astype(np.int8)
-    for channel in range(0, size[2], 16):
-        part = limited[:, :, channel : channel + 16]
+    for channel in range(0, job["outputs"], 16):
+        part = limited[:, :, channel : min(channel + 16, job["outputs"])]
         target[channel // 16, :, :, : part.shape[2]] = part
 
 
-def scaled(values, multiplier, shift):
+def scaled(values: Array, multiplier: Array | int, shift: Array | int) -> Array:
     """One product, rounded once, halves upwards."""
-    return (values * multiplier + (1 << (shift - 1))) >> shift
+    return (values * multiplier + (np.int64(1) << (shift - 1))) >> shift
 
 
-def windows(x, job, outside):
-    """For each tap of the window, the elements it meets: rows, columns, channels of the result's size."""
-    steps, top, left = (job["stride_rows"], job["stride_columns"]), job["top"], job["left"]
-    reach = [(job[f"y_{axis}"] - 1) * step + job[f"kernel_{axis}"] for axis, step in zip(("rows", "columns"), steps)]
-    padded = np.full((*reach, x.shape[2]), outside, np.int64)
-    held = x[: reach[0] - top, : reach[1] - left]
-    padded[top : top + held.shape[0], left : left + held.shape[1]] = held
+def windows(x: Array, job: Job, outside: int) -> Iterator[tuple[int, int, Array]]:
+    """For each tap, its row and column and the elements it meets, as many rows and columns as the result has."""
+    down, right, rows, columns = (job[n] for n in ("stride_rows", "stride_columns", "y_rows", "y_columns"))
+    high, wide = ((rows - 1) * down + job["kernel_rows"], (columns - 1) * right + job["kernel_columns"])
+    padded = np.full((high, wide, x.shape[2]), outside, np.int64)
+    held = x[: high - job["top"], : wide - job["left"]]
+    padded[job["top"] : job["top"] + held.shape[0], job["left"] : job["left"] + held.shape[1]] = held
     for row in range(job["kernel_rows"]):
         for column in range(job["kernel_columns"]):
-            yield row, column, padded[row : reach[0] : steps[0], column : reach[1] : steps[1]][
-                : job["y_rows"], : job["y_columns"]
-            ]
+            yield row, column, padded[row::down, column::right][:rows, :columns]
 
 
-def weighted(name, job, bus):
-    """The sums of products of a layer."""
-    x, zero = pixels_of(bus, job).astype(np.int64), signed(job["x_zero"])
-    kernel, outputs = (job["kernel_rows"], job["kernel_columns"]), job["outputs"]
-    nbytes = constants_bytes(name, job) - 12 * outputs
-    raw = bus.view(job["weights"], nbytes).view(np.int8).astype(np.float64)
-    sums = np.zeros((job["y_rows"], job["y_columns"], x.shape[2] if name == "DEPTHWISE" else outputs))
+def products(name: str, job: Job, bus: Bus) -> Array:
+    """The sums of products of a layer: rows, columns, outputs."""
+    x, zero, outputs = operand(bus, job), signed(job["x_zero"]), job["outputs"]
+    kernel = (job["kernel_rows"], job["kernel_columns"])
+    raw = bus.view(job["weights"], weight_bytes(name, job)).view(np.int8).astype(np.float64)
     if name == "DEPTHWISE":
         weights = raw.reshape(-1, *kernel, 16).transpose(1, 2, 0, 3).reshape(*kernel, -1)
-        for row, column, met in windows(x, job, zero):
-            sums += (met - zero) * weights[row, column]
+        sums = sum(((met - zero) * weights[row, column] for row, column, met in windows(x, job, zero)), np.zeros(1))
         return sums[:, :, :outputs].astype(np.int64)
     weights = raw.reshape(-1, *kernel, x.shape[2] // 16, 8, 16).transpose(1, 2, 3, 5, 0, 4)
     weights = weights.reshape(*kernel, x.shape[2], -1)[..., :outputs]
-    for row, column, met in windows(x, job, zero):
-        sums += (met - zero).astype(np.float64) @ weights[row, column]
-    return sums.astype(np.int64)
+    sums = sum(((met - zero).astype(np.float64) @ weights[row, column] for row, column, met in windows(x, job, zero)),
+               np.zeros(1))  # fmt: skip
+    return np.asarray(sums, np.int64)
 
 
-def pooled(job, bus):
-    """The largest of each window, or its mean, rounded to the nearest, halves away from zero; no padding counts."""
-    x = pixels_of(bus, job).astype(np.int64)
+def pooled(job: Job, bus: Bus) -> Array:
+    """The largest of each window, or its mean to the nearest, halves away from zero; padding does not count."""
+    x = operand(bus, job)
     if not job["average"]:
-        return np.stack([met for _, _, met in windows(x, job, -128)]).max(axis=0)[:, :, : job["outputs"]]
-    total = sum(met for _, _, met in windows(x, job, 0))
-    count = sum(met for _, _, met in windows(np.ones_like(x), job, 0))
-    return (np.sign(total) * ((np.abs(total) + count // 2) // count))[:, :, : job["outputs"]]
+        return np.stack([met for _, _, met in windows(x, job, -128)]).max(axis=0)
+    total, count = (
+        sum((met for _, _, met in windows(of, job, 0)), np.zeros(1, np.int64)) for of in (x, np.ones_like(x))
+    )
+    return np.sign(total) * ((np.abs(total) + count // 2) // count)
 
 
-def added(job, bus):
+def added(job: Job, bus: Bus) -> Array:
     """The sum of two images."""
-    total = 0
+    total = np.zeros(1, np.int64)
     for stem in ("x", "other"):
-        raised = (pixels_of(bus, job, stem).astype(np.int64) - signed(job[f"{stem}_zero"])) << job["left_shift"]
+        raised = (operand(bus, job, stem) - signed(job[f"{stem}_zero"])) << job["left_shift"]
         total = total + scaled(raised, job[f"{stem}_multiplier"], job[f"{stem}_shift"])
-    return (scaled(total, job["y_multiplier"], job["y_shift"]) + signed(job["y_zero"]))[:, :, : job["outputs"]]
+    return scaled(total, job["y_multiplier"], job["y_shift"]) + signed(job["y_zero"])
 
 
-def compute(name, job, bus):
+def compute(name: str, job: Job, bus: Bus) -> None:
     """Carry a command out."""
     if name.startswith("DMA"):
-        shape = (job["rows"], job["row_bytes"])
-        ends = {}
+        rows = []
         for end in ("source", "target"):
-            stride = signed(job[f"{end}_stride"])
-            span = bus.view(job[end], (shape[0] - 1) * stride + shape[1])
-            ends[end] = as_strided(span, shape, (stride, 1))
-        ends["target"][...] = ends["source"].copy()
+            extent = (job["rows"] - 1) * job[f"{end}_stride"] + job["row_bytes"]
+            shape, strides = (job["rows"], job["row_bytes"]), (job[f"{end}_stride"], 1)
+            rows.append(as_strided(bus.view(job[end], extent), shape, strides))
+        rows[1][...] = rows[0].copy()
     elif name in ("CONV", "DEPTHWISE"):
-        sums = weighted(name, job, bus)
-        bias, multiplier, shift = bus.view(job["parameters"], 12 * job["outputs"]).view("<i4").reshape(-1, 3).T
-        total = scaled(sums + bias, multiplier.astype(np.int64), shift.astype(np.int64))
+        words = bus.view(job["parameters"], 12 * job["outputs"]).view("<i4").astype(np.int64)
+        bias, multiplier, shift = words.reshape(-1, 3).T
+        total = scaled(products(name, job, bus) + bias, multiplier, shift)
         store(bus, job, total + signed(job["y_zero"]))
     else:
         store(bus, job, pooled(job, bus) if name == "POOL" else added(job, bus))
