@@ -32,8 +32,7 @@ LINEAR = ("x_zero", "y_zero", "weights", "parameters")
 SUMMED = ("other", "other_block", "other_row", "left_shift", "x_zero", "x_multiplier", "x_shift",
           "other_zero", "other_multiplier", "other_shift", "y_zero", "y_multiplier", "y_shift")
 COMMANDS = dt.CommandSet({
-    "DMA_LOAD": ROWS,
-    "DMA_STORE": ROWS,
+    "DMA_LOAD": ROWS, "DMA_STORE": ROWS,
     "CONV": (*OPERAND, *RESULT, *WINDOW, *LINEAR),
     "DEPTHWISE": (*OPERAND, *RESULT, *WINDOW, *LINEAR),
     "POOL": (*OPERAND, *RESULT, *WINDOW, "average"),
@@ -130,7 +129,7 @@ def pool(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Made:
 def add(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Made:
     """The sum of two images, each scaled, scaled again."""
     clip, fields = match.operator("clip", Clip), place("other", operands[match.values["other"]])
-    for stem, name in (("x", "x_scaled"), ("other", "other_scaled"), ("y", "requantize")):
+    for stem, name in zip(("x", "other", "y"), SCALINGS, strict=True):
         scaling = match.operator(name, Requantize)
         fields[f"{stem}_zero"] = scaling.output_zero_point if stem == "y" else scaling.input_zero_point
         fields[f"{stem}_multiplier"] = int(match.array(f"{stem}_multiplier")[0])
@@ -157,23 +156,32 @@ SHIFTS = dt.Constraint(
     lambda m: [layers.range_of(name)(m) for name in m.values if name.endswith("shift")],
     lambda v: all(least >= -31 and most <= 30 for least, most in v))
 SHAPES = (layers.ALL_INT8, layers.ONE_IMAGE, layers.sizes_below(1 << 16))
-WINDOWS = (layers.kernel_at_most(7, 7), layers.strides_of(1, 2), layers.NO_DILATION, *layers.zero_padding_at_most(6))
+WINDOWS = (
+    layers.kernel_at_most(7, 7), layers.strides_of(1, 2), layers.NO_DILATION, *layers.zero_padding_at_most(6),
+    dt.Constraint(
+        "padding must be smaller than the kernel",
+        lambda m: [layers.window_of(m).before, layers.window_of(m).after, layers.window_of(m).kernel],
+        lambda v: all(max(before, after) < size for before, after, size in zip(*v, strict=True))))
 WEIGHTS = (layers.NARROW_WEIGHTS, layers.SYMMETRIC_WEIGHTS, SINGLE, SHIFTS)
 LAYERS: dict[str, tuple[type[layers.Linear], tuple[dt.Constraint, ...]]] = {
     "convolution": (Conv2d, (*WINDOWS, layers.NO_GROUPS)),
     "depthwise": (DepthwiseConv2d, (*WINDOWS, layers.NO_MULTIPLIER)),
     "dense": (FullyConnected, (layers.ONE_ROW,)),
 }
-NO_ZERO = dt.one_of(
-    "a mean must have no zero point", lambda m: m.operator("layer", AveragePool2d).input_zero_point, 0)
+NO_ZERO = dt.one_of("a mean must have no zero point", lambda m: m.operator("layer", AveragePool2d).input_zero_point, 0)
+SCALINGS = ("x_scaled", "other_scaled", "requantize")
 SUM = (
     SINGLE, SHIFTS, layers.ONE_SCALE,
     dt.one_of("the operands must have one shape", lambda m: m.type("x").shape == m.type("other").shape, True),
     dt.one_of("the operands must be images", lambda m: len(m.type("x").shape), 4),
-    dt.one_of(
+    dt.Constraint(
         "the operands must be raised by as many bits, the sum by none",
-        lambda m: m.operator("x_scaled", Requantize).left_shift == m.operator("other_scaled", Requantize).left_shift
-        and m.operator("requantize", Requantize).left_shift == 0, True))
+        lambda m: [m.operator(name, Requantize).left_shift for name in SCALINGS],
+        lambda v: v[0] == v[1] and v[2] == 0),
+    dt.one_of(
+        "between the operands' scalings and the sum's there must be no zero point",
+        lambda m: [*(m.operator(name, Requantize).output_zero_point for name in SCALINGS[:2]),
+                   m.operator(SCALINGS[2], Requantize).input_zero_point], [0, 0, 0]))
 
 
 def scaled_sum() -> dt.Pattern:
@@ -184,11 +192,6 @@ def scaled_sum() -> dt.Pattern:
         for name in ("x", "other"))
     total = dt.apply(Add, x, other, name="total")
     return dt.apply(Clip, dt.apply(Requantize, total, dt.constant("y_multiplier"), dt.constant("y_shift")))
-
-
-def nothing(match: dt.Match) -> dict[str, Array]:
-    """The constants of what has none."""
-    return {}
 
 
 def offloads() -> Iterator[dt.Offload]:
@@ -207,7 +210,7 @@ def offloads() -> Iterator[dt.Offload]:
         "maximum pool": (dt.apply(MaxPool2d, x, name="layer"), (), pool),
         "sum": (scaled_sum(), SUM, add)}
     for name, (pattern, limits, commands) in others.items():
-        yield dt.Offload(name, pattern, (*SHAPES, *limits), nothing, commands, elements_cycles,
+        yield dt.Offload(name, pattern, (*SHAPES, *limits), lambda match: {}, commands, elements_cycles,
                          channel_step=16, layouts=lies(IMAGE))
 
 

@@ -98,26 +98,27 @@ def products(name: str, job: Job, bus: Bus) -> Array:
     x, zero, outputs = operand(bus, job), signed(job["x_zero"]), job["outputs"]
     kernel = (job["kernel_rows"], job["kernel_columns"])
     raw = bus.view(job["weights"], weight_bytes(name, job)).view(np.int8).astype(np.float64)
+    sums = np.zeros((job["y_rows"], job["y_columns"], x.shape[2] if name == "DEPTHWISE" else outputs))
     if name == "DEPTHWISE":
         weights = raw.reshape(-1, *kernel, 16).transpose(1, 2, 0, 3).reshape(*kernel, -1)
-        sums = sum(((met - zero) * weights[row, column] for row, column, met in windows(x, job, zero)), np.zeros(1))
-        return sums[:, :, :outputs].astype(np.int64)
-    weights = raw.reshape(-1, *kernel, x.shape[2] // 16, 8, 16).transpose(1, 2, 3, 5, 0, 4)
-    weights = weights.reshape(*kernel, x.shape[2], -1)[..., :outputs]
-    sums = sum(((met - zero).astype(np.float64) @ weights[row, column] for row, column, met in windows(x, job, zero)),
-               np.zeros(1))  # fmt: skip
-    return np.asarray(sums, np.int64)
+        for row, column, met in windows(x, job, zero):
+            sums += (met - zero) * weights[row, column]
+    else:
+        weights = raw.reshape(-1, *kernel, x.shape[2] // 16, 8, 16).transpose(1, 2, 3, 5, 0, 4)
+        weights = weights.reshape(*kernel, x.shape[2], -1)[..., :outputs]
+        for row, column, met in windows(x, job, zero):
+            sums += (met - zero).astype(np.float64) @ weights[row, column]
+    return sums[:, :, :outputs].astype(np.int64)
 
 
 def pooled(job: Job, bus: Bus) -> Array:
     """The largest of each window, or its mean to the nearest, halves away from zero; padding does not count."""
     x = operand(bus, job)
     if not job["average"]:
-        return np.stack([met for _, _, met in windows(x, job, -128)]).max(axis=0)
-    total, count = (
-        sum((met for _, _, met in windows(of, job, 0)), np.zeros(1, np.int64)) for of in (x, np.ones_like(x))
-    )
-    return np.sign(total) * ((np.abs(total) + count // 2) // count)
+        return np.asarray(np.stack([met for _, _, met in windows(x, job, -128)]).max(axis=0))
+    total = np.sum([met for _, _, met in windows(x, job, 0)], axis=0)
+    count = np.sum([met for _, _, met in windows(np.ones_like(x), job, 0)], axis=0)
+    return np.asarray(np.sign(total) * ((np.abs(total) + count // 2) // count))
 
 
 def added(job: Job, bus: Bus) -> Array:
