@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,8 +52,6 @@ class _Running:
     is_write: bool
     stream: str
     """Engine whose list it is a command of; empty for none."""
-    over_for: frozenset[str] = frozenset()
-    """Engines whose lists have waited for its end."""
 
 
 @dataclass
@@ -63,6 +61,8 @@ class _State:
     identity: dict[str, int]
     owner: dict[str, Array]
     running: list[_Running] = field(default_factory=list)
+    behind: dict[str, list[_Running]] = field(default_factory=dict)
+    """By engine what its list has waited for: for everybody else it may still be running."""
     replaced: set[str] = field(default_factory=set)
     """States that hold their next contents already."""
 
@@ -101,8 +101,9 @@ def _at(where: str) -> Iterator[None]:
 
 
 def _check_end(state: _State) -> None:
-    if state.running:
-        left = state.running[0]
+    left_over = [*state.running, *(one for own in state.behind.values() for one in own)]
+    if left_over:
+        left = left_over[0]
         raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
     for name, view in state.program.outputs.items():
         _check_resident(state, view, f"output '{name}'")
@@ -136,7 +137,7 @@ def _step(state: _State, index: int, statement: Statement) -> None:
         return
     if isinstance(statement, Wait):
         _check_wait(state, index, statement)
-        state.running = list(_after(state, statement))
+        _wait(state, statement)
         return
     for view, _ in touches(statement):
         _check_view(state, view)
@@ -160,16 +161,20 @@ def _step(state: _State, index: int, statement: Statement) -> None:
             state.running.append(_Running(index, queue, buffer.memory, span, view, is_write, stream))
 
 
-def _after(state: _State, wait: Wait) -> Iterator[_Running]:
+def _wait(state: _State, wait: Wait) -> None:
     """What may still be running after a wait: core 0 waits for the whole list a statement is in, and everybody knows; a
     list knows by itself what it has waited for."""
     whole = "" if wait.stream else stream_of(state.program.statements[wait.statement])
-    for one in state.running:
-        over = one.index <= wait.statement and (one.queue == wait.queue or bool(whole and one.stream == whole))
-        if over and wait.stream:
-            yield replace(one, over_for=one.over_for | {wait.stream})
-        elif not over:
-            yield one
+
+    def over(one: _Running) -> bool:
+        mine = one.queue == wait.queue or bool(whole and one.stream == whole)
+        return one.index <= wait.statement and mine
+
+    if wait.stream:
+        state.behind.setdefault(wait.stream, []).extend(one for one in state.running if over(one))
+    elif whole:
+        state.behind[whole] = [one for one in state.behind.get(whole, ()) if not over(one)]
+    state.running = [one for one in state.running if not over(one)]
 
 
 def _check_reach(state: _State, statement: Statement) -> None:
@@ -314,9 +319,10 @@ def _check_free(state: _State, view: View, queue: str, stream: str, is_write: bo
     if buffer.address is None:
         return
     start, stop = _absolute(buffer, view)
-    for other in state.running:
+    known = (one for engine, own in state.behind.items() if engine != stream for one in own)
+    for other in (*state.running, *known):
         overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
-        if not overlap or other.queue == queue or stream in other.over_for or not (is_write or other.is_write):
+        if not overlap or other.queue == queue or not (is_write or other.is_write):
             continue
         if np.isin(_bytes(state, view), _bytes(state, other.view)).any():
             deed = "writes" if is_write else "reads"
