@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
@@ -105,6 +105,8 @@ class Known:
     costs: dict[tuple[str, Shape], TileCost | None] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
+    progress: Callable[[str], None] = lambda text: None
+    """Told which region they are asked about, and where `MOST_ASKED` is reached."""
 
     def size(self, region: Region, size: Shape) -> TileSize | None:
         """What a tile takes by its shapes."""
@@ -116,6 +118,9 @@ class Known:
         """What the target's functions say of a tile; `packs` where its constants are copied."""
         if (region.name, size) not in self.costs:
             self.asked[region.name] += 1
+            if self.asked[region.name] in (1, MOST_ASKED):
+                more = "" if self.asked[region.name] == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
+                self.progress(f"planning tiles of {region.name}{more}")
             self.costs[region.name, size] = _tile_cost(region, size, packs)
         return self.costs[region.name, size]
 

@@ -175,6 +175,9 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
             where = _where(unit, region, [index for own, members in group if own == layer for index in members])
             origin = one_line(", ".join(region.origins))[:160]
             text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
+        for one in (unit.started[index] for _, members in group for index in members if index in unit.started):
+            own = dict.fromkeys(unit.program.layers[unit.program.statements[index].layer] for index in one.statements)
+            text.append(f"/* {one.name} is a list of commands for {', '.join(own)} */")
         name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
         text += [f"static void {name}(void)", "{"]
         for layer, members in group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
@@ -35,6 +35,7 @@ def plan(
     reserved: Mapping[str, int],
     near: Collection[str] = (),
     cores: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -47,6 +48,7 @@ def plan(
         reserved: bytes of each memory taken by code, constants and stack.
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
         cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
+        progress: told whose tiles are looked for.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
@@ -57,7 +59,7 @@ def plan(
     dma = target.dma.name if target.dma else CORE
     cut: _Choice | None = None
     tilings: dict[str, Tiling] = {}
-    known = Known()
+    known = Known(progress=progress)
     while True:
         if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
             cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)
