@@ -19,6 +19,7 @@ QUICK = (
     ("vta", ("dense",), ("iss",)),
     ("diana", ("sum",), ("iss",)),
     ("maeri", ("dense",), ("iss",)),
+    ("kestrel", ("sum",), ("iss",)),
     (str(LIBRARY), ("vl_dense",), ("host",)),
 )
 
