@@ -24,7 +24,7 @@ from dovetail.run import open_build, run_build
 from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
-from dovetail.target import Target
+from dovetail.target import Dma, Target
 from dovetail.targets import _check_reach, load_target
 from dovetail.tools.report.detail import detail, trace_text
 from dovetail.tools.report.report import make_report
@@ -96,6 +96,39 @@ def test_random_networks_on_the_device(seed: int, kib: int) -> None:
     names = list(made.plan.program.outputs)
     for name, actual in zip(names, on_device(made, inputs), strict=True):
         assert np.array_equal(actual, expected[name])
+
+
+def variant(name: str) -> Target:
+    """Other machines with lists: constants copied into the engine's memory, or into RAM; operands in RAM and no DMA; a
+    DMA of the target's in place of the engine's own."""
+    target = machine(24)
+    engine, open_to_all = target.engines[0], tuple(replace(m, reach=()) for m in target.memories)
+    if name == "constants in its memory":
+        return replace(target, engines=(replace(engine, constants="sram"),))
+    if name == "constants in RAM":
+        return replace(target, engines=(replace(engine, constants="ram"),), memories=open_to_all)
+    if name == "operands in RAM":
+        return replace(target, engines=(replace(engine, memory="ram", dma=None),), memories=open_to_all)
+    dma = Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000)
+    return replace(target, engines=(replace(engine, dma=None),), memories=open_to_all, dma=dma)
+
+
+@pytest.mark.parametrize(
+    "name", ["constants in its memory", "constants in RAM", "operands in RAM", "a DMA for everybody"]
+)
+@pytest.mark.parametrize("seed", [0, 2, 5, 9])
+def test_other_machines_with_lists(seed: int, name: str) -> None:
+    target = variant(name)
+    _check_reach(target, name)
+    try:
+        made = compile_graph(adapt(random_network(seed), target.policies[0]), target, Options())
+    except PlanError as error:
+        pytest.skip(f"does not fit: {error.what}")
+    inputs = sample_inputs(made.graph, seed)
+    expected = evaluate(made.graph, inputs)
+    for output, actual in zip(made.plan.program.outputs, on_device(made, inputs), strict=True):
+        assert np.array_equal(actual, expected[output])
+    assert "kestrel_start" in made.project.files[f"src/{made.unit.model}.c"]
 
 
 @pytest.mark.parametrize("seed", [1, 4, 7])

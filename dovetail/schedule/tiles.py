@@ -277,9 +277,10 @@ def _evaluate(
         return None
     packed = first.packed
     held = packed * (buffers if channel_cuts > 1 else 1)
-    if region.engine.constants and held > target.memory(region.engine.constants).size:
+    apart = region.engine.constants not in ("", region.engine.memory)
+    if apart and held > target.memory(region.engine.constants).size:
         return None
-    taken += first.scratch + (0 if region.engine.constants else held)
+    taken += first.scratch + (0 if apart else held)
     channels_outer = outer_channels(loads, packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"

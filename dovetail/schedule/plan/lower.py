@@ -329,7 +329,9 @@ class _OnEngine:
         context.fetches[target] = context.laid.regions[self.index].name
         if len({other.tile.box[-1] for other in self.tiling.tiles}) == 1:  # they stay where they are
             context.fetched[shared] = target
-        return [self.copy(source, dense_view(target, source.type))]
+        made = dense_view(target, source.type)
+        # its own DMA copies into the engine's memory only
+        return [self.copy(source, made) if place == self.engine.memory else Copy(self.index, source, made)]
 
     def inputs(self, number: int) -> list[Statement]:
         """Copies of operands a tile needs before its launch."""
