@@ -8,7 +8,7 @@ only such an engine's launches write and read is never brought anywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -18,6 +18,7 @@ from dovetail.program.ir import (
     CORE,
     Begin,
     Buffer,
+    Copy,
     Launch,
     Move,
     Role,
@@ -57,21 +58,39 @@ class _Finished:
         return max(own, self.upto.get(("", access.stream or access.queue), -1)) >= access.index
 
 
-def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False) -> tuple[Statement, ...]:
+_IN_FLIGHT = 2
+"""Launches an engine's queue holds, the one it computes included."""
+
+
+def synchronise(
+    statements: Sequence[Statement],
+    dma: str,
+    settle: bool = False,
+    paced: bool = False,
+    placed: Mapping[str, tuple[str, int]] | None = None,
+) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be.
 
     `statements` has no waits. Buffers are taken as disjoint; within one, the bytes touched are. With `settle`,
     everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
+    With `paced`, a copy waits for all launches but the last two, which have finished where a queue holds no more: it
+    may then go where they worked. With `placed`, the memory and address of buffers, what is touched are bytes of
+    memories, so that only waits remain which that placement needs.
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
     finished = _Finished()
+    launches: dict[str, list[int]] = {}
     for number, statement in enumerate(statements):
         queue, stream = queue_of(statement, dma), stream_of(statement)
         if settle and isinstance(statement, Begin):
             result = _finish(result, dma, _streamed(statements[number + 1 :]))
-        touched = touches(statement)
-        for (waiter, what), (index, other) in sorted(_needed(touched, accesses, queue, stream, finished).items()):
+        touched = [(_placed(view, placed or {}), is_write) for view, is_write in touches(statement)]
+        needed = _needed(touched, accesses, queue, stream, finished)
+        for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
+            if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.upto.get(("", other), -1):
+                needed["", other] = max(needed.get(("", other), (-1, "")), (handed[-1 - _IN_FLIGHT], other))
+        for (waiter, what), (index, other) in sorted(needed.items()):
             result.append(Wait(statement.layer, other, index, waiter))
             finished.upto[waiter, what] = index
         for view, is_write in touched:
@@ -81,6 +100,8 @@ def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False)
                 covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
                 record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
             record.append(_Access(len(result), queue, stream, view, is_write))
+        if isinstance(statement, Launch) and queue != CORE and not stream:
+            launches.setdefault(queue, []).append(len(result))
         result.append(statement)
     return tuple(_finish(result, dma))
 
@@ -90,6 +111,12 @@ def _streamed(following: Sequence[Statement]) -> str:
     own = takewhile(lambda statement: not isinstance(statement, Begin), following)
     found = {stream_of(statement) for statement in own}
     return found.pop() if len(found) == 1 else ""
+
+
+def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
+    """A view as one of the memory its buffer is placed in; as it is where that is not known."""
+    memory, address = placed.get(view.buffer, (view.buffer, 0))
+    return replace(view, buffer=memory, offset=address + view.offset)
 
 
 def _needed(

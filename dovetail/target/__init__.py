@@ -5,6 +5,7 @@ from dovetail.ir.layout import Layout, blocked, from_notation
 from dovetail.target import costs
 from dovetail.target.description import (
     Command,
+    CommandStream,
     Core,
     CoreInstruction,
     CValue,
@@ -30,8 +31,8 @@ from dovetail.target.description import (
     RegisterMemory,
     Rewrite,
     Rows,
-    Stream,
     StreamDma,
+    Streams,
     Struct,
     Target,
 )
@@ -54,10 +55,11 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "CommandSet", "Constraint", "Core", "CoreInstruction", "Count", "Deployed",
-    "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf",
-    "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered",
-    "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory",
-    "Rewrite", "Rows", "Rtl", "RtlPort", "Scope", "Space", "Stream", "StreamDma", "Struct", "Target", "Tile", "Work",
-    "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of", "operand",
+    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreInstruction", "Count",
+    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout",
+    "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest",
+    "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
+    "RegisterMemory", "Rewrite", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams", "Struct",
+    "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of",
+    "operand",
 ]  # fmt: skip

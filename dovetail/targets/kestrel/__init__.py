@@ -231,7 +231,7 @@ def is_large(types: Mapping[str, TensorType], node: Node) -> bool:
 
 ENGINE = dt.Engine(
     name="kestrel", memory="sram", constants="flash", offloads=tuple(offloads()), ideal_macs_per_cycle=128.0,
-    stream=dt.Stream(start="kestrel_start", wait=wait),
+    stream=dt.CommandStream(start="kestrel_start", wait=wait),
     dma=dt.StreamDma("kestrel_dma", bytes_per_cycle=8, setup_cycles=32, move=move),
     driver=(), files={name: HERE.with_name(name) for name in ("kestrel.c", "kestrel.h")}, headers=("kestrel.h",),
     prepare="kestrel_init", wait="kestrel_wait", defines={"KESTREL_BASE": 0x40010000},
