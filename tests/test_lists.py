@@ -15,21 +15,23 @@ from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs
 from dovetail.errors import PlanError, ProgramError, SimulationError, TargetError
 from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.operators.arithmetic import Lookup
 from dovetail.ir.types import Array
 from dovetail.legalize import adapt
 from dovetail.program.interpret import Machine
-from dovetail.program.ir import Begin, Copy, Launch, Role, Wait, lists, stream_of
+from dovetail.program.ir import Begin, Call, Copy, Launch, Role, Wait, lists, stream_of
 from dovetail.program.verify import verify
 from dovetail.run import open_build, run_build
+from dovetail.schedule import tiles
 from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
-from dovetail.target import Dma, Target
+from dovetail.target import Dma, Match, Offload, Target
 from dovetail.targets import _check_reach, load_target
 from dovetail.tools.report.detail import detail, trace_text
 from dovetail.tools.report.report import make_report
 from dovetail.tools.vectors import read_vectors, write_vectors
-from test_plan import random_network
+from test_plan import Network, random_network
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
 
@@ -129,6 +131,66 @@ def test_other_machines_with_lists(seed: int, name: str) -> None:
     for output, actual in zip(made.plan.program.outputs, on_device(made, inputs), strict=True):
         assert np.array_equal(actual, expected[output])
     assert "kestrel_start" in made.project.files[f"src/{made.unit.model}.c"]
+
+
+def with_a_table() -> Graph:
+    """Two convolutions with a look-up between them, which only the core has."""
+    network = Network(3)
+    network.convolution(3, 1, depthwise=False)
+    table = network.builder.constant("table", np.arange(-128, 128).astype(np.int8)[::-1].copy())
+    network.value = network.builder.add(Lookup(), [network.value, table])
+    network.convolution(1, 1, depthwise=False)
+    return network.finish()
+
+
+def test_the_core_comes_in_between_two_lists() -> None:
+    made = compiled(with_a_table(), 64)
+    program = made.plan.program
+    assert len(made.unit.lists) == 2
+    inputs = sample_inputs(made.graph)
+    expected = evaluate(made.graph, inputs)
+    for name, actual in zip(program.outputs, on_device(made, inputs), strict=True):
+        assert np.array_equal(actual, expected[name])
+    core = [index for index, one in enumerate(program.statements) if isinstance(one, Call)]
+    waits = [i for i, one in enumerate(program.statements) if isinstance(one, Wait) and not one.stream]
+    assert waits[0] < core[0] and len(waits) == 2
+    without = [*program.statements]
+    without[waits[0]] = Begin(without[waits[0]].layer)
+    with pytest.raises(ProgramError, match="a wait is missing"):
+        verify(replace(program, statements=tuple(without)), made.unit.target)
+
+
+@pytest.mark.parametrize("name", ["tiles", "table"])
+def test_this_computer_carries_lists_out_too(name: str, tmp_path: Path) -> None:
+    made = compiled(random_network(4), 12) if name == "tiles" else compiled(with_a_table(), 64)
+    write_project(made.project, tmp_path / "build")
+    inputs = sample_inputs(made.graph, 7)
+    result = run_build(open_build(tmp_path / "build", made.unit.target), "host", [inputs])
+    expected = evaluate(made.graph, inputs)
+    assert all(np.array_equal(array, expected[output]) for output, array in result.outputs[0].items())
+
+
+def test_slow_functions_are_asked_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each shape once, none of which the copies alone take too long; at most so many, and that is told."""
+    target = machine(12)
+    asked: list[tuple[str, tuple[int, ...]]] = []
+
+    def counted(offload: Offload) -> Offload:
+        def cycles(match: Match) -> int:
+            asked.append((match.root, match.result.shape))
+            return offload.cycles(match)
+
+        return replace(offload, cycles=cycles)
+
+    engine = replace(target.engines[0], offloads=tuple(map(counted, target.engines[0].offloads)))
+    slow = replace(target, engines=(engine,))
+    graph = adapt(random_network(4), target.policies[0])
+    compile_graph(graph, slow, Options(), interpret=False)
+    assert len(set(asked)) > len(asked) / 2, "beside each shape once, the report asks for each launch"
+    monkeypatch.setattr(tiles, "MOST_ASKED", 3)
+    told: list[str] = []
+    compile_graph(graph, slow, Options(), told.append, interpret=False)
+    assert any("3 sizes tried, the best of them is taken" in text for text in told)
 
 
 @pytest.mark.parametrize("seed", [1, 4, 7])
