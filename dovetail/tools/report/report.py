@@ -10,6 +10,9 @@ How costs are attributed:
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
   Jobs without MACs are shared evenly by the layers without any that follow each other there.
   Where not even that is possible there must be one job per launch; else they are None (`null`).
+* An engine that takes lists of commands works through several layers without the core: there a layer lasts from the end
+  of what comes before it to the end of its last command, and its commands are counted, not guessed
+  (dovetail/sim/stretches.py).
 * Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
   memory, or back from it, as the program says.
 
