@@ -26,7 +26,7 @@ from dovetail.schedule import tiles
 from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import START
-from dovetail.target import Dma, Match, Offload, Target
+from dovetail.target import CommandSet, Dma, Match, Offload, Target
 from dovetail.targets import _check_reach, load_target
 from dovetail.tools.report.detail import detail, trace_text
 from dovetail.tools.report.report import make_report
@@ -191,6 +191,25 @@ def test_slow_functions_are_asked_little(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[str] = []
     compile_graph(graph, slow, Options(), told.append, interpret=False)
     assert any("3 sizes tried, the best of them is taken" in text for text in told)
+
+
+def test_commands_that_cannot_be_are_refused() -> None:
+    commands = CommandSet({"COPY": ("source", "target"), "RUN": ()})
+    words = [*commands.words("COPY", source=4, target=-8), *commands.words("RUN"), *commands.words("WAIT", **_WAIT)]
+    assert words == [1, 4, 0xFFFFFFF8, 2, 3, 1, 0]
+    decoded = list(commands.decode(words, "x"))
+    assert decoded == [("COPY", {"source": 4, "target": 0xFFFFFFF8}), ("RUN", {}), ("WAIT", _WAIT)]
+    for wrong, message in (([7], "which is no command"), ([1, 4], "ends within COPY")):
+        with pytest.raises(SimulationError, match=message) as caught:
+            list(commands.decode(wrong, "x"))
+        assert caught.value.hint
+    with pytest.raises(TargetError, match="no such command"):
+        commands.words("JUMP")
+    with pytest.raises(TargetError, match="other registers"):
+        commands.words("COPY", source=1)
+
+
+_WAIT = {"unit": 1, "unfinished": 0}
 
 
 @pytest.mark.parametrize("seed", [1, 4, 7])

@@ -256,7 +256,7 @@ def _fill(context: Lowered, like: View, value: int) -> View:
         if size > 1 and (stride != nbytes or nbytes * size > _MOST_FILL):
             break
         own[place], nbytes = nbytes, nbytes * size
-    name = f"fill_{value & 0xFF}_{nbytes}"
+    name = f"fill_{like.type.dtype.text}_{value & 0xFFFFFFFF}_{nbytes}"
     context.constants[name] = np.frombuffer(element * (nbytes // len(element)), np.uint8)
     context.buffers[name] = Buffer(name, context.target.code, nbytes, Role.CONSTANT)
     return View(name, like.type, tuple(own), 0, like.layout)
