@@ -221,7 +221,7 @@ def compile_graph(
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
         cores = pipeline.cores if pipeline else None
-        found = plan(laid, target, reserved(graph, target), near, cores)
+        found = plan(laid, target, reserved(graph, target), near, cores, progress)
         return _Planned(assignment, laid, found, next(p.peak for p in found.placements if p.memory == target.values))
 
     def in_stripes(striped: Striped) -> tuple[_Planned, int]:

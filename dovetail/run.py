@@ -19,6 +19,7 @@ from dovetail.kernels import Optimize
 from dovetail.sim.device import DeviceSpec
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
+from dovetail.sim.stretches import with_lists
 from dovetail.target.description import DeviceModel, Target, with_cores
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.targets.fields import changed, fields_of
@@ -177,7 +178,9 @@ def run_build(
         raise DovetailError(
             f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
         )
-    simulation = replace(simulation, inferences=simulation.inferences[delay:])
+    stretches = build.manifest.get("stretches", ())
+    inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
+    simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, f"{simulator}, core {core}" if core else simulator, outputs, simulation, sizes)
 
@@ -247,7 +250,7 @@ def _run_iss(
     elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
     setup = SimulationSetup(
         elf,
-        tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories),
+        tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories),
         tuple(devices),
         target.core.isa,
         target.core.costs,

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
-from dovetail.program.ir import CORE, Buffer, Call, Role, Statement, Wait, queue_of, reads, writes
+from dovetail.program.ir import CORE, Begin, Buffer, Call, Role, Statement, Wait, queue_of, reads, stream_of, writes
 from dovetail.target.description import Memory
 
 
@@ -151,25 +151,34 @@ class Order:
     """Which statements are known to have finished before others are issued."""
 
     def __init__(self, statements: Sequence[Statement], dma: str) -> None:
-        self._waits: dict[str, list[tuple[int, int]]] = {}
+        work = [one for one in statements if not isinstance(one, Begin | Wait)]
+        self._streams = {queue_of(one, dma): stream_of(one) for one in work}
+        self._waits: dict[str, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
+        """By queue: up to which statement it has been waited for, at which one, and who knows (empty: everybody)."""
+        self._known: dict[tuple[str, int, str], int] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
-                self._waits.setdefault(statement.queue, []).append((statement.statement, index))
+                whole = "" if statement.stream else self._streams[statement.queue]
+                for queue, stream in self._streams.items():
+                    if queue == statement.queue or (whole and stream == whole):  # core 0 waits for whole lists
+                        self._waits[queue].append((statement.statement, index, statement.stream))
 
-    def finished_at(self, queue: str, index: int) -> int:
-        """Index of the statement by whose issue the one at `index` has surely finished."""
+    def finished_at(self, queue: str, index: int, reader: str = CORE) -> int:
+        """Index of the statement by whose issue, on the queue `reader`, the one at `index` has surely finished."""
         if queue == CORE:
             return index
-        later = (position for upto, position in self._waits.get(queue, ()) if upto >= index)
-        return next(later, 1 << 30)
+        key = (queue, index, self._streams.get(reader, ""))
+        if key not in self._known:
+            known = (place for upto, place, who in self._waits.get(queue, ()) if upto >= index and who in ("", key[2]))
+            self._known[key] = next(known, 1 << 30)
+        return self._known[key]
 
     def before(self, a: Lifetime, b: Lifetime) -> bool:
         """True when everything done to one buffer has finished before anything is done to the other."""
         for queue, last in a.last_by_queue.items():
-            done = self.finished_at(queue, last)
             for other, first in b.first_by_queue.items():
                 in_queue_order = queue == other and last < first
-                if not in_queue_order and done >= first:
+                if not in_queue_order and self.finished_at(queue, last, other) >= first:
                     return False
         return True
 
