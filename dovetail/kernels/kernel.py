@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times
@@ -244,6 +245,8 @@ class Scope:
     """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
     channel: str = "0"
     """In a compact kernel: C text of the present place along the result's last axis."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """Of the run-time operands and the result that share bytes; of a relayout also others that are not row-major."""
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""
@@ -308,20 +311,49 @@ class Scope:
         """Drop the constants whose identifiers are not in `used`."""
         self.constants = {name: array for name, array in self.constants.items() if name in used}
 
+    def loaded(self, value: str, name: str, index: str) -> str:
+        """C text of an element of a region input, the C identifier `name`, at a flat index; one that shares a byte is
+        taken out of it."""
+        layout = self.layouts.get(value)
+        if layout is None or not layout.packed:
+            return f"{name}[{index}]"
+        kind = self.graph.types[value].dtype
+        return f"{'packed' if kind.signed else 'unsigned'}_{kind.bits}({name}, {_field(layout, index)})"
+
+    def stored(self, index: str, text: str) -> str:
+        """The C statement that puts an element of the result, an int32_t where it shares a byte, at a flat index."""
+        layout, kind = self.layouts.get(self.graph.outputs[0]), self.graph.types[self.graph.outputs[0]].dtype
+        if layout is None or not layout.packed:
+            return f"output[{index}] = {text};"
+        return f"put_{kind.bits}(output, {_field(layout, index)}, {text});"
+
+    def shares(self, value: str) -> bool:
+        """Whether elements of a region input or of the result share bytes."""
+        return value in self.layouts and self.layouts[value].packed
+
+    def _held(self, value: str) -> str:
+        """C type of what holds the elements of a region input or the result."""
+        return "uint8_t" if self.shares(value) else c_type(self.graph.types[value].dtype)
+
     def parameters(self) -> tuple[Parameter, ...]:
         """Output, inputs in the region's order, constants."""
-        types = self.graph.types
         result = self.graph.outputs[0]
         over = self.overwritten
-        found = [Parameter("output", result, c_type(types[result].dtype), False, over is not None)]
+        found = [Parameter("output", result, self._held(result), False, over is not None)]
         for value in self.graph.inputs:
             if value in self._inputs:
-                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False, value == over))
+                found.append(Parameter(self._inputs[value], value, self._held(value), False, value == over))
         for name, array in self.constants.items():
             found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
         if self.border is not None and self.border.block is not None:
             found.append(self.border.block.parameter)
         return tuple(found)
+
+
+def _field(layout: Layout, index: str) -> str:
+    """C text of the place of an element among the fields of a packed value, the lowest bits first."""
+    down = layout.dims[-1] in layout.backwards
+    return f"({index}) ^ {layout.fields - 1}" if down else index
 
 
 Rule = Callable[..., Expression]

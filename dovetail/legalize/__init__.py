@@ -16,6 +16,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.requantisation import (
     ConverterLimits,
     RequantisationLimits,
@@ -50,6 +51,7 @@ __all__ = [
     "dense_results_of",
     "engine_requantisation",
     "even_borders",
+    "narrow_activations",
     "narrow_weights",
     "split_bias",
     "stride_as_slice",

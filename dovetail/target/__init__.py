@@ -1,7 +1,7 @@
 """The public interface a target is written against."""
 
 from dovetail.ir.crop import Tile, crop
-from dovetail.ir.layout import Layout, blocked, from_notation
+from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.target import costs
 from dovetail.target.description import (
     Command,
@@ -56,5 +56,5 @@ __all__ = [
     "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
     "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
     "RtlPort", "Scope", "Space", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop",
-    "from_notation", "maybe", "one_of", "operand",
+    "from_notation", "maybe", "one_of", "operand", "packed",
 ]  # fmt: skip

@@ -11,8 +11,10 @@ from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
+from dovetail.ir.layout import row_major
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
+from dovetail.kernels.relayout import byte_terms
 from dovetail.program.ir import Launch, View
 from dovetail.target.description import Command
 
@@ -45,7 +47,8 @@ def host_source(unit: Unit) -> str | None:
             for graph in graphs
         ]
         helpers += [helper for kernel in found for helper in kernel.helpers]
-        functions.append(_host_task(unit, launch, name, found, {graph.outputs[0] for graph in graphs[:-1]}))
+        between = {graph.outputs[0] for graph in graphs[:-1]}
+        functions.append(_host_task(unit, launch, name, found, between, helpers))
         table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
@@ -88,19 +91,23 @@ def _computable(graph: Graph) -> tuple[Graph, ...]:
     raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out")
 
 
-def _host_task(unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str]) -> str:
+def _host_task(
+    unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str], helpers: list[str]
+) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
-    give each other."""
+    give each other, `helpers` gains the functions it calls."""
     kinds = [launch.graph.types[value] for value in between]
     aligned = "__attribute__((aligned(16)))"
     lines = [f"    static {c_type(kind.dtype)} between[{kind.elements}] {aligned};" for kind in kinds]
     for kernel in found:
-        block = _host_kernel_call(unit, launch, kernel, between)
+        block = _host_kernel_call(unit, launch, kernel, between, helpers)
         lines += ["    {", *block, "    }"] if between else block
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
-def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str]) -> list[str]:
+def _host_kernel_call(
+    unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str], helpers: list[str]
+) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
@@ -124,36 +131,28 @@ def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: C
             continue
         lines.append(f"    static {element} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
         arguments.append(stem)
-        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result))
+        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
     return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
 
 
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: list[str]) -> str:
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
-    offset = " + ".join(_steps(view, indices))
+    kind, layout = view.type.dtype, view.layout or row_major(len(sizes))
+    offset, field = byte_terms(layout, view.strides, indices)
     dense = "0"
     for index, size in sizes:
         dense = f"({dense}) * {size} + {index}"
     const = "" if scatter else "const "
     strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
+    if view.layout is not None and view.layout.packed:
+        helpers.append(name := f"{'put' if scatter else 'packed' if kind.signed else 'unsigned'}_{kind.bits}")
+        call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
+        body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
+        return f"    {loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
     return f"    {loops}{{ {body} }}"
-
-
-def _steps(view: View, indices: list[str]) -> list[str]:
-    """C terms of an element's offset, one per physical dimension."""
-    if view.layout is None:
-        return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
-    found = []
-    for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
-        coarser = view.layout.coarser(axis, step)
-        place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
-        place += f" % {coarser // step}" if coarser else ""
-        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
-        found.append(f"({down}{place}) * {stride}")
-    return found
 
 
 def main_source(unit: Unit) -> str:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from dovetail import kernels
 from dovetail.ir.crop import joined_boxes, sliced_box
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, check_part, nbytes, physical_shape, same_bytes
+from dovetail.ir.layout import Layout, check_part, nbytes, packed, packing_fits, physical_shape, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
-from dovetail.ir.types import Box
+from dovetail.ir.types import Box, TensorType
 from dovetail.program.transfers import can_pad
 from dovetail.schedule.partition import Region
 
@@ -104,19 +105,31 @@ _TOGETHER = 8
 """Regions decided together: with two layouts 2**8 assignments are tried."""
 
 
-def choose(graph: Graph, regions: Sequence[Region]) -> tuple[Region, ...]:
+Layouts = Mapping[str, Layout]
+"""The layouts of a region's values by name, where they are not row-major."""
+
+
+def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tuple[Region, ...]:
     """The regions, each with the layouts of its values.
+
+    Args:
+        graph: the network.
+        regions: in execution order.
+        packs: whether the core packs narrow values although no engine asks for it; of equal cost is then what takes
+            fewest bytes.
 
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
     """
     found = [replace(region, layouts=_fixed(region)) for region in regions]
     known = list(dict.fromkeys(layout for region in found for layout in region.layouts.values()))
-    options = {index: (None, *_choices(region, known)) for index, region in enumerate(found)}
+    if packs or any(layout.packed for layout in known):
+        known = list(dict.fromkeys([*known, packed(None, 1, 4)]))
+    options = {index: ({}, *_choices(region, known)) for index, region in enumerate(found)}
     for group in _groups(regions, [index for index, choices in options.items() if len(choices) > 1]):
         for start in range(0, len(group), _TOGETHER):
             chunk = group[start : start + _TOGETHER]
-            _decide(graph, found, chunk, [options[index] for index in chunk])
+            _decide(graph, found, chunk, [options[index] for index in chunk], packs)
     return tuple(found)
 
 
@@ -125,22 +138,65 @@ def _fixed(region: Region) -> dict[str, Layout]:
     if region.offload is None or region.match is None:
         return {}
     found: dict[str, Layout] = {}
-    for leaf, layout in region.offload.layouts.items():
+    for leaf, layout in region.offload.layouts_of(region.match).items():
         value = region.output if leaf == "result" else region.match.values.get(leaf)
         if value is None or layout.is_row_major or value in region.graph.constants:
             continue
         physical_shape(layout, region.graph.types[value].shape)
+        if not packing_fits(layout, kind := region.graph.types[value].dtype):
+            raise ValueError(f"{region.offload.name} takes '{value}' as {layout}, whose bytes {kind.text} cannot fill")
         if found.setdefault(value, layout) != layout:
             raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
     return found
 
 
-def _choices(region: Region, known: Sequence[Layout]) -> list[Layout]:
-    """The layouts, beside row-major, that a region which is not an engine's could take and give all its values in."""
+def _choices(region: Region, known: Sequence[Layout]) -> list[Layouts]:
+    """The layouts, beside row-major, that a region which is not an engine's could take and give its values in."""
     if region.engine is not None:
         return []
-    ranks = {len(region.graph.types[value].shape) for value in (*region.graph.inputs, region.output)}
-    return [layout for layout in known if ranks == {layout.rank} and _keeps(region, layout)]
+    values = (*region.graph.inputs, region.output)
+    ranks = {len(region.graph.types[value].shape) for value in values}
+    whole = (layout for layout in known if not layout.packed and ranks == {layout.rank} and _keeps(region, layout))
+    shared = (_shared(region, layout) for layout in known if layout.packed)
+    found = [*(dict.fromkeys(values, layout) for layout in whole), *(layouts for layouts in shared if layouts)]
+    return [layouts for place, layouts in enumerate(found) if layouts not in found[:place]]
+
+
+def _shared(region: Region, manner: Layout) -> Layouts:
+    """The layouts of a region that keeps its narrow values in bytes as another layout does; none where it cannot: some
+    do not fill their bytes, or no kernel takes them so."""
+    types, values = region.graph.types, dict.fromkeys((*region.graph.inputs, region.output))
+    order, narrow = manner.order, [value for value in values if types[value].dtype.bits < 8]
+    if not narrow or (order is not None and {len(types[value].shape) for value in values} != {order.rank}):
+        return {}
+    try:
+        found = {value: _in_manner(manner, types[value]) for value in narrow}
+    except ValueError:
+        return {}
+    if region.is_view:
+        return found
+    if region.mover:
+        alike = len(values) == len(narrow) and len(set(found.values())) == 1
+        return found if alike and _keeps(region, found[region.output]) else {}
+    if kernels.takes_packed(region.graph) is not None or (order is not None and not _keeps(region, order)):
+        return {}
+    return found | ({value: order for value in values if value not in narrow} if order is not None else {})
+
+
+def _in_manner(manner: Layout, kind: TensorType) -> Layout:
+    """How a narrow value lies in the order and the bytes of a packed layout, perhaps one of another width and rank.
+
+    Raises:
+        ValueError: it does not fill whole bytes.
+    """
+    order, axis = manner.order, manner.dims[-1][0] if manner.order is not None else -1
+    found = packed(order, len(kind.shape), kind.dtype.bits, axis)
+    if manner.dims[-1] in manner.backwards:
+        found = replace(found, backwards=(*found.backwards, found.dims[-1]))
+    elements = kind.elements if order is None else prod(physical_shape(order, kind.shape))
+    if found.order != order or prod(physical_shape(found, kind.shape)) != elements:
+        raise ValueError(f"{kind} does not fill its bytes as {found}")
+    return found
 
 
 def _keeps(region: Region, layout: Layout) -> bool:
@@ -195,7 +251,7 @@ def _groups(regions: Sequence[Region], flexible: Sequence[int]) -> list[list[int
 
 
 def _decide(
-    graph: Graph, regions: list[Region], chunk: Sequence[int], options: Sequence[tuple[Layout | None, ...]]
+    graph: Graph, regions: list[Region], chunk: Sequence[int], options: Sequence[tuple[Layouts, ...]], packs: bool
 ) -> None:
     """Put the cheapest assignment of some regions in their place; of equals the one with the fewest changes of layout
     (only a value of the same layout can lie inside another), then row-major before others."""
@@ -205,13 +261,13 @@ def _decide(
         maker = next((index for index, region in enumerate(regions) if region.output == value), None)
         uses.append(_Use(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs)))
 
-    def put(assignment: tuple[Layout | None, ...]) -> tuple[int, int]:
+    def put(assignment: tuple[Layouts, ...]) -> tuple[int, ...]:
         """Put an assignment in place; returns what it costs."""
-        for index, layout in zip(chunk, assignment, strict=True):
-            names = (*regions[index].graph.inputs, regions[index].output)
-            regions[index] = replace(regions[index], layouts=dict.fromkeys(names, layout) if layout else {})
+        for index, layouts in zip(chunk, assignment, strict=True):
+            regions[index] = replace(regions[index], layouts=layouts)
         costs = [_moved(graph, regions, use) for use in uses]
-        return sum(moved for moved, _ in costs), sum(changes for _, changes in costs)
+        held = sum(_held(graph, regions, use) for use in uses) if packs else 0
+        return sum(moved for moved, _ in costs), held, sum(changes for _, changes in costs)
 
     put(min(product(*options), key=put))
 
@@ -235,6 +291,12 @@ def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int
     further = others(lies, [*wanted, *([None] if use.value in graph.outputs else [])], graph, use.value)
     changes = sum(layout != lies for layout in wanted)
     return sum(nbytes(lies, kind) + nbytes(layout, kind) for layout in further), changes
+
+
+def _held(graph: Graph, regions: Sequence[Region], use: _Use) -> int:
+    """Bytes of a value as it is made."""
+    at = use.maker if use.maker is not None else next(iter(use.readers), None)
+    return nbytes(None if at is None else regions[at].layouts.get(use.value), graph.types[use.value])
 
 
 def others(lies: Layout | None, wanted: Sequence[Layout | None], graph: Graph, value: str) -> list[Layout | None]:
