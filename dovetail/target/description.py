@@ -408,6 +408,9 @@ class Quantisation:
     """Weights of 2 bits are -1, 0 or 1."""
     operand_bits: int = 8
     """Bits that operands of layers with 2-bit weights are to keep within."""
+    activation_bits: tuple[int, ...] = (8,)
+    """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
+    gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
 
 
 @dataclass(frozen=True)
