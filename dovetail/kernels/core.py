@@ -73,7 +73,8 @@ def _write(
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
     scope = Scope(graph, core.accumulators, overwritten, lanes, border=border, layouts=layouts)
-    if any(layout.packed for layout in layouts.values()) and (sentence := takes_packed(graph)):
+    shared = [value for value, layout in layouts.items() if layout.packed]
+    if shared and (sentence := takes_packed(graph, shared)):
         raise Unsupported(sentence)
     return _kernel(name, scope, family(region, scope, operator).write, Scheduled(None, (), (), notes))
 
@@ -120,12 +121,14 @@ def supports(graph: Graph) -> str | None:
     return None
 
 
-def takes_packed(graph: Graph) -> str | None:
-    """None when the region's kernel takes, and gives, narrow values several to a byte; else why not."""
-    anchor = split(graph).anchor
-    if anchor is None or type(anchor.operator) in PACKED:
+def takes_packed(graph: Graph, values: Collection[str]) -> str | None:
+    """None when the region's kernel takes, or gives, these narrow values of it several to a byte; else why not."""
+    region = split(graph)
+    if region.anchor is None or type(region.anchor.operator) in PACKED:
         return None
-    return f"{type(anchor.operator).__name__} takes no elements that share bytes."
+    if region.tree and set(values) == set(graph.outputs):  # what is computed is put into its byte wherever it belongs
+        return None
+    return f"{type(region.anchor.operator).__name__} takes no elements that share bytes."
 
 
 def may_overwrite(graph: Graph) -> bool:

@@ -62,8 +62,8 @@ _COARSE = 1 / 16
 def _with_fine_bias(
     ask: Request[Linear], x: Quantised, weights: Quantised, bias: Quantised | Array, operator: Linear
 ) -> str | None:
-    """The layer with its bias added behind the scale, in fractions of a sum: of operands of few bits a sum is a large step.
-    None where a bias of whole sums is fine enough, or scaled sums would leave 32 bits."""
+    """The layer with its bias added behind the scale, in fractions of a sum: where operands have few bits, a sum is a
+    large step. None where a bias of whole sums is fine enough, or scaled sums would leave 32 bits."""
     if isinstance(bias, Quantised) or weights.array is None or x.kind.dtype.bits > 8:
         return None
     axis, target = ask.operator.weight_axis or 0, ask.target
@@ -217,8 +217,8 @@ def fold_into_scales(draft: Draft, node: Node) -> str | None:
 
 
 def _normalisation(draft: Draft, node: Node) -> tuple[Array, Array] | None:
-    """Factor and offset, [C] or [1], of a batch normalisation: of images the frontends give it as a 1x1 depthwise layer,
-    of rows as a product and a sum."""
+    """Factor and offset, [C] or [1], of a batch normalisation: the frontends give that of images as a 1x1 depthwise
+    layer, that of rows as a product and a sum."""
     operator = node.operator
     if isinstance(operator, Add | Binary):
         return _line(draft, node)

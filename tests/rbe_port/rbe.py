@@ -146,20 +146,16 @@ def compute(job: Mapping[str, int], bus: Bus) -> None:
     right = max((columns - 1) * stride + kernel - job["left"] - job["x_columns"], 0)
     x = np.pad(x, [(job["top"], below), (job["left"], right), (0, 0)], constant_values=fill)
     row = -(-job["channels"] * job["weight_bits"] // 8)
-    stored = bus.view(job["weights"], job["outputs"] * kernel * kernel * row).reshape(
-        job["outputs"], kernel, kernel, row
-    )
+    shape = (job["outputs"], kernel, kernel, row)
+    stored = bus.view(job["weights"], int(np.prod(shape))).reshape(shape)
     weights = elements(stored, job["weight_bits"], True)[..., : job["channels"]]
     sums = np.zeros((rows, columns, job["outputs"]), np.int64)
     for down in range(kernel):
         for across in range(kernel):
-            taken = x[
-                down : down + (rows - 1) * stride + 1 : stride, across : across + (columns - 1) * stride + 1 : stride
-            ]
-            sums += taken @ weights[:, down, across].T
-    scale, offset, shift = (
-        bus.view(job["parameters"], 12 * job["outputs"]).view("<i4").reshape(-1, 3).T.astype(np.int64)
-    )
+            ends = down + (rows - 1) * stride + 1, across + (columns - 1) * stride + 1
+            sums += x[down : ends[0] : stride, across : ends[1] : stride] @ weights[:, down, across].T
+    parameters = bus.view(job["parameters"], 12 * job["outputs"]).view("<i4").reshape(-1, 3)
+    scale, offset, shift = parameters.T.astype(np.int64)
     y = np.clip((sums * scale + offset) >> shift, low, high)
     target, bits, _, paired = image(bus, job, "y", job["outputs"])
     target[...] = fields(y.swapaxes(1, 2), bits).swapaxes(1, 2) if paired else fields(y, bits)
@@ -172,7 +168,9 @@ LIMITS = (
     layers.NARROW_WEIGHTS, layers.SYMMETRIC_WEIGHTS, layers.SYMMETRIC_OPERAND, layers.ONE_IMAGE, layers.ONE_ROW,
 )  # fmt: skip
 IMAGES = (layers.BATCH, layers.NO_GROUPS, layers.kernels_of(1, 3), layers.strides_of(1, 2), layers.NO_DILATION)
-PARAMETERS = legalize.RequantisationLimits(scale_bits=15, most_shift=31)
+UNSIGNED, SIGNED_TOO = (
+    legalize.RequantisationLimits(scale_bits=15, most_shift=31, activations=kind) for kind in (DType.UINT8, DType.INT8)
+)
 
 
 def _offload(name: str, kind: type[Operator], limits: tuple[dt.Constraint, ...]) -> dt.Offload:
@@ -201,7 +199,8 @@ TARGET = dt.Target(
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000),
     quantisation=dt.Quantisation(packed=True, activations=DType.UINT8, activation_bits=(8, 4, 2)),
     policies=(dt.Policy("engine", "the engine requantises with its own scale and shift", (
-        dt.Rewrite("requantisation", legalize.engine_requantisation(takes, PARAMETERS), lsb=1),
+        dt.Rewrite("requantisation", legalize.engine_requantisation(takes, UNSIGNED), lsb=1),
+                dt.Rewrite("requantisation of signed", legalize.engine_requantisation(takes, SIGNED_TOO), lsb=1),
         dt.Rewrite("narrow weights", legalize.narrow_weights(), lsb=0),
         dt.Rewrite("narrow activations", legalize.narrow_activations(), lsb=0),
     )),),

@@ -103,6 +103,8 @@ def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Re
 
 _TOGETHER = 8
 """Regions decided together: with two layouts 2**8 assignments are tried."""
+_MOST_TRIED = 1 << 13
+"""Assignments tried at once, where regions have more than two layouts each."""
 
 
 Layouts = Mapping[str, Layout]
@@ -127,10 +129,16 @@ def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tupl
         known = list(dict.fromkeys([*known, packed(None, 1, 4)]))
     options = {index: ({}, *_choices(region, known)) for index, region in enumerate(found)}
     for group in _groups(regions, [index for index, choices in options.items() if len(choices) > 1]):
-        for start in range(0, len(group), _TOGETHER):
-            chunk = group[start : start + _TOGETHER]
+        while group:
+            count = next(n for n in range(_TOGETHER, 0, -1) if n == 1 or _tried(group[:n], options) <= _MOST_TRIED)
+            chunk, group = group[:count], group[count:]
             _decide(graph, found, chunk, [options[index] for index in chunk], packs)
     return tuple(found)
+
+
+def _tried(group: Sequence[int], options: Mapping[int, Sequence[Layouts]]) -> int:
+    """How many assignments a group of regions has."""
+    return prod(len(options[index]) for index in group)
 
 
 def _fixed(region: Region) -> dict[str, Layout]:
@@ -157,45 +165,51 @@ def _choices(region: Region, known: Sequence[Layout]) -> list[Layouts]:
     values = (*region.graph.inputs, region.output)
     ranks = {len(region.graph.types[value].shape) for value in values}
     whole = (layout for layout in known if not layout.packed and ranks == {layout.rank} and _keeps(region, layout))
-    shared = (_shared(region, layout) for layout in known if layout.packed)
-    found = [*(dict.fromkeys(values, layout) for layout in whole), *(layouts for layouts in shared if layouts)]
+    shared = (layouts for layout in known if layout.packed for layouts in _shared(region, layout))
+    found = [*(dict.fromkeys(values, layout) for layout in whole), *shared]
     return [layouts for place, layouts in enumerate(found) if layouts not in found[:place]]
 
 
-def _shared(region: Region, manner: Layout) -> Layouts:
-    """The layouts of a region that keeps its narrow values in bytes as another layout does; none where it cannot: some
-    do not fill their bytes, or no kernel takes them so."""
+def _shared(region: Region, manner: Layout) -> Iterator[Layouts]:
+    """The layouts of a region that keeps its narrow values in bytes as another layout does: all of them, its operands
+    or its result; none where it cannot, because some do not fill their bytes or no kernel takes them so."""
     types, values = region.graph.types, dict.fromkeys((*region.graph.inputs, region.output))
     order, narrow = manner.order, [value for value in values if types[value].dtype.bits < 8]
-    if not narrow or (order is not None and {len(types[value].shape) for value in values} != {order.rank}):
-        return {}
-    try:
-        found = {value: _in_manner(manner, types[value]) for value in narrow}
-    except ValueError:
-        return {}
-    if region.is_view:
-        return found
-    if region.mover:
-        alike = len(values) == len(narrow) and len(set(found.values())) == 1
-        return found if alike and _keeps(region, found[region.output]) else {}
-    if kernels.takes_packed(region.graph) is not None or (order is not None and not _keeps(region, order)):
-        return {}
-    return found | ({value: order for value in values if value not in narrow} if order is not None else {})
+    if order is not None and {len(types[value].shape) for value in values} != {order.rank}:
+        return
+    if region.is_view or region.mover:
+        found = _in_manner(manner, types, narrow)
+        alike = len(values) == len(narrow) == len(found)
+        if alike and (region.is_view or (len(set(found.values())) == 1 and _keeps(region, found[region.output]))):
+            yield found
+        return
+    if order is not None and not _keeps(region, order):
+        return
+    others = {value: order for value in values} if order is not None else {}
+    sides = (narrow, [value for value in narrow if value != region.output], narrow[-1:])
+    for side in sides:
+        found = _in_manner(manner, types, side)
+        if found and kernels.takes_packed(region.graph, list(found)) is None:
+            yield others | found
 
 
-def _in_manner(manner: Layout, kind: TensorType) -> Layout:
-    """How a narrow value lies in the order and the bytes of a packed layout, perhaps one of another width and rank.
-
-    Raises:
-        ValueError: it does not fill whole bytes.
-    """
+def _in_manner(manner: Layout, types: Mapping[str, TensorType], values: Sequence[str]) -> dict[str, Layout]:
+    """How narrow values lie in the order and the bytes of a packed layout, perhaps one of another width and rank; none
+    where one does not fill its bytes."""
     order, axis = manner.order, manner.dims[-1][0] if manner.order is not None else -1
-    found = packed(order, len(kind.shape), kind.dtype.bits, axis)
-    if manner.dims[-1] in manner.backwards:
-        found = replace(found, backwards=(*found.backwards, found.dims[-1]))
-    elements = kind.elements if order is None else prod(physical_shape(order, kind.shape))
-    if found.order != order or prod(physical_shape(found, kind.shape)) != elements:
-        raise ValueError(f"{kind} does not fill its bytes as {found}")
+    found: dict[str, Layout] = {}
+    for value in values:
+        kind = types[value]
+        try:
+            layout = packed(order, len(kind.shape), kind.dtype.bits, axis)
+        except ValueError:
+            return {}
+        if manner.dims[-1] in manner.backwards:
+            layout = replace(layout, backwards=(*layout.backwards, layout.dims[-1]))
+        elements = kind.elements if order is None else prod(physical_shape(order, kind.shape))
+        if layout.order != order or prod(physical_shape(layout, kind.shape)) != elements:
+            return {}
+        found[value] = layout
     return found
 
 
