@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.movement import Relayout
@@ -28,8 +29,10 @@ def byte_terms(layout: Layout, strides: Sequence[int], places: Sequence[str]) ->
 
 
 def element_text(layout: Layout, shape: Shape, places: Sequence[str]) -> str:
-    """C text of the flat index of an element of a dense value, counted in elements also where they share bytes."""
-    place, field = byte_terms(layout, dense_steps(stored_shape(layout, shape)), places)
+    """C text of the flat index of an element of a dense value, counted in elements also where they share bytes: the
+    first of a byte first, whichever bits it has."""
+    upwards = replace(layout, backwards=tuple(d for d in layout.backwards if not layout.packed or d != layout.dims[-1]))
+    place, field = byte_terms(upwards, dense_steps(stored_shape(layout, shape)), places)
     return total(product(f"({place})" if " " in place else place, layout.fields), field)
 
 

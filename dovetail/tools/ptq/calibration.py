@@ -98,23 +98,33 @@ def calibrate(
     return Calibrated(graph, _steps(graph, seen, wanted, settings, bits), factors, wanted, settings, seen)
 
 
+def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The activations that may have fewer than 8 bits, in groups of those that share their steps, by one of them."""
+    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in narrowable(graph):
+        found[owner[name]] = (*found.get(owner[name], ()), name)
+    return found
+
+
 def activation_widths(graph: Graph, settings: Settings, wanted: Quantisation) -> dict[str, int]:
     """Bits of every activation that may be narrow. Those that share their steps have one width, the widest given.
 
     Raises:
         TargetError: the target does not take a width.
     """
-    owner = stepping.shared(graph, stepping.quantised_values(graph))
-    found: dict[str, int] = {}
-    for name in narrowable(graph):
-        given = settings.activation_widths.get(name, settings.activation_bits)
-        found[owner[name]] = max(given, found.get(owner[name], 0))
-    for width in sorted({*found.values(), *settings.activation_widths.values()} - {8}):
+    given = settings.activation_widths
+    found = {
+        name: max(given.get(member, settings.activation_bits) for member in group)
+        for group in shared_widths(graph).values()
+        for name in group
+    }
+    for width in sorted({*found.values()} - {8}):
         if width not in wanted.activation_bits:
             known = ", ".join(map(str, wanted.activation_bits))
             hint = f"choose one of {known} with --activations or --activation-width"
             raise TargetError(f"it takes activations of {known} bits, not of {width}", where="the target", hint=hint)
-    return {name: found[owner[name]] for name in narrowable(graph)}
+    return found
 
 
 def narrowable(graph: Graph) -> tuple[str, ...]:
