@@ -55,7 +55,7 @@ def linear(ask: Request[Linear]) -> str:
     return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
 
 
-_COARSE = 1 / 16
+_COARSE = 1 / 64
 """Of a step of the result: where a bias rounded to whole sums may be as far off, it is kept finer."""
 
 

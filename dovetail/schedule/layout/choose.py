@@ -15,6 +15,7 @@ from itertools import product
 from math import prod
 
 from dovetail import kernels
+from dovetail.errors import TargetError
 from dovetail.ir.crop import joined_boxes, sliced_box
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, check_part, nbytes, packed, packing_fits, physical_shape, same_bytes
@@ -122,6 +123,7 @@ def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tupl
 
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
+        TargetError: it packs values of another width.
     """
     found = [replace(region, layouts=_fixed(region)) for region in regions]
     known = list(dict.fromkeys(layout for region in found for layout in region.layouts.values()))
@@ -152,7 +154,9 @@ def _fixed(region: Region) -> dict[str, Layout]:
             continue
         physical_shape(layout, region.graph.types[value].shape)
         if not packing_fits(layout, kind := region.graph.types[value].dtype):
-            raise ValueError(f"{region.offload.name} takes '{value}' as {layout}, whose bytes {kind.text} cannot fill")
+            what = f"it takes '{value}' as {layout}, whose bytes {kind.text} cannot fill"
+            hint = "let Offload.layouts be a function that asks for the value's width, or limit that with a Constraint"
+            raise TargetError(what, where=region.offload.name, hint=hint)
         if found.setdefault(value, layout) != layout:
             raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
     return found
@@ -300,9 +304,11 @@ def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int
     """Bytes read and written to bring a value into every layout it is wanted in; and how many readers take it in
     another layout than it is given in, be it with the same bytes."""
     kind = graph.types[use.value]
-    lies = None if use.maker is None else regions[use.maker].layouts.get(use.value)
     wanted = [regions[index].layouts.get(use.value) for index in use.readers]
-    further = others(lies, [*wanted, *([None] if use.value in graph.outputs else [])], graph, use.value)
+    free = kind.dtype.bits < 8 and use.value in (*graph.given, *graph.results)  # who gives or takes it follows
+    lies = (wanted[0] if free and wanted else None) if use.maker is None else regions[use.maker].layouts.get(use.value)
+    ends = [None] if use.value in graph.outputs and not free else []
+    further = others(lies, [*wanted, *ends], graph, use.value)
     changes = sum(layout != lies for layout in wanted)
     return sum(nbytes(lies, kind) + nbytes(layout, kind) for layout in further), changes
 

@@ -31,7 +31,8 @@ class Budget:
     """A limit for the network as a whole."""
 
     kind: str
-    """"bytes" of weights (and of activations, where their widths are searched for too), "cycles" of an inference, "loss" in points of top-1, "sqnr" in dB."""
+    """"bytes" of weights (and of activations where their widths are searched for too), "cycles" of an inference,
+    "loss" in points of top-1, "sqnr" in dB."""
     limit: float
 
 
