@@ -6,6 +6,7 @@ import ctypes
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from core_kernel_cases import Case, drawn, random_array
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import GraphBuilder, Node, evaluate
 from dovetail.ir.layout import FIELDS, Layout, blocked, from_bytes, from_notation, packed, to_bytes
-from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset
 from dovetail.ir.operators.movement import Pad, Relayout, Slice
 from dovetail.ir.types import DType, TensorType
 from dovetail.kernels import generate, supports, takes_packed
@@ -138,3 +139,28 @@ def test_what_takes_no_shared_bytes_says_so() -> None:
     with pytest.raises(DovetailError, match="share bytes"):
         generate(graph, "kernel", layouts={"x": packed(None, 4, 4)})
     assert blocked((0, 3, 1, 2), 3, 16).fields == 1
+
+
+@needs_compiler
+def test_sums_of_any_two_widths_byte_by_byte(tmp_path: Path) -> None:
+    """Whole bytes are computed at a time, whatever the widths and the order of elements; odd counts one by one."""
+    made, kernels = [], []
+    for number, (a, b, result) in enumerate(product((*NARROW, DType.INT8), NARROW, (*NARROW, DType.UINT8))):
+        shape = (1, 3, 8) if number % 5 else (1, 3, 4)
+        builder = GraphBuilder("region")
+        x, y = builder.input("x", TensorType(shape, a)), builder.input("y", TensorType(shape, b))
+        terms = [builder.add(Offset(offset, DType.INT32), [name]) for name, offset in ((x, 1), (y, -2))]
+        total = builder.add(Add(), terms)
+        graph = builder.finish([builder.add(Clip(result.low, result.high, result), [total], "z")])
+        kinds = {name: graph.types[name] for name in ("x", "y", "z") if graph.types[name].dtype.bits < 8}
+        layouts = {name: manner(kind, (number >> place) % 2 == 1) for place, (name, kind) in enumerate(kinds.items())}
+        inputs = {name: random_array(number, graph.types[name]) for name in ("x", "y")}
+        made.append((Case(graph, inputs), layouts))
+        kernels.append(generate(graph, f"kernel_{number}", layouts=layouts))
+    assert sum("byte_0 |=" in kernel.source for kernel in kernels) > 70
+    library = ctypes.CDLL(str(build(tmp_path, library_text(kernels), "-O1", "-shared", "-fPIC")))
+    for (case, layouts), kernel in zip(made, kernels, strict=True):
+        got = run(getattr(library, f"run_{kernel.name}"), kernel, as_bytes(case, layouts))
+        if "z" in layouts:
+            got = from_bytes(got, layouts["z"], case.graph.types["z"])
+        assert np.array_equal(got, evaluate(case.graph, case.inputs)["z"]), kernel.source

@@ -14,7 +14,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.kernels.c import c_type, times
+from dovetail.kernels.c import c_type, times, total
 from dovetail.target.description import CoreInstruction
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
@@ -247,6 +247,8 @@ class Scope:
     """In a compact kernel: C text of the present place along the result's last axis."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """Of the run-time operands and the result that share bytes; of a relayout also others that are not row-major."""
+    turn: int | None = None
+    """Where whole bytes are computed at a time: the element of the turn, at `index` + `turn` of every operand."""
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""
@@ -318,6 +320,14 @@ class Scope:
         if layout is None or not layout.packed:
             return f"{name}[{index}]"
         kind = self.graph.types[value].dtype
+        if self.turn is not None:
+            byte, shift = self._byte(name, layout), kind.bits * _number(layout, self.turn)
+            left = 32 - kind.bits - shift
+            return (
+                f"field_of({byte}, {left}, {32 - kind.bits})"
+                if kind.signed
+                else f"({byte} >> {shift} & {2**kind.bits - 1})"
+            )
         return f"{'packed' if kind.signed else 'unsigned'}_{kind.bits}({name}, {_field(layout, index)})"
 
     def stored(self, index: str, text: str) -> str:
@@ -325,7 +335,18 @@ class Scope:
         layout, kind = self.layouts.get(self.graph.outputs[0]), self.graph.types[self.graph.outputs[0]].dtype
         if layout is None or not layout.packed:
             return f"output[{index}] = {text};"
+        if self.turn is not None:
+            place, shift = self.turn // layout.fields, kind.bits * _number(layout, self.turn)
+            return f"byte_{place} |= ((uint32_t)({text}) & {2**kind.bits - 1}u) << {shift};"
         return f"put_{kind.bits}(output, {_field(layout, index)}, {text});"
+
+    def _byte(self, name: str, layout: Layout) -> str:
+        """C text of the byte of the present element of the turn; turns begin at whole bytes."""
+        return f"{name}[{total(f'(index >> {layout.fields.bit_length() - 1})', self.turn_byte(layout))}]"
+
+    def turn_byte(self, layout: Layout) -> int:
+        """Which byte of a turn the present element is in."""
+        return (self.turn or 0) // layout.fields
 
     def shares(self, value: str) -> bool:
         """Whether elements of a region input or of the result share bytes."""
@@ -348,6 +369,12 @@ class Scope:
         if self.border is not None and self.border.block is not None:
             found.append(self.border.block.parameter)
         return tuple(found)
+
+
+def _number(layout: Layout, turn: int) -> int:
+    """Which field of its byte an element of a turn has, from the lowest bits on."""
+    field = turn % layout.fields
+    return layout.fields - 1 - field if layout.dims[-1] in layout.backwards else field
 
 
 def _field(layout: Layout, index: str) -> str:
