@@ -20,6 +20,7 @@ from dovetail.compile import prepare as prepare_integers
 from dovetail.errors import DovetailError, ProgramError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, ScaleShift
+from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, DType, TensorType
@@ -305,3 +306,53 @@ def test_a_core_that_packs() -> None:
     (region,) = partition(graph, packing_core())
     assert not choose(graph, [region])[0].layouts
     assert choose(graph, [region], packs=True)[0].layouts == {"x": dt.packed(None, 4, 4), "y": dt.packed(None, 4, 4)}
+
+
+# Layers of all sizes, whole and in tiles.
+
+
+def drawn_layers(seed: int) -> Graph:
+    """Two or three convolutions and a dense layer of any sizes, channels that fill no byte among them."""
+    chosen, builder = np.random.default_rng(seed), GraphBuilder("layers")
+    kinds = (DType.UINT8, DType.UINT4, DType.INT4, DType.UINT2, DType.INT2)
+
+    def finished(sums: str, outputs: int, dtype: DType) -> str:
+        scale = builder.constant(builder.fresh("scale"), chosen.integers(1, 99, outputs).astype(np.int32))
+        offset = builder.constant(builder.fresh("offset"), chosen.integers(-9999, 9999, outputs).astype(np.int32))
+        shift = builder.constant(builder.fresh("shift"), chosen.integers(6, 12, outputs).astype(np.int32))
+        scaled = builder.add(ScaleShift(), [sums, scale, offset, shift])
+        return builder.add(Clip(dtype.low, dtype.high, dtype), [scaled])
+
+    def weights(shape: tuple[int, ...]) -> str:
+        dtype = (DType.INT8, DType.INT4, DType.INT2)[int(chosen.integers(3))]
+        array = chosen.integers(dtype.low, dtype.high + 1, shape).astype(np.int8)
+        return builder.constant(builder.fresh("weights"), array, dtype)
+
+    def kind() -> DType:
+        return kinds[int(chosen.integers(len(kinds)))]
+
+    rows, columns = (int(size) for size in chosen.integers(5, 15, 2))
+    channels = int(chosen.integers(1, 12))
+    value = builder.input("x", TensorType((1, rows, columns, channels), kind()))
+    for _ in range(int(chosen.integers(2, 4))):
+        outputs, stride = int(chosen.choice([2, 4, 6, 7, 8, 32, 36])), int(chosen.integers(1, 3))
+        size = int(chosen.choice([1, 3]))
+        if size == 3:
+            fill = max(builder.type_of(value).dtype.low, int(chosen.integers(-1, 2)))
+            value = builder.add(Pad((0, 1, 1, 0), (0, 1, int(chosen.integers(2)), 0), fill), [value])
+        inputs = builder.type_of(value).shape[-1]
+        sums = builder.add(Conv2d((stride, stride)), [value, weights((outputs, size, size, inputs))])
+        value = finished(sums, outputs, kind())
+    return builder.finish([value])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_layers_of_all_sizes(seed: int) -> None:
+    """Whole, and in tiles of an L1 of 3 KiB: bytes that hold columns are cut between bytes too."""
+    graph = drawn_layers(seed)
+    for target in (rbe(), rbe(3 << 10)):
+        compiled = compile_graph(graph, target, Options())
+        assert any(region.engine is not None for region in compiled.regions)
+        inputs = [sample_inputs(graph, seed)]
+        proven(compiled, target, "host", inputs)
+        proven(compiled, target, "iss", inputs)
