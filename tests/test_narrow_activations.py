@@ -107,6 +107,8 @@ def test_resnet8_is_exact(how: str, simulator: str, resnet8: Callable[[str], Pat
     }
     assert layouts_of(compiled) == expected[how]
     assert not any(isinstance(region.graph.nodes[0].operator, Relayout) for region in compiled.regions)
+    (header,) = (str(text) for name, text in compiled.project.files.items() if name == f"src/{compiled.unit.model}.h")
+    assert ("several in a byte" in header and "[2w]" in header) == (how != "8")
 
 
 def test_4_bits_take_half_the_memory(resnet8: Callable[[str], Path]) -> None:
