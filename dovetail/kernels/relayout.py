@@ -13,27 +13,31 @@ from dovetail.kernels.kernel import Scope, Writer, declarations
 from dovetail.kernels.region import Region, kernel
 
 
-def byte_terms(layout: Layout, strides: Sequence[int], places: Sequence[str]) -> tuple[str, str]:
-    """C texts of how far the element at `places` is from the first, in the unit of `strides`, and of its number among
-    the fields of its byte, from the lowest bits on ("0" where it has a byte of its own)."""
-    found = []
-    for (axis, step), stride in zip(layout.dims, (*strides, 1)[: len(layout.dims)], strict=True):
-        coarser = layout.coarser(axis, step)
-        text = f"{places[axis]} / {step}" if step > 1 and places[axis] != "0" else places[axis]
-        text += f" % {coarser // step}" if coarser and text != "0" else ""
-        down = coarser is not None and (axis, step) in layout.backwards
-        text = f"({coarser // step - 1} - {text})" if coarser and down else text
-        found.append((text, stride))
-    field = found.pop()[0] if layout.packed else "0"
-    return total(*(product(f"({text})" if " " in text else text, stride) for text, stride in found)), field
+def index_text(layout: Layout, dimension: tuple[int, int], places: Sequence[str]) -> str:
+    """C text of the index along a physical dimension of the element at `places`, one C text per axis."""
+    axis, step = dimension
+    coarser, text = layout.coarser(axis, step), places[axis]
+    text = f"{text} / {step}" if step > 1 else text
+    text += f" % {coarser // step}" if coarser else ""
+    return f"{coarser // step - 1} - {text}" if coarser and dimension in layout.backwards else text
+
+
+def field_text(layout: Layout, places: Sequence[str]) -> str:
+    """C text of the number of an element among the fields of its byte, from the lowest bits on."""
+    return index_text(layout, layout.dims[-1], places)
 
 
 def element_text(layout: Layout, shape: Shape, places: Sequence[str]) -> str:
     """C text of the flat index of an element of a dense value, counted in elements also where they share bytes: the
     first of a byte first, whichever bits it has."""
-    upwards = replace(layout, backwards=tuple(d for d in layout.backwards if not layout.packed or d != layout.dims[-1]))
-    place, field = byte_terms(upwards, dense_steps(stored_shape(layout, shape)), places)
-    return total(product(f"({place})" if " " in place else place, layout.fields), field)
+    upwards = tuple(each for each in layout.backwards if not layout.packed or each != layout.dims[-1])
+    plain = replace(layout, backwards=upwards)
+    strides = dense_steps(stored_shape(layout, shape))
+    terms = [
+        product(f"({index_text(plain, dimension, places)})", stride * layout.fields)
+        for dimension, stride in zip(layout.stored, strides, strict=True)
+    ]
+    return total(*terms, *([f"{field_text(plain, places)}"] if layout.packed else []))
 
 
 @kernel(Relayout, packed=True)

@@ -11,10 +11,9 @@ from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import row_major
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
-from dovetail.kernels.relayout import byte_terms
+from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Launch, View
 from dovetail.target.description import Command
 
@@ -139,8 +138,7 @@ def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool,
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
-    kind, layout = view.type.dtype, view.layout or row_major(len(sizes))
-    offset, field = byte_terms(layout, view.strides, indices)
+    kind, offset = view.type.dtype, " + ".join(_steps(view, indices))
     dense = "0"
     for index, size in sizes:
         dense = f"({dense}) * {size} + {index}"
@@ -148,11 +146,20 @@ def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool,
     strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
     if view.layout is not None and view.layout.packed:
         helpers.append(name := f"{'put' if scatter else 'packed' if kind.signed else 'unsigned'}_{kind.bits}")
+        field = field_text(view.layout, indices)
         call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
         body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
         return f"    {loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
     return f"    {loops}{{ {body} }}"
+
+
+def _steps(view: View, indices: list[str]) -> list[str]:
+    """C terms of an element's offset, one per physical dimension but one within a byte."""
+    if view.layout is None:
+        return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
+    dims = zip(view.layout.stored, view.strides, strict=True)
+    return [f"({index_text(view.layout, dimension, indices)}) * {stride}" for dimension, stride in dims]
 
 
 def main_source(unit: Unit) -> str:
