@@ -60,19 +60,21 @@ def _write(
     notes: tuple[str, ...] = ()
     family, operator = _family(region)
     if core.instructions and family is write_sums:
-        scope = Scope(graph, core.accumulators, overwritten, room=core.room)
+        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         products = products_of(region, scope)
         try:
             if any(region.type(operand).dtype.bits < 8 for operand in (0, 1)):
                 raise Unsupported("its operands are bytes, several of these elements share one.")
-            found = write_scheduled(region, scope, products, core.instructions)
+            found = write_scheduled(region, scope, products, core.instructions, core.streams)
         except Unsupported as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in core.instructions)
         else:
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
-    scope = Scope(graph, core.accumulators, overwritten, lanes, border=border, layouts=layouts)
+    scope = Scope(
+        graph, core.accumulators, overwritten, lanes, border=border, functions=core.functions, layouts=layouts
+    )
     shared = [value for value, layout in layouts.items() if layout.packed]
     if shared and (sentence := takes_packed(graph, shared)):
         raise Unsupported(sentence)
@@ -196,7 +198,8 @@ class _Wanted:
 
     def scope(self, index: int) -> Scope:
         graph, over, lanes = self.graphs[index], self.overwritten.get(index), self.lanes.get(index)
-        return Scope(graph, self.core.accumulators, over, lanes, layouts=self.layouts.get(index, _NONE))
+        layouts, functions = self.layouts.get(index, _NONE), self.core.functions
+        return Scope(graph, self.core.accumulators, over, lanes, functions=functions, layouts=layouts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
+from dovetail.kernels.rectified import is_rectified, rectified_lines
 from dovetail.kernels.region import Region
 
 _TURN = 4
@@ -178,7 +179,7 @@ def write_elements(
 
 
 _BYTES = (DType.INT8, DType.UINT8)
-_WORDS = 4
+_WORDS = 16
 """Words flipped in one turn."""
 
 
@@ -197,7 +198,7 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     name = scope.input(node.inputs[0])
     count = region.graph.types[node.output].elements
     step = 4 * _WORDS
-    whole = count - count % step
+    whole, words_end = count - count % step, count - count % 4
     turn = [
         f"uint32_t words[{_WORDS}];",
         f"__builtin_memcpy(words, from + index, {step});",
@@ -210,8 +211,11 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     ]
     if whole:
         lines += loop("index", whole, turn, step=step)
-    if count - whole:
-        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=whole)
+    if words_end > whole:
+        word = ["uint32_t word;", "__builtin_memcpy(&word, from + index, 4);", "word ^= 0x80808080u;"]
+        lines += loop("index", words_end, [*word, "__builtin_memcpy(to + index, &word, 4);"], start=whole, step=4)
+    if count > words_end:
+        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=words_end)
     return lines
 
 
@@ -249,8 +253,13 @@ def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
     """The writer of a region without an anchor."""
 
     def write(name: str) -> list[str]:
-        lines = _flip(region, scope) if _flips_sign(region) else _by_bytes(region, scope)
-        if lines is None:
+        if _flips_sign(region):
+            lines = _flip(region, scope)
+        elif is_rectified(region) and not scope.layouts:
+            lines = rectified_lines(region, scope)
+        elif (whole_bytes := _by_bytes(region, scope)) is not None:
+            lines = whole_bytes
+        else:
             whole = full_box(region.output_shape)
             lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))
         return function(f"static void {name}", declarations(scope.parameters()), lines)

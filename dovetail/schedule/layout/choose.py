@@ -91,12 +91,14 @@ def _fits(region: Region, value: str, box: Box) -> bool:
 
 
 def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
-    """True when an engine or a relayout makes the value, and only engines and the mover read it, all in one layout."""
+    """True when an engine or a relayout by copies makes the value, and only engines and the mover read it, all in one
+    layout."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in regions if region.output == value]
     readers = [region for region in regions if value in region.graph.inputs]
-    strided = all(region.takes_strides or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    strided = all(region.takes_strides or copy for region, copy in zip(makers, copied, strict=True))
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.takes_strides or region is mover for region in readers)
     return bool(makers) and strided and alike and others
