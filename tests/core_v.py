@@ -10,7 +10,6 @@ REGISTERS = ("a0", "a1", "a2", "a3", "a4")
 """What the instructions work on; s0 and s1 are pointers, t2 a number of turns."""
 INSTRUCTIONS: Mapping[str, str] = {
     "cv.sdotsp.b": ".insn r 0x7b, 1, 0x54, {rd}, {rs1}, {rs2}",
-    "cv.shuffle2.b": ".insn r 0x7b, 1, 0x70, {rd}, {rs1}, {rs2}",
     "cv.mac": ".insn r 0x2b, 3, 0x48, {rd}, {rs1}, {rs2}",
     "cv.addrnr": ".insn r 0x2b, 3, 0x42, {rd}, {rs1}, {rs2}",
     "cv.clip": ".insn r 0x2b, 3, 0x38, {rd}, {rs1}, x{bits}",

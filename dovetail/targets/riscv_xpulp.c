@@ -1,5 +1,6 @@
-/* What instructions of the CORE-V cores do, those riscv_xpulp.py uses, for the simulator. Encodings and meanings:
-   CV32E40P User Manual, "CORE-V Instruction Set Extensions" and "CORE-V Hardware Loop feature". */
+/* What instructions of the CORE-V cores do, for the simulator: those riscv_xpulp.py uses, and all loads and stores that
+   move their pointer by a constant. Encodings and meanings: CV32E40P User Manual, "CORE-V Instruction Set Extensions"
+   and "CORE-V Hardware Loop feature". */
 #include "riscv_own.h"
 
 enum { LOADS = 0x0B, OTHERS = 0x2B, VECTORS = 0x7B };
@@ -39,17 +40,6 @@ static uint32_t dot_product(uint32_t total, uint32_t first, uint32_t second)
         total += (uint32_t)((int8_t)(first >> lane & 0xFFu) * (int8_t)(second >> lane & 0xFFu));
     }
     return total;
-}
-
-/* rd of the bytes of rs1 (where bit 2 of a byte of rs2 is set) and of rd. */
-static uint32_t shuffled(uint32_t old, uint32_t first, uint32_t second)
-{
-    uint32_t result = 0;
-    for (uint32_t lane = 0; lane < 32u; lane += 8u) {
-        const uint32_t chosen = second >> lane & 7u;
-        result |= (((chosen & 4u) != 0u ? first : old) >> (8u * (chosen & 3u)) & 0xFFu) << lane;
-    }
-    return result;
 }
 
 static uint32_t clipped(uint32_t value, uint32_t bits)
@@ -100,9 +90,6 @@ uint32_t dovetail_execute(uint32_t word, struct dovetail_core *core)
     switch (kind) {
     case VECTORS | 1u << 7 | 0x54u << 10: /* cv.sdotsp.b */
         result = dot_product(result, first, second);
-        break;
-    case VECTORS | 1u << 7 | 0x70u << 10: /* cv.shuffle2.b */
-        result = shuffled(result, first, second);
         break;
     case OTHERS | 3u << 7 | 0x48u << 10: /* cv.mac */
         result += first * second;
