@@ -188,6 +188,9 @@ class Struct:
     """Member -> content; a structure within a structure lies in it."""
 
 
+Cases = Callable[[Mapping[str, int]], Graph]
+"""An integer network for settings of sizes and numbers, as `Offload.cases` gives it."""
+
 CValue = int | Pointer | Struct
 """What a C function is given: a number, a pointer to an operand, or (a pointer to) a structure."""
 
@@ -244,6 +247,12 @@ class Offload:
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
     one piece after the other."""
+    cases: Cases | None = None
+    """Networks for `dovetail check` beside the layers it makes from the pattern: an integer graph, as it is before the
+    policies' rewrites, in which something becomes this offload's. Called with settings by name: "rows", "columns",
+    "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
+    a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
+    no such network."""
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,8 @@ def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
     """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
     done: dict[int, Outcome] = {}
     for index, case in cases.items():
-        graph, layer = single(offload_of(target, case).pattern, case.point)
+        offload = offload_of(target, case)
+        graph, layer = single(offload.pattern, offload.cases, case.point)
         regions = first(graph, _alone(target, case))
         taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
         error = f"the engine took it, against its limit: {case.failure}" if taken else ""
@@ -383,8 +384,10 @@ def compiled_cases(
     Raises DovetailError where it cannot be compiled."""
     machine = _alone(target, cases[0])
     builder = GraphBuilder("check")
-    pattern = offload_of(target, cases[0]).pattern
-    layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
+    given = offload_of(target, cases[0])
+    layers = tuple(
+        add_layer(builder, given.pattern, given.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
+    )
     graph = builder.finish([layer.root for layer in layers])
     compiled = compile_graph(graph, machine, Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers

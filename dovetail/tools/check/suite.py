@@ -20,13 +20,14 @@ from dovetail.tools.check.cases import (
     Limits,
     Unasked,
     ask,
-    base,
+    bases,
     derive,
     lint_cost,
     lint_target,
     nearest_failure,
 )
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
+from dovetail.tools.check.networks import NETWORKS, through_policies
 from dovetail.tools.check.run import SECONDS, Outcome, has_model, run
 from dovetail.tools.check.suspect import shrink, suspicions
 
@@ -99,6 +100,7 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
         DovetailError: its Verilog is asked for and does not build.
     """
+    target = through_policies(target)
     if not target.engines:
         raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
     if "rtl" in order.simulators:
@@ -157,7 +159,8 @@ def _offload(
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
         counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason, left)
-        found.tested.append(Tested(engine.name, offload.name, simulator, *counted, left_out(offload.pattern)))
+        unmade = () if any("made" in case.point for case in cases) else left_out(offload.pattern)
+        found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
         if all(one.skipped for one in outcomes if one.case.taken):
             sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
             found.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
@@ -170,13 +173,17 @@ def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tu
     """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
     where = f"{engine.name} {offload.name}"
     try:
-        start = base(offload)
-        if start is None:
+        starts = bases(offload)
+        if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
             found.findings.append(Finding(sentence, (sentence,)))
             return [], 0, "no layer reaches it"
-        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-        cases, left = derive(engine, offload, start, order.limits)
+        cases: list[Case] = []
+        left = 0
+        for start in starts:
+            found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+            more, others = derive(engine, offload, start, order.limits)
+            cases, left = [*cases, *more], left + others
         return cases, left, ""
     except Underivable as error:
         sentence = f"{where}: no case was tried: {error}"
@@ -300,6 +307,10 @@ def _described(finding: Finding) -> str:
             choices = {"type": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[axis]
             if value:
                 words.append(f"{axis} {getattr(choices[value], 'text', choices[value].value)}")
+        elif axis == "model":
+            words.append(f"from {NETWORKS[value - 1][0]}")
+        elif axis == "made" and "model" not in case.point:
+            words.append("from the port's own networks")
         elif axis in SIZES and (value != LEAST[axis] or axis in ("rows", "columns", "channels", "outputs")):
             words.append(f"{axis} {value}")
         elif axis in NUMBERS and value and axis not in ("per_channel", "bias"):

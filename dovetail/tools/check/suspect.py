@@ -23,7 +23,7 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.target.description import Offload
 from dovetail.tools.check.cases import Case, ask
-from dovetail.tools.check.layers import LEAST, PADS, SIZES, MadeLayer, single
+from dovetail.tools.check.layers import LEAST, MADE, PADS, SIZES, MadeLayer, single
 from dovetail.tools.check.run import Outcome
 
 _SIMPLEST = {"scale": 1, "offset": 2, "along": 3}
@@ -97,7 +97,7 @@ def _simpler(case: Case, offload: Offload) -> Iterator[tuple[str, Case]]:
     """For each axis the simplest setting the limits take with all others as they are."""
     for axis, value in case.point.items():
         steps = [_simplest(axis)]
-        if value == steps[0]:
+        if value == steps[0] or axis in MADE:
             continue
         if axis in SIZES:
             steps += [size for size in (2, 3, value // 2, value - 1) if LEAST[axis] < size < value]
@@ -366,7 +366,7 @@ def _of_instead(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
     explained: Counter[str] = Counter()
     for outcome in outcomes:
         assert outcome.actual is not None
-        graph, layer = single(offload.pattern, outcome.case.point)
+        graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
         for sentence, other in instead(graph, layer):
             if np.array_equal(other, outcome.actual):
                 explained[sentence] += 1
