@@ -34,7 +34,7 @@ _STEP = 0.0625
 
 
 @dataclass(frozen=True)
-class _Real:
+class Real:
     """A float value of a network, and the scale of the integers it stands on."""
 
     name: str
@@ -42,7 +42,7 @@ class _Real:
 
 
 @dataclass
-class _Network:
+class Network:
     """A quantised network while it is made, as a reader gives one; its numbers depend on the settings alone."""
 
     settings: Mapping[str, int]
@@ -53,7 +53,7 @@ class _Network:
         """Any scale near the usual one; that one itself, a power of two, where the settings want related ones."""
         return _STEP if self.settings["scales"] else float(np.float32(_STEP * self.random.uniform(0.6, 1.6)))
 
-    def input(self, name: str = "x") -> _Real:
+    def input(self, name: str = "x") -> Real:
         """An int8 image."""
         s, scale = self.settings, self.scale()
         kind = TensorType((1, s["rows"], s["columns"], s["channels"]), DType.INT8)
@@ -66,11 +66,11 @@ class _Network:
         zeros = np.full(scales.shape, zero, np.int32)
         return [self.builder.constant("scale", scales), self.builder.constant("zero", zeros)]
 
-    def _real(self, value: str, scale: float | Array, zero: int, axis: int = -1) -> _Real:
+    def _real(self, value: str, scale: float | Array, zero: int, axis: int = -1) -> Real:
         real = self.builder.add(Dequantize(axis), [value, *self._pair(scale, zero)], f"{value}_real")
-        return _Real(real, float(np.max(scale)))
+        return Real(real, float(np.max(scale)))
 
-    def add(self, operator: Operator, *operands: _Real, scale: float = 0.0, zero: int | None = None) -> _Real:
+    def add(self, operator: Operator, *operands: Real, scale: float = 0.0, zero: int | None = None) -> Real:
         """An operator, perhaps ReLU behind it, and its result in int8."""
         value = self.builder.add(operator, [one.name for one in operands])
         value = self.builder.add(Clamp(0.0, np.inf), [value]) if self.settings["relu"] else value
@@ -78,7 +78,7 @@ class _Network:
         whole = self.builder.add(Quantize(DType.INT8), [value, *self._pair(scale, zero)])
         return self._real(whole, scale, zero)
 
-    def layer(self, x: _Real, operator: Operator, shape: tuple[int, ...]) -> _Real:
+    def layer(self, x: Real, operator: Operator, shape: tuple[int, ...]) -> Real:
         """A linear layer with random weights whose results fill a byte."""
         axis = operator.weight_axis
         if prod(shape) > _MOST or axis is None:
@@ -98,38 +98,38 @@ class _Network:
         spread = np.sqrt(prod(shape) / outputs) * 0.5  # of sums of such weights and operands
         return self.add(operator, *known, scale=self.scale() * float(2.0 ** np.ceil(np.log2(spread))))
 
-    def padded(self, x: _Real) -> _Real:
+    def padded(self, x: Real) -> Real:
         """The image with a border of 0.0, if there is one."""
         sides = [self.settings[name] for name in ("top", "left", "bottom", "right")]
         border = Pad((0, *sides[:2], 0), (0, *sides[2:], 0), 0.0)
-        return _Real(self.builder.add(border, [x.name]), x.scale) if any(sides) else x
+        return Real(self.builder.add(border, [x.name]), x.scale) if any(sides) else x
 
     def both(self, what: str) -> tuple[int, int]:
         """What the settings say of rows and columns."""
         return self.settings[f"{what}_rows"], self.settings[f"{what}_columns"]
 
 
-def _convolution(net: _Network, x: _Real | None = None) -> _Real:
+def _convolution(net: Network, x: Real | None = None) -> Real:
     operator = Conv2d(net.both("stride"), net.both("dilation"))
     x = net.input() if x is None else x
     return net.layer(net.padded(x), operator, (net.settings["outputs"], *net.both("kernel"), net.settings["channels"]))
 
 
-def _depthwise(net: _Network) -> _Real:
+def _depthwise(net: Network) -> Real:
     operator = DepthwiseConv2d(net.both("stride"), net.both("dilation"))
     channels = net.settings["channels"] * net.settings["depth"]
     return net.layer(net.padded(net.input()), operator, (1, *net.both("kernel"), channels))
 
 
-def _dense(net: _Network) -> _Real:
+def _dense(net: Network) -> Real:
     s, x = net.settings, net.input()
     flat = net.builder.add(Reshape((1, s["rows"] * s["columns"] * s["channels"])), [x.name])
     shape = (s["outputs"], s["rows"] * s["columns"] * s["channels"])
-    return net.layer(_Real(flat, x.scale), FullyConnected(), shape)
+    return net.layer(Real(flat, x.scale), FullyConnected(), shape)
 
 
-def _pooled(kind: type[MaxPool2d] | type[AveragePool2d]) -> Callable[[_Network], _Real]:
-    def made(net: _Network) -> _Real:
+def _pooled(kind: type[MaxPool2d] | type[AveragePool2d]) -> Callable[[Network], Real]:
+    def made(net: Network) -> Real:
         pads = tuple((net.settings[a], net.settings[b]) for a, b in (("top", "bottom"), ("left", "right")))
         x = net.input()
         operator = kind(net.both("kernel"), net.both("stride"), (pads[0], pads[1]))
@@ -138,30 +138,30 @@ def _pooled(kind: type[MaxPool2d] | type[AveragePool2d]) -> Callable[[_Network],
     return made
 
 
-def _mean(net: _Network) -> _Real:
+def _mean(net: Network) -> Real:
     return net.add(AveragePool2d((net.settings["rows"], net.settings["columns"]), (1, 1), scaled_sum=True), net.input())
 
 
-def _of_two(operator: Operator) -> Callable[[_Network], _Real]:
+def _of_two(operator: Operator) -> Callable[[Network], Real]:
     return lambda net: net.add(operator, net.input("a"), net.input("b"))
 
 
-def _residual(net: _Network) -> _Real:
+def _residual(net: Network) -> Real:
     """A convolution and its operand added."""
     x = net.input()
     return net.add(Add(), _convolution(net, x), x)
 
 
-def _then_pool(net: _Network) -> _Real:
+def _then_pool(net: Network) -> Real:
     x = _convolution(net)
     return net.add(MaxPool2d((2, 2), (2, 2)), x, scale=x.scale, zero=net.settings["output_zero"])
 
 
-def _function(kind: UnaryKind) -> Callable[[_Network], _Real]:
+def _function(kind: UnaryKind) -> Callable[[Network], Real]:
     return lambda net: net.add(Unary(kind), net.input())
 
 
-NETWORKS: tuple[tuple[str, Callable[[_Network], _Real]], ...] = (
+NETWORKS: tuple[tuple[str, Callable[[Network], Real]], ...] = (
     ("a convolution", _convolution),
     ("a depthwise convolution", _depthwise),
     ("a dense layer", _dense),
@@ -218,7 +218,7 @@ class FromNetworks:
 
 def _integer(settings: Mapping[str, int], kind: int) -> Graph:
     """The integer graph of one of `NETWORKS`."""
-    net = _Network(settings)
+    net = Network(settings)
     result = NETWORKS[kind][1](net)
     whole = {node.output: node for node in net.builder.finish([result.name]).nodes}[result.name].inputs[0]
     try:

@@ -24,7 +24,7 @@ from dovetail.program.interpret import Machine
 from dovetail.program.ir import Launch, View, dense_view, element_places, load, store
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.assign import first
-from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, make_device
+from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
 from dovetail.sim.launch_queue import FINISHED, START
 from dovetail.target.description import Command, Engine, LibraryCall, Offload, Operand, Target
 from dovetail.target.devices import JOB
@@ -232,6 +232,19 @@ class _Room:
             view = replace(view, strides=tuple(strides))
         start, stop = view.span
         return View(name, kind, view.strides, self.take(stop - start, self._alignment), layout)
+
+
+def in_no_time(target: Target) -> Target:
+    """The target with engines that do at once what they are given."""
+
+    def made(engine: Engine) -> Engine:
+        if engine.device is None:
+            return engine
+        d = engine.device
+        spec = hurried(DeviceSpec(d.factory, d.base, d.size, d.arguments))
+        return replace(engine, device=replace(d, factory=spec.factory, arguments=spec.arguments))
+
+    return replace(target, engines=tuple(made(engine) for engine in target.engines))
 
 
 INSTRUCTIONS = 30_000_000

@@ -28,8 +28,8 @@ from dovetail.tools.check.cases import (
 )
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
 from dovetail.tools.check.networks import NETWORKS, through_policies
-from dovetail.tools.check.run import SECONDS, Outcome, has_model, run
-from dovetail.tools.check.suspect import shrink, suspicions
+from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
+from dovetail.tools.check.suspect import Shrunk, shrink, suspicions
 
 _TILED = 3
 """Cases of each offload that are computed in tiles too."""
@@ -229,7 +229,10 @@ def _explained(
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
-        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
+        of_time = list(_of_time(target, outcomes, failed, simulator, order)) if simulator == "iss" and not kind else []
+        small = Shrunk(first, ())
+        if not of_time:
+            small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)
@@ -242,7 +245,25 @@ def _explained(
             found.insert(kind, f"{left}: all cases are right on {' and '.join(right)}")
         if first.case.room:
             found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
+        found[:0] = of_time
         yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
+
+
+def _of_time(
+    target: Target, outcomes: Sequence[Outcome], failed: Sequence[Outcome], simulator: str, order: Order
+) -> Iterator[str]:
+    """Whether all is well where the engine takes no time, or where nothing was launched before."""
+    same = [outcome.case for outcome in outcomes if outcome.case.taken and outcome.case.room == failed[0].case.room]
+    if not any(one.failed or one.skipped for one in run(in_no_time(target), same, simulator, order.seconds)):
+        yield (
+            "results are read before they are there: all is well where the engine takes no time, so the driver does "
+            "not wait, or the engine says too early that it has finished"
+        )
+    elif len(same) > 1 and not run(target, [failed[0].case], simulator, order.seconds)[0].failed:
+        yield (
+            "what a launch before left behind: all is well where there is none, so a register is not written, or a "
+            "buffer, or a cache of the engine's keeps what is old"
+        )
 
 
 def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:
