@@ -111,7 +111,8 @@ def network(shifts: bool) -> Any:
     y = net.layer(net.padded(x), Conv2d((1, 1)), (24, 3, 3, 24))
     x = net.add(Add(), x, y, scale=2 * x.scale)
     x = net.layer(net.padded(x), DepthwiseConv2d((1, 1)), (1, 3, 3, 24))
-    net.settings = {**common, "relu": 1}
+    uneven = {} if shifts else {"top": 0, "right": 0}
+    net.settings = {**common, **uneven, "relu": 1}
     x = net.layer(net.padded(x), Conv2d((2, 2)), (40, 3, 3, 24))
     flat = net.builder.add(Reshape((1, 6 * 6 * 40)), [x.name])
     x = net.layer(Real(flat, x.scale), FullyConnected(), (20, 6 * 6 * 40))
@@ -182,7 +183,7 @@ def apart(fault: Fault) -> Found:
 def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
     """The tables of the page."""
     ports = list(dict.fromkeys(port for port, _ in rows))
-    yield "| port | faults | found by `check` | right suspicion first | change the network's output | then `run` fails |"
+    yield "| port | faults | found by `check` | right suspicion first | change the output | then `run` fails |"
     yield "|---|---:|---:|---:|---:|---:|"
     for port in ports:
         some = [found for (name, _), (_, found) in rows.items() if name == port]

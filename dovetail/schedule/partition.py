@@ -187,6 +187,9 @@ class _Partition:
                 return ""
             if found.depth > best.depth:
                 best = Mismatch(f"{engine.name} {offload.name}: {found.sentence}", found.depth)
+        left = self._graph.left.get(node.output)
+        if left is not None and best.depth <= len(self._graph.nodes):  # no pattern is there for a limit to be asked of
+            return left
         if best.depth or not self._target.engines:
             return best.sentence
         return f"no engine has a pattern that ends in {type(node.operator).__name__}"
@@ -284,7 +287,8 @@ class _Partition:
         inputs = tuple(value for value in read if value not in graph.constants)
         constants = {value: graph.constants[value] for value in read if value in graph.constants}
         types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
-        return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants)
+        left = {value: why for value, why in graph.left.items() if value in types}
+        return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants, left=left)
 
 
 def _origins(graph: Graph) -> tuple[str, ...]:

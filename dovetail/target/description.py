@@ -372,6 +372,8 @@ class Rewrite:
 
     name: str
     apply: Callable[[Graph], Graph]
+    """The graph in that form. Of what it leaves alone, the result may say why (`Graph.left`, `Draft.leave`): that is
+    what `explain` and the report then print of a layer no engine takes."""
     lsb: int
     """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
 

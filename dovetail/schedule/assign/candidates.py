@@ -203,7 +203,8 @@ def _refusal(graph: Graph, target: Target, engine: str) -> str:
             costly = next(offload.lossy for offload in lossy.engine(engine).offloads if offload.lossy)
             return f"{costly}; it is used for layers that are pinned to it only"
     own = [sentence for sentence in sentences if sentence.startswith(f"{engine} ")]
-    return own[0].removeprefix(f"{engine} ") if own else "it has no pattern for this layer"
+    left = [graph.left[node.output] for node in reversed(graph.nodes) if node.output in graph.left]
+    return own[0].removeprefix(f"{engine} ") if own else left[0] if left else "it has no pattern for this layer"
 
 
 def _wished(

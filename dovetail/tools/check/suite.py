@@ -236,7 +236,7 @@ def _explained(
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)
-        if simulator == "model" and not kind:
+        if simulator == "model" and not small.outcome.hangs:
             found[:0] = _where_it_lies(target, small.outcome, order)
         if right:  # what is left where something else computes all cases rightly
             parts = ["the driver"] if "iss" not in right else []
