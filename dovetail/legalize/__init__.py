@@ -17,6 +17,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import (
     ConverterLimits,
     RequantisationLimits,
@@ -45,7 +46,9 @@ def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
 
 
 __all__ = [
+    "READY",
     "ConverterLimits",
+    "Requantisation",
     "RequantisationLimits",
     "adapt",
     "addition_as_convolution",

@@ -168,7 +168,7 @@ def _weight_orders(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterato
 def _of_requantize(requantize: Requantize) -> Iterator[Change]:
     same, zero = requantize.evaluate, requantize.output_zero_point
     for rounding in Rounding:
-        if rounding is not requantize.rounding:
+        if rounding not in (requantize.rounding, Rounding.DOWN):
             words = f"off by one in rounding: it rounds as {rounding.value}, not {requantize.rounding.value}"
             yield words, replace(requantize, rounding=rounding).evaluate
 

@@ -40,13 +40,15 @@ RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-3
 """Limits of a clip before those of its type."""
 NUMBERS: dict[str, tuple[int, ...]] = {
     **{"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3)},
-    **dict.fromkeys(("type", "weight_type", "rounding"), (0, 1, 2)),
+    **dict.fromkeys(("type", "weight_type"), (0, 1, 2)),
+    "rounding": tuple(range(len(Rounding))),
     **{"per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0), "x": (1, 0)},
-    **{"multiplier": (0, 1, 2), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
+    **{"multiplier": (0, 1, 2, 3), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
 }
 """Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1.
-`multiplier`: of a requantisation, 0 any, 1 a power of two, 2 one of 15 bits. Of networks (`networks.py`): `scales`: 0
-any, 1 powers of two, those of activations all the same; `relu`: whether it is there; `variant`: the port's own."""
+`multiplier`: of a requantisation, 0 any, 1 a power of two, 2 one of 15 bits, 3 of 8. Of networks (`networks.py`):
+`scales`: 0 any, 1 powers of two, those of activations all the same; `relu`: whether it is there; `variant`: the port's
+own."""
 MADE = {"made": (0, 1), "model": (0,)}
 """How a layer is made, which stays as it is: `made` 1 is from a network, `model` says which; 0 is the port's own."""
 ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
@@ -321,11 +323,9 @@ def _spread(making: Making, value: str) -> Array:
 def _requantize(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     mantissa, exponent = np.frexp(_spread(making, x))
-    kind = making.get("multiplier")
-    mantissa = (
-        np.rint(mantissa * (1 << 15)) / (1 << 15) if kind == 2 else np.full_like(mantissa, 0.5) if kind else mantissa
-    )
-    multiplier = np.minimum(np.rint(mantissa * (1 << 31)), (1 << 31) - (1 << 16 if kind == 2 else 1)).astype(np.int32)
+    bits = {0: 31, 1: 1, 2: 15, 3: 8}[making.get("multiplier")]
+    whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
+    multiplier = (whole << 31 - bits).astype(np.int32)
     rounding = tuple(Rounding)[making.get("rounding")]
     operator = Requantize(rounding, output_zero_point=making.get("output_zero"))
     constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
