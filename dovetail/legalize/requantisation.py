@@ -239,7 +239,7 @@ def _unscalable(factor: NDArray[np.float64], limits: RequantisationLimits) -> st
     crooked = np.flatnonzero(exponents != np.rint(exponents))
     if limits.scale_bits == 1 and limits.multiplies and crooked.size:
         what = f"the multiplier of channel {crooked[0]} is no power of two ({factor[crooked[0]]:.6g})"
-        return f"{what}; dovetail quantize makes networks of shifts, of quantised ones too"
+        return f"{what}; dovetail quantize makes networks of shifts"
     channel = int(factor.argmax())
     what = f"the multiplier of channel {channel} is {factor[channel]:.6g}: "
     if not limits.multiplies:
