@@ -146,7 +146,7 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
         return ()
     chosen = f"{region.engine.name} {region.offload.name}"
     return tuple(
-        f"{engine.name} {offload.name} takes it too; {chosen} is declared first"
+        f"{engine.name} {offload.name} takes it too{'; ' + chosen + ' is preferred' if region.offload.prefer else ''}"
         for engine, offload, found in _Partition(graph, target).attempts(graph.producers()[region.output])
         if isinstance(found, Match) and not offload.lossy
         if engine.name == region.engine.name and offload.name != region.offload.name
@@ -212,9 +212,12 @@ class _Partition:
         return any(isinstance(found, Match) for _, _, found in self.attempts(node))
 
     def _on_engine(self, node: Node) -> Region | None:
-        """The first offload's that takes what ends in a node, and nothing another region has."""
-        for engine, offload, found in self.attempts(node):
-            if isinstance(found, Match) and all(one.output not in self._claimed for one in found.nodes.values()):
+        """The offload's that takes most of what ends in a node, and nothing another region has; of several that take as
+        much the first. One that is to be preferred comes before others."""
+        tried = self.attempts(node)
+        matches = [(engine, offload, found) for engine, offload, found in tried if isinstance(found, Match)]
+        for engine, offload, found in sorted(matches, key=lambda one: (not one[1].prefer, -len(one[2].nodes))):
+            if all(one.output not in self._claimed for one in found.nodes.values()):
                 return Region("", found.graph, found, engine, offload, "", _origins(found.graph))
         return None
 

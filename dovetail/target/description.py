@@ -141,6 +141,12 @@ class Core:
     """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.c`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
+
+    @property
+    def is_host(self) -> bool:
+        """True for the computer that compiles, whose cycles nobody counts."""
+        return self.isa == "host"
+
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -247,6 +253,9 @@ class Offload:
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
     one piece after the other."""
+    prefer: bool = False
+    """Whether it is taken wherever it fits, without a comparison with other offloads and the core. Else what takes the
+    fewest cycles does a layer, by `cycles`, the DMA's and an estimate of the core's."""
     cases: Cases | None = None
     """Networks for `dovetail check` beside the layers it makes from the pattern: an integer graph, as it is before the
     policies' rewrites, in which something becomes this offload's. Called with settings by name: "rows", "columns",
