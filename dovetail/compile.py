@@ -10,7 +10,8 @@ from typing import Any
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.errors import ModelError, PlanError, TargetError
-from dovetail.ir.crop import trim
+from dovetail.ir.crop import total_macs, trim
+from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.rewrite import simplify
@@ -60,6 +61,8 @@ class Options:
     """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
+    keep_dead: bool = False
+    """Compute channels whose value changes nothing, too."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
@@ -80,10 +83,17 @@ class Compiled:
     """The stages, of which `graph` is one step; None without."""
     assignment: Assignment = field(default_factory=lambda: Assignment(()))
     """Who computes each layer, and how good that is."""
+    dead_macs: int = 0
+    """Multiply-accumulates of the model that change nothing and were left out."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
     """From the model file to the integer graph the target computes."""
+    return _prepared(model, target, options, progress)[0]
+
+
+def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, int]:
+    """The integer graph, and the dead multiply-accumulates left out of it."""
     stages = _Stages(options)
     progress("reading the model")
     graph = simplify(load_model(model))
@@ -91,8 +101,14 @@ def prepare(model: Path, target: Target, options: Options, progress: Progress = 
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
     graph = trim(quantize(graph, options.rounding, options.allow_float))
     stages.add("integer", graph, lsb=1)
+    dead = 0
+    if not options.keep_dead:
+        alive = without_dead(graph)
+        if alive is not graph:
+            stages.add("alive", alive, lsb=0)
+        dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return adapt(graph, _policy(target, options), stages.add)
+    return adapt(graph, _policy(target, options), stages.add), dead
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -101,7 +117,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
-    graph = prepare(model, target, options, progress)
+    graph, dead = _prepared(model, target, options, progress)
     idle = set(graph.outputs) - {node.output for node in graph.nodes}
     if idle:
         what = f"the output '{next(name for name in graph.outputs if name in idle)}' is not computed from the inputs"
@@ -111,7 +127,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = _policy(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding.value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
-    return compile_graph(graph, target, options, progress, model=model, choices=choices)
+    return replace(compile_graph(graph, target, options, progress, model=model, choices=choices), dead_macs=dead)
 
 
 def compile_graph(

@@ -44,6 +44,8 @@ def _no_device() -> str:
             expected = ("OpenCL library cannot be loaded", "there is no OpenCL device", "no C compiler")
             if any(text in error.what for text in expected):
                 return error.what
+            if "unknown target CPU" in (error.hint or ""):  # PoCL issue 1049: its LLVM is older than the processor
+                return "the library's compiler does not know this processor"
             raise
     return ""
 

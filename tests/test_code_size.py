@@ -37,7 +37,7 @@ def test_code_and_instructions_are_within_limits(
     name: str, optimize: Optimize, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     require_chip()
-    compiled = compile_model(network_file(name), load_target("riscv"), Options(optimize=optimize))
+    compiled = compile_model(network_file(name), load_target("riscv"), Options(optimize=optimize, keep_dead=True))
     write_project(compiled.project, tmp_path / "build")
     given = sample_inputs(compiled.graph)
     result = run_build(open_build(tmp_path / "build"), "iss", [given])

@@ -53,6 +53,7 @@ def compile_model(
     ] = None,
     cores: opt.Cores = None,
     pipeline: opt.InPipeline = False,
+    keep_dead: opt.KeepDead = False,
     pin: opt.Pin = None,
     pins: opt.Pins = None,
 ) -> None:
@@ -88,6 +89,7 @@ def compile_model(
             optimize=Optimize(optimize),
             memory_budget=parse_bytes(memory_budget),
             pipeline=pipeline,
+            keep_dead=keep_dead,
             pins=pins_of(pin, pins),
         )
         compiled = compiler.compile_model(model, target_of(target, cores), options, report)
@@ -118,6 +120,8 @@ def _summary(compiled: Compiled) -> str:
     used = [use for use in compiled.plan.placements if use.peak]
     memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    if compiled.dead_macs:
+        parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
     if compiled.striped:
         parts.append(stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():

@@ -59,6 +59,7 @@ Cores = Annotated[
 InPipeline = Annotated[
     bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
 ]
+KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute channels whose value changes nothing, too.")]
 MemoryBudget = Annotated[
     str | None,
     option(
