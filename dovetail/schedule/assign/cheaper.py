@@ -57,9 +57,11 @@ def cheaper(
 
 
 def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told | None:
-    """What there is to say of the ways that are not far slower than the best; None where there are none."""
+    """What there is to say of the ways that are not far slower than the best, and of the first if it is not that; None
+    where there are no others."""
     names = [_label(one) for one in known]
-    near = [at for at, cost in enumerate(costs) if cost < _FAR * costs[best] and (cost > costs[best] or at == best)]
+    near = [at for at, cost in enumerate(costs) if at in (0, best) or costs[best] < cost < _FAR * costs[best]]
+    near = [at for at in near if at == best or costs[at] > costs[best]]
     if len(near) < 2:
         return None
     other = min((at for at in near if at != best), key=lambda at: (costs[at], at))

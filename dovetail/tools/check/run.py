@@ -427,7 +427,7 @@ def _outcome(case: Case, layer: MadeLayer, origin: str, compiled: Compiled, outp
 
 def _alone(target: Target, case: Case) -> Target:
     """The target with one engine and one offload only, and with as much memory as the case says."""
-    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy=""),))
+    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy="", prefer=True),))
     cut = engine.memory if case.room else None
     memories = tuple(replace(m, size=case.room) if m.name == cut else m for m in target.memories)
     return replace(target, engines=(engine,), memories=memories)
