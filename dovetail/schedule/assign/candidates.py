@@ -151,15 +151,13 @@ def _candidates(
             refused[name] = _refusal(region.graph, target, name)
             continue
         mixed = without_offloads(target, {other: other in wanted for other in (name, *engines)})
-        ways = [
-            *((parts, partition(region.graph, mixed)) if len(parts) > 1 else (parts,)),
-            *others(region.graph, parts, sole),
-        ]
+        ways = [parts, *([partition(region.graph, mixed)] if len(parts) > 1 else [])]
+        ways += [way for way in others(region.graph, parts, sole) if {part.place for part in way} == {name}]
         for way in ways:
             try:
                 alone.append(as_regions(region, way, graph, target))
             except PlanError as error:
-                refused.setdefault(name, error.what)
+                refused[name] = error.what
         if any(one.members == {name} for one in alone):
             refused.pop(name, None)
     best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals

@@ -49,7 +49,7 @@ def cheaper(
             continue
         costs = [one.cycles + _around(one, makers, readers, target) for one in known]
         best = min(range(len(known)), key=lambda at: (costs[at], at))
-        parts = [step.region for step in known[best].steps]
+        parts = [step.region for step in known[best].steps] if best else [region]
         told = _told(known, costs, best)
         found += [replace(part, reason=told.why) if told and part.place == CORE else part for part in parts]
         said |= dict.fromkeys((part.name for part in parts), told) if told else {}

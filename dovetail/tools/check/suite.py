@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
@@ -29,8 +29,10 @@ from dovetail.tools.check.cases import (
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
 from dovetail.tools.check.networks import NETWORKS, through_policies
 from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
-from dovetail.tools.check.suspect import Shrunk, shrink, suspicions
+from dovetail.tools.check.suspect import Shrunk, explained, shrink, suspicions
 
+_MANY, _FEW = 9, 2
+"""Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
 _TILED = 3
 """Cases of each offload that are computed in tiles too."""
 
@@ -155,7 +157,8 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        found.findings += _explained(target, offload, simulator, outcomes, order, right, progress)
+        said = {finding.suspicions[0] for finding in found.findings}
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, said, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
         counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason, left)
@@ -217,9 +220,11 @@ def _explained(
     outcomes: Sequence[Outcome],
     order: Order,
     right: Sequence[str],
+    said: Collection[str],
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """One finding for wrong results, one for errors, each in its smallest form."""
+    """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less is
+    tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
     for kind, word in ((False, "wrong results"), (True, "errors")):
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
@@ -229,10 +234,14 @@ def _explained(
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
-        of_time = list(_of_time(target, outcomes, failed, simulator, order)) if simulator == "iss" and not kind else []
+        known = explained(failed, offload) if dear and not kind else []
+        of_time: list[str] = []
+        if simulator == "iss" and not kind and not known:
+            of_time = list(_of_time(target, outcomes, failed, simulator, order))
         small = Shrunk(first, ())
-        if not of_time:
-            small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
+        if not of_time and not set(known[:1]) & set(said):
+            rounds = _FEW if known else _MANY
+            small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)

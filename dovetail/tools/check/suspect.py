@@ -35,14 +35,15 @@ class Shrunk:
     """Axes without whose settings all is well."""
 
 
-def shrink(outcome: Outcome, offload: Offload, attempt: Attempt, dear: bool = False) -> Shrunk:
-    """Make a failing case as simple as it goes; `dear` where a try that ends in an error takes long."""
+def shrink(outcome: Outcome, offload: Offload, attempt: Attempt, dear: bool = False, rounds: int = _ROUNDS) -> Shrunk:
+    """Make a failing case as simple as it goes, in so many rounds; `dear` where a try that ends in an error takes
+    long."""
     needed: tuple[str, ...] = ()
     if outcome.hangs or (dear and outcome.error):
         simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
         small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt))
         return Shrunk(small or outcome, ())
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         single = dict(_simpler(outcome.case, offload))
         results = dict(zip(single, attempt(list(single.values())), strict=True))
         failing = {axis: result for axis, result in results.items() if _same(outcome, result)}
@@ -144,7 +145,7 @@ def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], offload: Offload) -> l
         found = _of_error(shrunk.outcome.error)
     else:
         assert failed[0].actual is not None and failed[0].expected is not None
-        found = _of_instead([shrunk.outcome, *failed[:_ASKED]], offload)
+        found = explained([shrunk.outcome, *failed], offload)
         found += _of_difference(failed[0].actual, failed[0].expected)
     found += _of_needed(shrunk)
     return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
@@ -173,16 +174,16 @@ def _of_error(error: str) -> list[str]:
     return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
 
 
-def _of_instead(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
-    """Mistakes that give the very results, those that explain the most cases first."""
-    explained: Counter[str] = Counter()
-    for outcome in outcomes:
+def explained(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Mistakes that give the very results of the first cases, those that explain the most cases first."""
+    counted: Counter[str] = Counter()
+    for outcome in outcomes[: _ASKED + 1]:
         assert outcome.actual is not None
         graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
         for sentence, other in instead(graph, layer):
             if np.array_equal(other, outcome.actual):
-                explained[sentence] += 1
-    return sorted(explained, key=lambda sentence: -explained[sentence])[:2]
+                counted[sentence] += 1
+    return sorted(counted, key=lambda sentence: -counted[sentence])[:2]
 
 
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
