@@ -223,8 +223,8 @@ def _explained(
     said: Collection[str],
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less is
-    tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
+    """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less
+    is tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
     for kind, word in ((False, "wrong results"), (True, "errors")):
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
