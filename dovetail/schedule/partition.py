@@ -145,8 +145,9 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
     if region.offload is None or region.engine is None:
         return ()
     chosen = f"{region.engine.name} {region.offload.name}"
+    how = "preferred" if region.offload.prefer else "declared first"
     return tuple(
-        f"{engine.name} {offload.name} takes it too{'; ' + chosen + ' is preferred' if region.offload.prefer else ''}"
+        f"{engine.name} {offload.name} takes it too; {chosen} is {how}"
         for engine, offload, found in _Partition(graph, target).attempts(graph.producers()[region.output])
         if isinstance(found, Match) and not offload.lossy
         if engine.name == region.engine.name and offload.name != region.offload.name

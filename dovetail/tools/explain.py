@@ -50,7 +50,7 @@ class Explained:
                 "offload": region.offload.name if region.offload else "",
                 "macs": region.macs,
                 "reason_not_offloaded": why_not_offloaded(region),
-                "offloads_not_used": list(rivals(self.graph, self.target, region)),
+                "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
                 "instructions_not_used": list(kernels.unused_instructions(region.graph, own)) if computed else [],
             }
             if region.name in candidates:
