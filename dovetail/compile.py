@@ -10,12 +10,14 @@ from typing import Any
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.errors import ModelError, PlanError, TargetError
+from dovetail.ir.boundary import Steps, boundary
 from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.rewrite import simplify
 from dovetail.kernels import Optimize
+from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
@@ -63,6 +65,10 @@ class Options:
     """Let each core work on an input of its own; without, the cores share every layer."""
     keep_dead: bool = False
     """Compute channels whose value changes nothing, too."""
+    name: str | None = None
+    """What the C names of the network begin with; None for the model's own name."""
+    arena: str | None = None
+    """C name of an array of the user's own for the values, which networks may share; None for an array of the build."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
 
@@ -89,14 +95,26 @@ class Compiled:
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
     """From the model file to the integer graph the target computes."""
-    return _prepared(model, target, options, progress)[0]
+    return _prepared(model, target, options, progress).graph
 
 
-def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> tuple[Graph, int]:
-    """The integer graph, and the dead multiply-accumulates left out of it."""
+@dataclass(frozen=True)
+class _Prepared:
+    """The integer graph of a model file."""
+
+    graph: Graph
+    dead_macs: int
+    """Left out."""
+    steps: Mapping[str, Steps]
+    """What the integers of inputs and outputs stand for."""
+
+
+def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _Prepared:
+    """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
     graph = simplify(load_model(model))
+    graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
     graph = trim(quantize(graph, options.rounding, options.allow_float))
@@ -108,7 +126,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return adapt(graph, _policy(target, options), stages.add), dead
+    return _Prepared(adapt(graph, _policy(target, options), stages.add), dead, steps)
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -117,7 +135,8 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
     """
-    graph, dead = _prepared(model, target, options, progress)
+    prepared = _prepared(model, target, options, progress)
+    graph = prepared.graph
     idle = set(graph.outputs) - {node.output for node in graph.nodes}
     if idle:
         what = f"the output '{next(name for name in graph.outputs if name in idle)}' is not computed from the inputs"
@@ -127,7 +146,8 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = _policy(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding.value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
-    return replace(compile_graph(graph, target, options, progress, model=model, choices=choices), dead_macs=dead)
+    made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
+    return replace(made, dead_macs=prepared.dead_macs)
 
 
 def compile_graph(
@@ -140,6 +160,7 @@ def compile_graph(
     choices: Mapping[str, Choice] | None = None,
     near: Collection[str] = (),
     interpret: bool = True,
+    steps: Mapping[str, Steps] | None = None,
 ) -> Compiled:
     """From the integer graph a target computes to the project.
 
@@ -151,6 +172,7 @@ def compile_graph(
         model: the file the graph comes from, for the description of the build; None where there is none.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
+        steps: what the integers of inputs and outputs stand for, where that is known.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -198,12 +220,26 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    unit = make_unit(planned.program, laid.regions, target, options.optimize, pipeline.delay if pipeline else 0)
+    delay = pipeline.delay if pipeline else 0
+    unit = make_unit(planned.program, laid.regions, target, options.optimize, delay)
+    unit = replace(unit, steps=steps or {}, shared_arena=_shared_arena(unit, options.arena))
     asked = {"policy": target.policy(options.policy).name, "rounding": options.rounding.value, "memory_budget": budget}
     described = manifest(model, target, asked, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
     return Compiled(laid.graph, laid.regions, planned, unit, project, striped, pipeline, made.assignment)
+
+
+def _shared_arena(unit: Unit, name: str | None) -> str | None:
+    """The user's own array for the values, if there is one; raises TargetError where it cannot be."""
+    if name is None:
+        return None
+    if not is_identifier(name):
+        raise TargetError(f"'{name}' is no name of C", where="--arena", hint="letters, digits and _, such as arena")
+    if unit.is_fixed(unit.target.values):
+        what = f"the engines of {unit.target.name} are told addresses within {unit.target.values}"
+        raise TargetError(what, where="--arena", hint="leave it out: the values must lie where they are planned")
+    return name
 
 
 @dataclass(frozen=True)

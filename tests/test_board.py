@@ -5,9 +5,11 @@ The outputs must be those of the simulator `iss`, which takes another way: anoth
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -440,3 +442,44 @@ def test_make_board_has_the_files_it_names(builds: dict[str, Path]) -> None:
         assert load_target(target).name == target
     without = subprocess.run(["make", "-s", "board"], cwd=builds["ne16"], capture_output=True, text=True, timeout=30)
     assert without.returncode and "BOARD_IO=file.c" in without.stdout
+
+
+@pytest.mark.skipif(
+    not (shutil.which("qemu-system-arm") and importlib.util.find_spec("elftools")), reason="qemu-system-arm is not here"
+)
+def test_the_debuggers_server_of_qemu(tmp_path: Path) -> None:
+    """A server nobody here wrote: Cortex-M4 on QEMU's netduinoplus2, which wants its registers described first."""
+    model, folder = tmp_path / "digits.onnx", tmp_path / "build"
+    assert dovetail("zoo", "digits", "-o", model) == 0
+    assert dovetail("compile", model, "--target", "cortex_m4", "-o", folder) == 0
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    empty = "".join(
+        f"{kind} board_{name}({given}) {{ {body} }}\n"
+        for kind, name, given, body in (
+            ("uint32_t", "read", "uint8_t *bytes, uint32_t most", "(void)bytes; (void)most; return 0;"),
+            ("void", "write", "const uint8_t *bytes, uint32_t count", "(void)bytes; (void)count;"),
+            ("uint32_t", "cycles", "void", "return 0;"),
+        )
+    )
+    (tmp_path / "io.c").write_text('#include "board.h"\n' + empty)
+    elf = board_firmware(open_build(folder), Board("", tmp_path / "io.c"))
+    server = [
+        "qemu-system-arm",
+        "-M",
+        "netduinoplus2",
+        "-kernel",
+        str(elf),
+        "-S",
+        "-gdb",
+        f"tcp:127.0.0.1:{port}",
+        "-nographic",
+    ]
+    with subprocess.Popen([*server, "-monitor", "none", "-serial", "none"], stdin=subprocess.DEVNULL) as qemu:
+        try:
+            deadline = time.monotonic() + 20
+            while dovetail("run", folder, "--on", f"gdb:127.0.0.1:{port}", "--board-io", tmp_path / "io.c") != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.3)
+        finally:
+            qemu.kill()

@@ -276,6 +276,10 @@ def test_damaged_input_files_are_refused(
 ) -> None:
     path = tmp_path / "x.npz"
     assert "no such file" in refused(capsys, "run", builds["riscv"], "--input", path)
+    np.savez(path, inputs=_IMAGE)
+    assert "expected arrays 'input', got 'inputs'" in refused(capsys, "run", builds["riscv"], "--input", path)
+    np.savez(path, _IMAGE)  # without a name
+    assert dovetail("run", builds["riscv"], "--input", path) == 0
     np.savez(path, input=_IMAGE)
     whole = path.read_bytes()
     for content in (b"", b"hello", whole[: len(whole) // 2], whole.replace(b"NUMPY", b"NUMPX")):
@@ -376,3 +380,10 @@ def test_a_build_for_a_target_file_is_run_with_it(
     assert "'own'" in message and "--target" in message
     assert "not for 'riscv'" in refused(capsys, "run", tmp_path / "build", "--sim", "host", "--target", "riscv")
     assert dovetail("run", tmp_path / "build", "--sim", "host", "--target", own) == 0
+
+
+def test_json_on_stdout(builds: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else stands there; the rest is told on stderr."""
+    assert dovetail("run", builds["riscv"], "--json", "-") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["schema"] == 1 and "outputs equal the integer graph" in captured.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from dovetail.codegen.build import toolchain
 from dovetail.codegen.build.elf import Symbol, describe_address, section_sizes, symbols
 from dovetail.codegen.build.instruction_sets import instruction_set
-from dovetail.codegen.build.toolchain import Compiler, compile_firmware, compile_host, find_compiler
+from dovetail.codegen.build.toolchain import compile_firmware, compile_host, find_compiler
 from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, START, linker_script, runtime_path
 from dovetail.errors import BuildError, MissingExtraError, SimulationError
 from dovetail.sim.protocol import SimulationSetup
@@ -146,17 +147,18 @@ def test_gcc_is_told_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log = tmp_path / "log"
     fake = tmp_path / "fake-gcc"
     fake.write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\nfor last; do :; done\n[ "$1" = --version ] || : > "$last"\necho fake 1.0\n'
+        f'#!/bin/sh\necho "$@" >> {log}\nfor last; do :; done\ncase "$1" in\n'
+        '--version|-print-*) ;; *) : > "$last" ;; esac\necho fake 1.0\n'
     )
     fake.chmod(0o755)
     monkeypatch.setenv("DOVETAIL_CC", str(fake))
     compiler = find_compiler("rv32imc")
-    assert compiler == Compiler((str(fake),), "gcc", "fake 1.0")
+    assert (compiler.command, compiler.kind) == ((str(fake),), "gcc") and compiler.version.startswith("fake 1.0 ")
     compile_project(project(tmp_path / "p"), tmp_path / "cache")
     lines = log.read_text().splitlines()
-    assert len(lines) == 6  # version, four sources, link
-    assert all("-march=rv32imc -misa-spec=2.2 -mabi=ilp32" in line for line in lines[1:])
-    assert "-nostdlib" in lines[-1] and "-lgcc" in lines[-1] and "-lgcc" not in lines[1]
+    assert len(lines) == 7  # version, the compiler proper, four sources, link
+    assert all("-march=rv32imc -misa-spec=2.2 -mabi=ilp32" in line for line in lines[2:])
+    assert "-nostdlib" in lines[-1] and "-lgcc" in lines[-1] and "-lgcc" not in lines[2]
 
 
 def test_one_place_says_what_each_core_needs() -> None:
@@ -262,3 +264,18 @@ def test_what_is_no_elf_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.elf").write_bytes(b"no")
     with pytest.raises(BuildError, match=r"x\.elf: not a readable ELF file"):
         section_sizes(tmp_path / "x.elf")
+
+
+def test_another_compiler_of_the_same_version_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made with one is not taken for the other's."""
+    found = []
+    for name, flag in (("one", "-DANSWER=1"), ("two", "-DANSWER=2")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "cc").write_text(f'#!/bin/sh\nexec {shutil.which("cc")} {flag} "$@"\n')
+        (folder / "cc").chmod(0o755)
+        (tmp_path / "a.c").write_text("int answer = ANSWER;\n")
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(folder), prepend=os.pathsep)
+            found.append(compile_host(tmp_path, [Path("a.c")], cache=tmp_path / "cache").read_bytes())
+    assert found[0] != found[1]

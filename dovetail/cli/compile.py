@@ -54,6 +54,8 @@ def compile_model(
     cores: opt.Cores = None,
     pipeline: opt.InPipeline = False,
     keep_dead: opt.KeepDead = False,
+    name: opt.Name = None,
+    arena: opt.Arena = None,
     pin: opt.Pin = None,
     pins: opt.Pins = None,
 ) -> None:
@@ -66,6 +68,8 @@ def compile_model(
     Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
 
     Example: dovetail compile net.tflite --target vta -o build/net --dump build/launches
+
+    Example: dovetail compile net.tflite --target cortex_m4 -o build/net --name keywords --arena shared_arena
     """
     if build.exists() and not force:
         raise BuildError(
@@ -90,6 +94,8 @@ def compile_model(
             memory_budget=parse_bytes(memory_budget),
             pipeline=pipeline,
             keep_dead=keep_dead,
+            name=name,
+            arena=arena,
             pins=pins_of(pin, pins),
         )
         compiled = compiler.compile_model(model, target_of(target, cores), options, report)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperGroup
@@ -42,6 +44,22 @@ def output() -> Console:
 def say(text: str) -> None:
     """Print plain text on stdout."""
     output().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def beside_json(path: Path | None, data: Any) -> Iterator[None]:
+    """Write data as JSON, if a path is given; where it is "-", to stdout, and what the block prints goes to stderr."""
+    text = json.dumps(data, indent=2) + "\n"
+    if path is None or str(path) != "-":
+        if path is not None:
+            from dovetail.tools.arrays import write_file
+
+            write_file(path, text.encode())
+        yield
+        return
+    sys.stdout.write(text)
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def note(text: str) -> None:

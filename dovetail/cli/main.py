@@ -10,6 +10,7 @@ import typer
 
 from dovetail.cli.compile import compile_model, explain, tune
 from dovetail.cli.console import Commands, show_error
+from dovetail.cli.export import export
 from dovetail.cli.mesh import mesh, schedule
 from dovetail.cli.port import check, new_target, targets, vectors, zoo
 from dovetail.cli.quantize import accuracy, quantize
@@ -20,7 +21,6 @@ from dovetail.user_file import blamed
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -48,7 +48,8 @@ def every(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    **{"compile": compile_model, "run": run, "report": report, "compare": compare, "sweep": sweep, "explain": explain},
+    **{"compile": compile_model, "run": run, "report": report, "export": export},
+    **{"compare": compare, "sweep": sweep, "explain": explain},
     **{"tune": tune, "schedule": schedule, "mesh": mesh, "quantize": quantize, "accuracy": accuracy},
     **{"new-target": new_target, "check": check, "vectors": vectors, "targets": targets, "zoo": zoo},
 }

@@ -42,7 +42,7 @@ Inputs = Annotated[
 ]
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")]
-Json = Annotated[Path | None, option("--json", help="Write the same here as JSON.")]
+Json = Annotated[Path | None, option("--json", help="Write the same here as JSON; - for stdout.")]
 
 Pin = Annotated[
     list[str] | None,
@@ -58,6 +58,13 @@ Cores = Annotated[
 ]
 InPipeline = Annotated[
     bool, typer.Option("--pipeline", help="Let each core work on an input of its own, in stages of equal length.")
+]
+Name = Annotated[
+    str | None, option(help="What the C names of the network begin with; the model's own name if not given.")
+]
+Arena = Annotated[
+    str | None,
+    option(metavar="SYMBOL", help="C name of an array of your own for the values, which several networks may share."),
 ]
 KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute channels whose value changes nothing, too.")]
 MemoryBudget = Annotated[

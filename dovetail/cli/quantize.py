@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dovetail.cli import options as opt
-from dovetail.cli.console import note, progress, say, show_table
+from dovetail.cli.console import beside_json, note, progress, say, show_table
 from dovetail.cli.options import argument, option
 from dovetail.errors import DovetailError
 
@@ -178,7 +178,7 @@ def accuracy(
         opt.Simulator | None,
         option(help="What firmware runs on: the simulated chip, or this machine; iss where there is such a chip."),
     ] = None,
-    json_file: Annotated[Path | None, option("--json", help="Write the figures here as JSON.")] = None,
+    json_file: Annotated[Path | None, option("--json", help="Write the figures here as JSON; - for stdout.")] = None,
     samples: opt.Samples = 512,
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
@@ -196,16 +196,10 @@ def accuracy(
 
         how = Preprocessing(scale, offset, resize, samples)
         found = accuracy_of(model, data, how, target, float_model, sim, report)
-    if json_file is not None:
-        import json
-        from dataclasses import asdict
-
-        from dovetail.tools.arrays import write_file
-
-        write_file(json_file, (json.dumps({"schema": 1, **asdict(found)}, indent=2) + "\n").encode())
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
-    _print_accuracy(found)
+    with beside_json(json_file, {"schema": 1, **asdict(found)}):
+        _print_accuracy(found)
 
 
 def _print_accuracy(found: Accuracy) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dovetail.cli import options as opt
-from dovetail.cli.console import INTERRUPTED, note, output, progress, say, show_table
+from dovetail.cli.console import INTERRUPTED, beside_json, note, output, progress, say, show_table
 from dovetail.cli.options import argument, option
 from dovetail.errors import BuildError, DovetailError
 
@@ -35,7 +35,7 @@ def run(
     output_file: Annotated[
         Path | None, option("--output", help="Write the outputs here, an .npz keyed by tensor names.")
     ] = None,
-    json_file: Annotated[Path | None, option("--json", help="Write the report here as JSON.")] = None,
+    json_file: Annotated[Path | None, option("--json", help="Write the report here as JSON; - for stdout.")] = None,
     target: opt.TargetFile = None,
     core: Annotated[
         str,
@@ -73,7 +73,7 @@ def run(
         from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.targets import load_target
         from dovetail.tools import prove
-        from dovetail.tools.arrays import read_inputs, seeded_inputs, write_file, write_outputs
+        from dovetail.tools.arrays import read_inputs, seeded_inputs, write_outputs
         from dovetail.tools.report import make_report, print_report
 
         opened = open_build(build, load_target(target) if target else None)
@@ -97,13 +97,12 @@ def run(
         note("no --input: the inputs are random numbers with seed 0")
     if output_file is not None:
         write_outputs(output_file, result.outputs, batched)
-    if json_file is not None:
-        write_file(json_file, (json.dumps(report.to_json(), indent=2) + "\n").encode())
-    print_report(report, output())
-    if graph is not None:
-        if check_layers:
-            say(compared)
-        say(prove.prove(result, graph, inputs))
+    with beside_json(json_file, report.to_json()):
+        print_report(report, output())
+        if graph is not None:
+            if check_layers:
+                say(compared)
+            say(prove.prove(result, graph, inputs))
 
 
 def report(
@@ -135,13 +134,12 @@ def report(
 
         text = drawing.page(data)
     write_file(page, text.encode())
-    if json_file is not None:
-        write_file(json_file, (json.dumps(data, indent=2) + "\n").encode())
     if trace is not None:
         write_file(trace, trace_text(data).encode())
     if input_file is None:
         note("no --input: the inputs are random numbers with seed 0")
-    say(f"{page}: {_report_sentence(data)}")
+    with beside_json(json_file, data):
+        say(f"{page}: {_report_sentence(data)}")
 
 
 def _detailed(
@@ -208,9 +206,8 @@ def compare(
         data = comparison.compare(a, b, names)
         if page is not None:
             write_file(page, comparison.versus(data).encode())
-    if json_file is not None:
-        write_file(json_file, (json.dumps(data, indent=2) + "\n").encode())
-    _print_comparison(data)
+    with beside_json(json_file, data):
+        _print_comparison(data)
 
 
 def _target_of(folder: Path, targets: Sequence[str]) -> str | None:
@@ -306,12 +303,11 @@ def sweep(
             sys.exit(INTERRUPTED)
     data = sweeping.to_json(model.stem, known.name, requant or known.policies[0].name, axes, outcomes)
     write_file(page, drawing.sweep_page(data).encode())
-    if json_file is not None:
-        write_file(json_file, (json.dumps(data, indent=2) + "\n").encode())
-    _print_sweep(data)
-    if repeated:
-        note(f"{repeated} of the points were made earlier")
-    say(f"{page}: {_sweep_sentence(data)}")
+    with beside_json(json_file, data):
+        _print_sweep(data)
+        if repeated:
+            note(f"{repeated} of the points were made earlier")
+        say(f"{page}: {_sweep_sentence(data)}")
 
 
 def _check_sweep(model: Path, target: Target, policy: str | None) -> None:

@@ -158,6 +158,11 @@ def identifier(text: str, most: int = 24) -> str:
     return f"m_{name}" if name[0].isdigit() or name in _RESERVED else name
 
 
+def is_identifier(text: str) -> bool:
+    """Whether it may be the name of an array: an identifier that is no word of C's and not reserved to compilers."""
+    return re.fullmatch(r"[A-Za-z][0-9A-Za-z_]{0,62}", text) is not None and text not in _RESERVED
+
+
 def one_line(text: str) -> str:
     """Text that may stand in a C comment: one line, no end of comment, printable ASCII."""
     plain = "".join(c if " " <= c <= "~" else "?" for c in text)

@@ -26,6 +26,8 @@ _ANSWER_SECONDS = 5.0
 _ATTEMPTS = 4
 _MOST_ANSWER = 1 << 14
 """Bytes of an answer."""
+_MOST_DESCRIPTION = 1 << 16
+"""Bytes of the description of registers."""
 _PART = 512
 """Bytes of memory read or written at once; every server takes packets of 1100 bytes."""
 
@@ -50,6 +52,16 @@ class Remote:
             if answer is not None:
                 return answer
         raise self._error(f"the debugger's server refuses the packet {text[:24]!r} {_ATTEMPTS} times")
+
+    def describe(self) -> None:
+        """Ask what registers there are, as debuggers do first: some servers (QEMU) give single registers only then. The
+        numbers are those of `_REGISTERS` in any case."""
+        if "qXfer:features:read+" not in self.ask("qSupported:xmlRegisters=arm,riscv"):
+            return
+        place, answer = 0, "m"
+        while answer[:1] == "m" and place < _MOST_DESCRIPTION:
+            answer = self.ask(f"qXfer:features:read:target.xml:{place:x},{_PART:x}")
+            place += len(answer) - 1
 
     def done(self, text: str) -> None:
         """Send a packet that is answered by OK."""
@@ -148,6 +160,7 @@ class GdbSession(BoardSession):
         entry, segments = load_image(elf, architecture_of(isa).elf_machine)
         wide = self._thumb == 0 and "c" not in isa.removeprefix("rv32")
         self._breakpoint = f"{self._symbol('main'):x},{4 if wide else 2}"
+        self._remote.describe()
         self._remote.ask("?")
         for address, content in segments:
             self._bring(address, content)

@@ -24,11 +24,13 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.target import layers
 from dovetail.targets.cortex_m import cortex_m
-from dovetail.targets.vendorlib import Argument, Library, Query, function, pointer, struct, with_library
+from dovetail.targets.vendorlib import Argument, Library, Query, defining, function, pointer, struct, with_library
 
 VARIABLE = "DOVETAIL_CMSIS_NN"
 """Environment variable that holds the library's folder."""
-_FOLDERS = ("BasicMath", "Convolution", "FullyConnected", "NNSupport", "Pooling", "Softmax")
+_NAMES = ("convolve_wrapper", "depthwise_conv_wrapper", "fully_connected", "avgpool", "max_pool", "elementwise_add",
+          "elementwise_mul", "softmax")  # fmt: skip
+_CALLED = [f"arm_{name}_s8{end}" for name in _NAMES for end in ("", "_get_buffer_size_dsp")]
 _X, _B, _Y = pointer("x"), pointer("bias", "const int32_t"), pointer("result", "int8_t")
 
 
@@ -180,8 +182,7 @@ def _softmax(library: Library) -> dt.Offload:
 
 def target(root: Path, number: int = 4) -> dt.Target:
     """The Cortex-M of that number (4, 7 or 33) with the library in `root`; raises TargetError when it is not there."""
-    folders = [root / "Source" / f"{name}Functions" for name in _FOLDERS]
-    sources = tuple(path.relative_to(root).as_posix() for folder in folders for path in sorted(folder.glob("*.c")))
+    sources = defining(root, "Source", _CALLED)
     library = Library("cmsis_nn", root, "arm_nnfunctions.h", sources, include="Include")
     others = (*_pools(library), *_elementwise(library), _softmax(library))
     return with_library(cortex_m(number), library, (*_convolutions(library), _fully_connected(library), *others))

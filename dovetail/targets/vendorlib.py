@@ -109,6 +109,58 @@ class Library:
         return found[1], found[2]
 
 
+def defining(root: Path, folder: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The C files a library's functions need: those below a folder that define them, those that define what they
+    mention, and so on; what is for other types or processors is left out, as nothing mentions it.
+
+    Args:
+        root: of the library. folder: relative to it.
+        names: functions that are called, such as those of `function` and of queries; what is not defined there is
+            passed over, for `function` says which functions the header lacks.
+
+    Returns:
+        Paths relative to `root`, sorted.
+    """
+    texts = {path: _COMMENTS.sub(" ", path.read_text()) for path in sorted((root / folder).rglob("*.c"))}
+    places = {name: path for path, text in texts.items() for name in _DEFINED.findall(text)}
+    found: set[Path] = set()
+    waiting = [*names]
+    while waiting:
+        path = places.get(waiting.pop())
+        if path is not None and path not in found:
+            found.add(path)
+            waiting += sorted(set(re.findall(r"\b[A-Za-z_]\w*", texts[path])) & places.keys())
+    return tuple(sorted(path.relative_to(root).as_posix() for path in found))
+
+
+_DEFINED = re.compile(
+    r"^(?=[A-Za-z_])(?!typedef|return|else)[\w \t*\n]*?\b(\w+)\s*(?:\([^;{}()]*\)\s*\{|(?:\[[^\]]*\])+\s*=)", re.M
+)
+"""A function or an array defined at the beginning of a line."""
+
+_STRING_H = """\
+/* What a library may take of <string.h>, where there is no C library; the compiler does in place what it can. */
+#ifndef DOVETAIL_STRING_H
+#define DOVETAIL_STRING_H
+
+#if __STDC_HOSTED__
+#include_next <string.h>
+#else
+#include <stddef.h>
+
+void *memcpy(void *restrict target, const void *restrict source, size_t bytes);
+void *memmove(void *target, const void *source, size_t bytes);
+void *memset(void *target, int value, size_t bytes);
+
+#define memcpy(target, source, bytes) __builtin_memcpy(target, source, bytes)
+#define memmove(target, source, bytes) __builtin_memmove(target, source, bytes)
+#define memset(target, value, bytes) __builtin_memset(target, value, bytes)
+#endif
+
+#endif
+"""
+
+
 def pointer(operand: str, c_type: str = "const int8_t") -> dt.Pointer:
     """A pointer to a leaf of the pattern (constant or not), to the "result" or to the "scratch"."""
     return dt.Pointer(operand, c_type)
@@ -228,7 +280,7 @@ def with_library(base: dt.Target, library: Library, functions: Sequence[dt.Offlo
         driver=(),
         wait=library.wait,
         prepare=library.prepare,
-        files=library.files,
+        files={"string.h": lambda: _STRING_H, **library.files},
         headers=(library.header,),
         defines=library.defines,
         success=library.success,

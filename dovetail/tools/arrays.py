@@ -26,7 +26,8 @@ def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[di
     """The inferences a file asks for.
 
     Args:
-        path: an `.npz` keyed by input tensor names; for a model with one input, any single array.
+        path: an `.npz` keyed by input tensor names; for a model with one input also one array without a name, which
+            numpy calls arr_0.
         ports: the model's inputs as a build describes them: name, shape, dtype.
 
     Returns:
@@ -39,8 +40,8 @@ def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[di
         raise InputError("there is no such file", where=str(path), hint="give an .npz file, or leave out --input")
     names = [str(port["name"]) for port in ports]
     with open_archive(path, "run fewer inferences at once") as (archive, entries):
-        if len(ports) == 1 and len(entries) == 1:
-            entries = {names[0]: next(iter(entries.values()))}
+        if len(ports) == 1 and set(entries) == {"arr_0"}:
+            entries = {names[0]: entries["arr_0"]}
         if set(entries) != set(names):
             what = f"expected arrays {_list(names)}, got {_list(sorted(entries))}"
             raise InputError(what, where=str(path), hint="name each array as the model does")

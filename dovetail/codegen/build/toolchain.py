@@ -40,7 +40,7 @@ class Compiler:
     kind: Kind
     """"zig" (clang inside ziglang), "gcc" (cross GCC) or "cc" (the host's)."""
     version: str
-    """What it says about itself, part of every cache key."""
+    """What it says about itself and a digest of its programs, part of every cache key."""
 
 
 def find_compiler(isa: str, prefer: str | None = None) -> Compiler:
@@ -95,7 +95,26 @@ def _version(program: str, argument: str) -> str:
         what = f"the compiler does not start: {answer.stderr.strip()[:200]}"
         hint = "run it by hand to see why, or set DOVETAIL_CC to another compiler"
         raise BuildError(what, where=Path(program).name, hint=hint)
-    return answer.stdout.strip().splitlines()[0]
+    return f"{answer.stdout.strip().splitlines()[0]} {_content(program)}"
+
+
+def _content(program: str) -> str:
+    """A digest of what a compiler consists of: itself, and the program a GCC driver calls to compile. Of very large
+    ones size and date stand for the content."""
+    found = [program]
+    if "zig" not in Path(program).name:
+        answer = subprocess.run([program, "-print-prog-name=cc1"], capture_output=True, text=True, check=False)
+        found += [answer.stdout.strip()] if os.path.isabs(answer.stdout.strip()) else []
+    parts = []
+    for path in map(Path, found):
+        state = path.stat()
+        large = state.st_size > _LARGE
+        parts.append(f"{state.st_size} {state.st_mtime_ns}".encode() if large else path.read_bytes())
+    return digest(*parts)[:16]
+
+
+_LARGE = 64 << 20
+"""Bytes above which a program is not read whole."""
 
 
 def compile_firmware(

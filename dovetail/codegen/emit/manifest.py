@@ -99,15 +99,18 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         for name, view in views.items():
             buffer = program.buffers[view.buffer]
             assert buffer.address is not None
+            steps = unit.steps.get(name)
             found.append(
                 {
                     "name": name,
                     "shape": list(view.type.shape),
                     "dtype": view.type.dtype.text,
-                    "symbol": f"{unit.model}_{buffer.memory.lower()}",
+                    "symbol": unit.arena_name(buffer.memory),
                     "offset": buffer.address - unit.target.memory(buffer.memory).base + view.offset,
                     "bytes": view.span[1] - view.span[0],
                     "layout": str(view.layout) if view.layout else "",
+                    "scale": steps.scale if steps else None,
+                    "zero_point": steps.zero_point if steps else None,
                 }
             )
         return found
@@ -117,6 +120,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "entry": f"{unit.model}_run",
         "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
         "model_prefix": unit.model,
+        "arena": unit.shared_arena,
         "optimize": unit.optimize.value,
         "inputs": ports(program.inputs),
         "outputs": ports(program.outputs),

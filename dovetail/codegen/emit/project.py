@@ -19,7 +19,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
 from dovetail.codegen.emit.manifest import emitted_fields
-from dovetail.codegen.emit.source import constants_source, header_source, kernels_source, model_source
+from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source, model_source
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
@@ -67,6 +67,9 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
         f"src/{model}{part}.{end}": text for part, pair in pairs.items() for end, text in zip("hc", pair, strict=True)
     }
     common = [f"src/{model}{part}.c" for part in pairs]
+    if unit.shared_arena is not None:
+        common.append(f"src/{model}_arena.c")
+        files[common[-1]] = arena_source(unit)
     copying = DMA_DRIVER if unit.target.dma else COPY if unit.core_copies else ()
     cores = CORES if unit.target.workers else ()
     start = _start(unit)

@@ -9,7 +9,18 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.unit import Unit, dma_transfers, read_in_place
-from dovetail.kernels.c import array_definition, c_type, elements, guard, hexadecimal, identifier, integer, one_line
+from dovetail.kernels.c import (
+    array_definition,
+    c_type,
+    elements,
+    function,
+    guard,
+    hexadecimal,
+    identifier,
+    integer,
+    one_line,
+    real,
+)
 from dovetail.kernels.kernel import declarations
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait
 from dovetail.program.transfers import Transfer, transfers
@@ -33,14 +44,10 @@ def header_source(unit: Unit, version: str) -> str:
         "",
     ]
     for memory, size in unit.arenas().items():
-        lines.append(f"extern uint8_t {unit.arena_name(memory)}[{size}]; /* buffers in {one_line(memory)} */")
+        lines += _arena_declaration(unit, memory, size)
     for kind, views in (("input", program.inputs), ("output", program.outputs)):
         for index, (name, view) in enumerate(views.items()):
-            stem = f"{unit.model.upper()}_{kind.upper()}_{index}"
-            element = c_type(view.type.dtype)
-            lines += ["", f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */"]
-            lines.append(f"#define {stem}_ELEMENTS {view.type.elements}")
-            lines.append(f"#define {stem} (({element} *)(void *)({unit.first_byte(view)}))")
+            lines += ["", *_port(unit, kind, index, name, view)]
     lines += [
         "",
         "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
@@ -62,6 +69,58 @@ def header_source(unit: Unit, version: str) -> str:
     lines += [f"void {unit.model}_reset(void);", ""] if unit.delay or program.states else []
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
+
+
+def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:
+    """The array of a memory's buffers, and its bytes where the user has to bring it."""
+    name = unit.arena_name(memory)
+    if name != unit.shared_arena:
+        return [f"extern uint8_t {name}[{size}]; /* buffers in {one_line(memory)} */"]
+    bytes_of = f"{unit.model.upper()}_ARENA_BYTES"
+    return [
+        f"#define {bytes_of} {size}u",
+        f"/* Yours: uint8_t {name}[at least {bytes_of}], aligned to 16 bytes. Networks that share it may run in turns;",
+        "   each has its inputs, outputs and all between in it, so take outputs before the next one runs. */",
+        f"extern uint8_t {name}[];",
+    ]
+
+
+def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]:
+    """What the header says of an input or output, and the function between its integers and real numbers."""
+    stem, element, steps = f"{unit.model.upper()}_{kind.upper()}_{index}", c_type(view.type.dtype), unit.steps.get(name)
+    lines = [
+        f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */",
+        f"#define {stem}_ELEMENTS {view.type.elements}",
+        f"#define {stem} (({element} *)(void *)({unit.first_byte(view)}))",
+    ]
+    if steps is None:
+        return lines
+    low, high = (end - steps.zero_point for end in (view.type.dtype.low, view.type.dtype.high))
+    lines += [
+        f"#define {stem}_SCALE {real(steps.scale)} /* real number = scale * (integer - zero point) */",
+        f"#define {stem}_ZERO_POINT ({steps.zero_point})",
+        "",
+    ]
+    if kind == "output":
+        head = f"static inline float {unit.model}_dequantize_output_{index}"
+        body = [f"return (float)((int32_t)integer - {stem}_ZERO_POINT) * {stem}_SCALE;"]
+        return [*lines, *function(head, [f"{element} integer"], body)]
+    head = f"static inline {element} {unit.model}_quantize_input_{index}"
+    body = [
+        f"float steps = number / {stem}_SCALE;",
+        f"steps = steps > {real(low)} ? steps : {real(low)}; /* what is no number is the lowest too */",
+        f"steps = steps < {real(high)} ? steps : {real(high)};",
+        "steps = (steps + 12582912.0f) - 12582912.0f; /* to the nearest integer, ties to even; not with -ffast-math */",
+        f"return ({element})((int32_t)steps + {stem}_ZERO_POINT);",
+    ]
+    return [*lines, *function(head, ["float number"], body)]
+
+
+def arena_source(unit: Unit) -> str:
+    """The array a user brings, for simulators and tests that have none."""
+    model = unit.model
+    array = f"uint8_t {unit.shared_arena}[{model.upper()}_ARENA_BYTES] __attribute__((aligned(16)));"
+    return f'/* In the place of yours; not for a program that has its own. */\n#include "{model}.h"\n\n{array}\n'
 
 
 def constants_source(unit: Unit) -> tuple[str, str]:
@@ -111,6 +170,8 @@ def model_source(unit: Unit) -> str:
     lines += [f'#include "{header}"' for header in unit.driver_headers()]
     lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
     for memory, size in unit.arenas().items():
+        if unit.arena_name(memory) == unit.shared_arena:
+            continue
         section = f', section(".{identifier(memory)}")' if unit.is_fixed(memory) else ""
         lines.append(f"uint8_t {unit.arena_name(memory)}[{size}] __attribute__((aligned(16){section}));")
     lines.append("")

@@ -11,6 +11,7 @@ import numpy as np
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import ProgramError
+from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import physical_shape
 from dovetail.ir.types import Array, TensorType
@@ -55,6 +56,10 @@ class Unit:
     """What the code is made for."""
     delay: int = 0
     """Calls between an input and its outputs, in a pipeline."""
+    steps: Mapping[str, Steps] = field(default_factory=dict)
+    """What the integers of inputs and outputs stand for, by their names, where that is known."""
+    shared_arena: str | None = None
+    """C name of the user's array for the values; None where the build has one of its own."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,6 +91,8 @@ class Unit:
 
     def arena_name(self, memory: str) -> str:
         """C name of the array that holds a memory's buffers."""
+        if self.shared_arena is not None and memory == self.target.values:
+            return self.shared_arena
         return f"{self.model}_{identifier(memory)}"
 
     def is_fixed(self, memory: str) -> bool:

@@ -35,7 +35,7 @@ static inline int32_t halved(int32_t value, int32_t zero_point)
 static inline int32_t saturate(int32_t value)
 {
 #if defined(__ARM_FEATURE_SAT)
-    return __builtin_arm_ssat(value, 8);
+    return (int32_t)__builtin_arm_ssat(value, 8);
 #else
     return clip(value, -128, 127);
 #endif

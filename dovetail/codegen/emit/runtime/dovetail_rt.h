@@ -26,6 +26,18 @@ static inline void dovetail_mmio_write(uint32_t address, uint32_t value)
     *(volatile uint32_t *)(uintptr_t)address = value;
 }
 
+#ifdef DOVETAIL_WAIT_HOOK
+
+/* Yours: blocks the task until an engine or the DMA has raised its interrupt since the last call. */
+void dovetail_wait(void);
+
+static inline void dovetail_wait_for_interrupt(void)
+{
+    dovetail_wait();
+}
+
+#else
+
 /* Sleeps until a device raises its interrupt line. Interrupts stay masked, so no handler runs; it returns at once when
    the line is high already, so no completion can be missed. Memory may have changed afterwards, and writes before must
    have happened: hence the clobber. */
@@ -34,6 +46,7 @@ static inline void dovetail_wait_for_interrupt(void)
     __asm__ volatile("wfi" ::: "memory");
 }
 
+#endif
 #endif
 
 /* Called when a library says that a call failed; `what` names function and layer. The one of dovetail_rt.c tells the

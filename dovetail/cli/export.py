@@ -1,0 +1,36 @@
+"""`dovetail export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dovetail.cli import options as opt
+from dovetail.cli.console import say
+from dovetail.cli.options import option
+
+
+def export(
+    build: opt.BuildFolder,
+    to: Annotated[
+        Literal["cmake", "make", "arduino", "platformio", "zephyr", "esp-idf", "cmsis-pack"],
+        option(help="Who the library is for."),
+    ],
+    folder: Annotated[Path, option("--output", "-o", help="Folder for the library.")],
+    target: opt.TargetFile = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the export that is already there.")] = False,
+) -> None:
+    """Write a build as a library for another build system, with an example program.
+
+    Example: dovetail export build/net --to cmake -o libraries/net
+
+    Example: dovetail export build/net --to arduino -o ~/Arduino/libraries/net
+    """
+    from dovetail.run import open_build
+    from dovetail.targets import load_target
+    from dovetail.tools.export import export as write
+
+    files = write(open_build(build, load_target(target) if target else None), to, folder, force)
+    say(f"{folder}: {len(files)} files; README.md says how to use them")

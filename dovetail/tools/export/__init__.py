@@ -1,0 +1,53 @@
+"""`dovetail export`: a network as a library in the form another build system takes.
+
+| form | is |
+|---|---|
+| `cmake` | a project with a library target, installed with a package file for `find_package` |
+| `make` | a Makefile that makes a static library |
+| `arduino` | a library for the Arduino IDE and its command line |
+| `platformio` | a library with `library.json` |
+| `zephyr` | a module: `zephyr/module.yml`, Kconfig, CMakeLists.txt |
+| `esp-idf` | a component |
+| `cmsis-pack` | sources and the description a pack is made from |
+
+Each has an example program. What compiles and runs a network without its surroundings stands in `library.py`, the
+forms in `forms.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.codegen.emit.project import MANIFEST, write_files
+from dovetail.errors import BuildError
+from dovetail.run import Build
+from dovetail.tools.export.forms import FORMS
+from dovetail.tools.export.library import library_of
+
+
+def export(build: Build, form: str, folder: Path, replace: bool = False) -> tuple[str, ...]:
+    """Write a build as a library.
+
+    Args:
+        build: what `dovetail compile` made, for a core that runs firmware.
+        form: one of `FORMS`. folder: where it goes.
+        replace: whether a folder that is there is replaced, if it has nothing but an export.
+
+    Returns:
+        The files, relative to the folder.
+
+    Raises:
+        BuildError: the build is a program for this computer, or the folder cannot be written.
+    """
+    library = library_of(build)
+    files = {**FORMS[form](library), _MARK: f"{form} {library.name}\n"}
+    if replace and folder.exists() and not (folder / _MARK).is_file():
+        hint = "choose another folder"
+        where = str(folder)
+        raise BuildError(f"this is not an export (it has no {_MARK}) and is not replaced", where=where, hint=hint)
+    write_files({name: text.encode() for name, text in files.items()}, folder, replace)
+    return tuple(sorted(files))
+
+
+_MARK = MANIFEST.replace(".json", "-export.txt")
+"""Says what the folder is, so that nothing else is ever replaced."""

@@ -1,0 +1,227 @@
+"""What each build system wants beside the files of a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from xml.sax.saxutils import escape, quoteattr
+
+from dovetail.tools.export.library import Library, example
+
+Files = dict[str, str]
+"""Text by path in the export."""
+
+
+def _main(library: Library) -> str:
+    """The example as a C program."""
+    return example(library, f'#include "{library.name}.h"', "int main(void)", ["return best;"])
+
+
+def _readme(library: Library, use: str) -> str:
+    lines = [
+        f"# {library.name}",
+        "",
+        library.sentence + ".",
+        "",
+        use,
+        "",
+        f"Include `{library.name}.h`: it names the inputs and outputs, with their scales and zero points. Fill the",
+        f"inputs, call `{library.name}_run()`, read the outputs. One inference at a time: guard the call with a mutex",
+        "where several tasks use it.",
+        "",
+        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
+        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead.",
+    ]
+    if library.arena:
+        lines += [
+            "",
+            f"The program brings `uint8_t {library.arena}[]` of at least `{library.upper}_ARENA_BYTES` bytes.",
+        ]
+    if library.foreign:
+        lines += ["", f"It calls a library that is not in here: {', '.join(library.foreign)}. Link your copy of it."]
+    return "\n".join([*lines, ""])
+
+
+def _below(folder: str, files: Mapping[str, str]) -> Files:
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+def cmake(library: Library) -> Files:
+    """A static library with an alias, installed with a package file, and the example where it is the top project."""
+    name, sources = library.name, " ".join(f"src/{file}" for file in sorted(library.sources))
+    text = f"""cmake_minimum_required(VERSION 3.16)
+project({name} VERSION {library.version} LANGUAGES C)
+include(GNUInstallDirs)
+
+add_library({name} STATIC {sources})
+add_library({name}::{name} ALIAS {name})
+target_include_directories({name} PUBLIC
+  $<BUILD_INTERFACE:${{CMAKE_CURRENT_SOURCE_DIR}}/src> $<INSTALL_INTERFACE:include/{name}>)
+set_target_properties({name} PROPERTIES C_STANDARD 99 C_EXTENSIONS ON)
+# Bytes are read as other types.
+target_compile_options({name} PRIVATE -fno-strict-aliasing $<$<NOT:$<CONFIG:Debug>>:-O2>)
+
+option({name.upper()}_EXAMPLE "build the example" ${{PROJECT_IS_TOP_LEVEL}})
+if({name.upper()}_EXAMPLE)
+  add_executable({name}_example example/main.c)
+  target_link_libraries({name}_example PRIVATE {name}::{name})
+endif()
+
+install(TARGETS {name} EXPORT {name} ARCHIVE DESTINATION ${{CMAKE_INSTALL_LIBDIR}})
+install(DIRECTORY src/ DESTINATION include/{name} FILES_MATCHING PATTERN "*.h")
+install(EXPORT {name} FILE {name}-config.cmake NAMESPACE {name}:: DESTINATION ${{CMAKE_INSTALL_LIBDIR}}/cmake/{name})
+"""
+    use = f"`add_subdirectory` it, or install it and `find_package({name})`; then link `{name}::{name}`."
+    extra = {"CMakeLists.txt": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    return {**_below("src", library.files), **extra}
+
+
+def make(library: Library) -> Files:
+    """A Makefile for a static library."""
+    objects = " ".join(f"src/{file.removesuffix('.c')}.o" for file in sorted(library.sources))
+    text = f"""# Makes lib{library.name}.a; give CC, AR and the flags of your processor:
+# make CC=arm-none-eabi-gcc AR=arm-none-eabi-ar CPU="-mcpu=cortex-m4 -mthumb"
+CPU =
+CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU)
+
+lib{library.name}.a: {objects}
+\t$(AR) rcs $@ $^
+
+%.o: %.c
+\t$(CC) $(CFLAGS) -Isrc -c $< -o $@
+
+clean:
+\trm -f lib{library.name}.a {objects}
+.PHONY: clean
+"""
+    use = f"`make` gives `lib{library.name}.a`; headers are in `src`."
+    extra = {"Makefile": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    return {**_below("src", library.files), **extra}
+
+
+def arduino(library: Library) -> Files:
+    """A library of the Arduino library specification, version 1.5 or later."""
+    properties = {
+        "name": library.name,
+        "version": library.version,
+        "author": "Dovetail",
+        "maintainer": "Dovetail",
+        "sentence": library.sentence,
+        "paragraph": "Made by dovetail export.",
+        "category": "Data Processing",
+        "url": "https://example.org",
+        "architectures": "*",
+        "includes": f"{library.name}.h",
+    }
+    head = f"#include <{library.name}.h>\n\nvoid setup()\n{{\n    Serial.begin(115200);\n}}"
+    sketch = example(library, head, "void loop()", ["Serial.println(best);", "delay(1000);"])
+    return {
+        **_below("src", library.files),
+        "library.properties": "".join(f"{key}={value}\n" for key, value in properties.items()),
+        f"examples/{library.name}_example/{library.name}_example.ino": sketch,
+        "README.md": _readme(library, "Put the folder into your sketchbook's `libraries`, or install it as a ZIP."),
+    }
+
+
+def platformio(library: Library) -> Files:
+    """A library with `library.json`."""
+    described = {
+        "name": library.name,
+        "version": library.version,
+        "description": library.sentence,
+        "frameworks": "*",
+        "platforms": "*",
+        "headers": f"{library.name}.h",
+        "build": {"flags": ["-fno-strict-aliasing"]},
+        "examples": [{"name": library.name, "base": "example", "files": ["main.c"]}],
+    }
+    use = "Put the folder into your project's `lib`, or name it in `lib_deps`."
+    extra = {"example/main.c": _main(library), "README.md": _readme(library, use)}
+    return {**_below("src", library.files), "library.json": json.dumps(described, indent=2) + "\n", **extra}
+
+
+def zephyr(library: Library) -> Files:
+    """A module of Zephyr's; engines block their thread on a semaphore."""
+    option = f"DOVETAIL_{library.upper}"
+    sources = "".join(f"  src/{file}\n" for file in sorted(library.sources))
+    cmake_text = f"""if(CONFIG_{option})
+zephyr_include_directories(src)
+zephyr_library_named({library.name})
+zephyr_library_sources(
+{sources})
+zephyr_library_compile_options(-fno-strict-aliasing)
+endif()
+"""
+    kconfig = f"""config {option}
+\tbool "{escape(library.sentence)}"
+"""
+    module = f"name: {library.name}\nbuild:\n  cmake: .\n  kconfig: Kconfig\n"
+    use = f"Name the folder in `ZEPHYR_EXTRA_MODULES` and set `CONFIG_{option}=y`."
+    extra = {"zephyr/module.yml": module, "Kconfig": kconfig, "CMakeLists.txt": cmake_text}
+    return {
+        **_below("src", library.files),
+        **extra,
+        "example/main.c": _main(library),
+        "README.md": _readme(library, use),
+    }
+
+
+def esp_idf(library: Library) -> Files:
+    """A component of ESP-IDF's."""
+    sources = " ".join(f'"src/{file}"' for file in sorted(library.sources))
+    cmake_text = f"""idf_component_register(SRCS {sources} INCLUDE_DIRS "src")
+target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)
+"""
+    manifest = f'version: "{library.version}"\ndescription: {json.dumps(library.sentence)}\n'
+    use = "Put the folder into your project's `components`."
+    extra = {"CMakeLists.txt": cmake_text, "idf_component.yml": manifest, "README.md": _readme(library, use)}
+    return {**_below("src", library.files), **extra, "example/main.c": _main(library)}
+
+
+def cmsis_pack(library: Library) -> Files:
+    """Sources and the description a pack is made from (`packchk`, then zip)."""
+    kinds = {".c": "source", ".h": "header"}
+    files = "\n".join(
+        f'        <file category="{kinds[name[-2:]]}" name="src/{name}"/>' for name in sorted(library.files)
+    )
+    named = f"Csub={quoteattr(library.name)} Cversion={quoteattr(library.version)}"
+    text = f"""<?xml version="1.0" encoding="UTF-8"?>
+<package schemaVersion="1.7.7" xmlns:xs="http://www.w3.org/2001/XMLSchema-instance"
+         xs:noNamespaceSchemaLocation="PACK.xsd">
+  <vendor>Dovetail</vendor>
+  <name>{library.name}</name>
+  <description>{escape(library.sentence)}</description>
+  <url></url>
+  <license>README.md</license>
+  <releases>
+    <release version={quoteattr(library.version)} date="2026-01-01">Made by dovetail export.</release>
+  </releases>
+  <components>
+    <component Cclass="Machine Learning" Cgroup="Network" {named}>
+      <description>{escape(library.sentence)}</description>
+      <files>
+{files}
+      </files>
+    </component>
+  </components>
+</package>
+"""
+    use = "Pack the folder with the tools of Open-CMSIS-Pack, or name its `.pdsc` in your solution."
+    extra = {
+        f"Dovetail.{library.name}.pdsc": text,
+        "example/main.c": _main(library),
+        "README.md": _readme(library, use),
+    }
+    return {**_below("src", library.files), **extra}
+
+
+FORMS: Mapping[str, Callable[[Library], Files]] = {
+    "cmake": cmake,
+    "make": make,
+    "arduino": arduino,
+    "platformio": platformio,
+    "zephyr": zephyr,
+    "esp-idf": esp_idf,
+    "cmsis-pack": cmsis_pack,
+}
+"""By the name on the command line."""

@@ -1,0 +1,122 @@
+"""The files of a network that go into other people's programs: no start-up code, no simulator, no library functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.codegen.emit.project import defines
+from dovetail.errors import BuildError
+from dovetail.run import Build
+
+_SURROUNDINGS = re.compile(r"(_start\.S|/dovetail_rt\.c|/sim_main\.c|_arena\.c|/cores\.c)$")
+"""Sources a program of its own brings, or has no use for."""
+_FOR_SIMULATORS = ("src/board_network.h", "runtime/board.h")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A network as C files in one folder."""
+
+    name: str
+    """What its C names begin with."""
+    version: str
+    """Of Dovetail."""
+    sentence: str
+    """What it is."""
+    sources: Mapping[str, str]
+    """Text of each C file."""
+    headers: Mapping[str, str]
+    inputs: Sequence[Mapping[str, Any]]
+    """As in the build's description: name, shape, dtype, scale."""
+    outputs: Sequence[Mapping[str, Any]]
+    arena: str
+    """C name of an array the program must bring; empty for none."""
+    foreign: tuple[str, ...]
+    """Folders of a vendor's library, which stays out: the program has it."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Sources and headers."""
+        return {**self.headers, **self.sources}
+
+    @property
+    def upper(self) -> str:
+        """What its macros begin with."""
+        return self.name.upper()
+
+
+def library_of(build: Build) -> Library:
+    """The library of a build; raises BuildError where it is a program for this computer."""
+    manifest, target = build.manifest, build.target
+    if target.core.isa == "host":
+        hint = "link with its own sources, which its Makefile names"
+        raise BuildError("this build is a program for this computer", where=str(build.folder), hint=hint)
+    name = str(manifest["model_prefix"])
+    wanted = [path for path in manifest["sources"]["target"] if not _SURROUNDINGS.search(path)]
+    foreign = [path for path in wanted if path.startswith("driver/") and path.count("/") > 1]
+    sources = {path.rpartition("/")[2]: _text(build, path) for path in wanted if path not in foreign}
+    paths = sorted(path.relative_to(build.folder).as_posix() for path in build.folder.glob("*/*.h"))
+    kept = [path for path in paths if path not in _FOR_SIMULATORS and not (foreign and path.startswith("driver/"))]
+    headers = {path.rpartition("/")[2]: _text(build, path) for path in kept}
+    macros = {key: value for key, value in defines(name, target).items() if value is not None and "MODEL" not in key}
+    headers["dovetail_rt.h"] = _with_macros(headers["dovetail_rt.h"], macros)
+    return Library(
+        name=name,
+        version=str(manifest["dovetail"]),
+        sentence=f"{manifest['model']}: a neural network for {target.name}, static and bare-metal",
+        sources={file: _ALIASING + text for file, text in sources.items()},
+        headers=headers,
+        inputs=manifest["inputs"],
+        outputs=manifest["outputs"],
+        arena=str(manifest.get("arena") or ""),
+        foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
+    )
+
+
+_ALIASING = """\
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O2", "no-strict-aliasing") /* bytes are read as other types */
+#endif
+"""
+
+
+def _text(build: Build, path: str) -> str:
+    try:
+        return (build.folder / path).read_text()
+    except OSError as error:
+        hint = "compile the model again"
+        raise BuildError(f"cannot read {path}: {error.strerror}", where=str(build.folder), hint=hint) from None
+
+
+def _with_macros(header: str, macros: Mapping[str, str | None]) -> str:
+    """The header with macros that were options of the compiler."""
+    lines = [f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in sorted(macros.items())]
+    place = header.index("#include <stdint.h>")
+    return header[:place] + "".join(lines) + header[place:]
+
+
+def example(library: Library, head: str, main: str, tail: Sequence[str]) -> str:
+    """A program that fills the inputs, runs the network and takes the largest output.
+
+    Args:
+        library: the network. head: lines before the function. main: the function's head.
+        tail: its last lines; `best` is the place of the largest element of the first output.
+    """
+    upper, lines = library.upper, []
+    for index, port in enumerate(library.inputs):
+        stem = f"{upper}_INPUT_{index}"
+        real, value = port.get("scale") is not None, f"{stem}[at] = 0; /* what your sensor gives */"
+        if real:
+            value = f"{stem}[at] = {library.name}_quantize_input_{index}(0.0f); /* what your sensor gives */"
+        lines += [f"for (int at = 0; at < {stem}_ELEMENTS; at++) {{", f"    {value}", "}"]
+    output = f"{upper}_OUTPUT_0"
+    lines += [f"{library.name}_run();", "int best = 0;", f"for (int at = 1; at < {output}_ELEMENTS; at++) {{"]
+    lines += [f"    best = {output}[at] > {output}[best] ? at : best;", "}", *tail]
+    arena = []
+    if library.arena:
+        arena = [f"uint8_t {library.arena}[{upper}_ARENA_BYTES] __attribute__((aligned(16)));", ""]
+    body = "\n".join(f"    {line}" for line in lines)
+    return "\n".join([head, "", *arena, main, "{", body, "}", ""])

@@ -1,0 +1,213 @@
+"""Exports: libraries that other people's build systems take, without a warning, giving what the network gives."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import dovetail, refused
+from dovetail.codegen.emit import write_project
+from dovetail.compile import Compiled, Options, compile_model, sample_inputs
+from dovetail.ir.graph import evaluate
+from dovetail.run import open_build
+from dovetail.targets import load_target
+from dovetail.tools.export import export
+from dovetail.tools.export.forms import FORMS
+from test_end_to_end import network_file
+
+STRICT = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+PROGRAM = """
+#include <stdio.h>
+#include "NAME.h"
+ARENA
+int main(void)
+{
+    if (fread((void *)UPPER_INPUT_0, sizeof(UPPER_INPUT_0[0]), UPPER_INPUT_0_ELEMENTS, stdin) == 0) { return 1; }
+    NAME_run();
+    fwrite((const void *)UPPER_OUTPUT_0, sizeof(UPPER_OUTPUT_0[0]), UPPER_OUTPUT_0_ELEMENTS, stdout);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Compiled, Path]:
+    """A small network for a core, in an array of the user's."""
+    compiled = compile_model(network_file("kws_dscnn"), load_target("riscv"), Options(name="words", arena="arena"))
+    folder = tmp_path_factory.mktemp("words") / "build"
+    write_project(compiled.project, folder)
+    return compiled, folder
+
+
+def program(name: str, arena: str = "") -> str:
+    """Bytes in, bytes out."""
+    array = f"uint8_t {arena}[UPPER_ARENA_BYTES] __attribute__((aligned(16)));" if arena else ""
+    return PROGRAM.replace("ARENA\n", array + "\n").replace("UPPER", name.upper()).replace("NAME", name)
+
+
+def answers(command: list[object], compiled: Compiled) -> None:
+    """A program gives what the graph gives."""
+    given = sample_inputs(compiled.graph)
+    found = subprocess.run(command, input=given[compiled.graph.inputs[0]].tobytes(), capture_output=True, check=True)
+    assert found.stdout == evaluate(compiled.graph, given)[compiled.graph.outputs[0]].tobytes()
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_every_form_has_all_it_names(form: str, words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    """The sources compile by themselves as C99 and the headers as C++; what the form lists is there, all of it."""
+    folder = tmp_path / "library"
+    assert dovetail("export", words[1], "--to", form, "-o", folder) == 0
+    names = {path.name for path in (folder / "src").iterdir()}
+    assert {"words.c", "words.h", "dovetail_rt.h"} <= names and "sim_main.c" not in names
+    texts = [path.read_text() for path in folder.iterdir() if path.is_file()]
+    listed = {name for text in texts for name in re.findall(r"src/(\w+\.[ch])\b", text)}
+    assert listed <= names
+    if form not in ("arduino", "platformio"):
+        assert {name for name in names if name.endswith(".c")} <= listed | {n.replace(".o", ".c") for n in names} | {
+            f"{name}.c" for text in texts for name in re.findall(r"src/(\w+)\.o\b", text)
+        }
+    for path in folder.rglob("*.[ch]"):
+        language = ["cc", "-std=c99"] if path.suffix == ".c" else ["c++", "-std=c++11", "-x", "c++"]
+        command = [*language, *STRICT, f"-I{folder / 'src'}", "-fsyntax-only", path]
+        if path.suffix == ".c" or path.name == "words.h":
+            subprocess.run(command, check=True)
+    for path in folder.rglob("*.json"):
+        json.loads(path.read_text())
+    for path in folder.rglob("*.pdsc"):
+        ElementTree.parse(path)
+
+
+def test_arduino_takes_it_as_cpp(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    """The sketch is C++, the sources C, only `src` is looked at: as the library specification has it."""
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "arduino", folder)
+    (tmp_path / "Arduino.h").write_text(
+        "struct Port { void begin(long) {} void println(int) {} };\nextern Port Serial;\nvoid delay(int);\n"
+    )
+    sketch = next(folder.rglob("*.ino"))
+    include = ["-include", tmp_path / "Arduino.h", f"-I{folder / 'src'}"]
+    subprocess.run(["c++", "-std=c++11", "-x", "c++", *STRICT, *include, "-fsyntax-only", sketch], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not installed")
+def test_cmake_finds_an_installed_library(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    """Configured, built with its example, installed, found by another project and linked from C++."""
+    compiled, build = words
+    folder, root = tmp_path / "library", tmp_path / "root"
+    export(open_build(build), "cmake", folder)
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    options = [f"-DCMAKE_INSTALL_PREFIX={root}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror"]
+    subprocess.run(["cmake", "-S", folder, "-B", tmp_path / "made", *options], **quiet)
+    subprocess.run(["cmake", "--build", tmp_path / "made"], **quiet)
+    subprocess.run(["cmake", "--install", tmp_path / "made"], **quiet)
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "main.cpp").write_text(program("words", "arena"))
+    (user / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(user LANGUAGES C CXX)\nfind_package(words REQUIRED)\n"
+        "add_executable(user main.cpp)\ntarget_link_libraries(user PRIVATE words::words)\n"
+    )
+    subprocess.run(["cmake", "-S", user, "-B", tmp_path / "theirs", f"-DCMAKE_PREFIX_PATH={root}"], **quiet)
+    subprocess.run(["cmake", "--build", tmp_path / "theirs"], **quiet)
+    answers([tmp_path / "theirs" / "user"], compiled)
+
+
+def test_make_and_a_plain_program(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "make", folder)
+    subprocess.run(["make", "-s", "-C", folder, "CC=cc", "CPU=-Werror"], check=True)
+    (tmp_path / "main.c").write_text(program("words", "arena"))
+    built = tmp_path / "program"
+    command = ["cc", "-std=gnu99", f"-I{folder / 'src'}", tmp_path / "main.c", folder / "libwords.a", "-o", built]
+    subprocess.run(command, check=True)
+    answers([built], words[0])
+
+
+MACHINES = {"cortex_m4": ("mps2-an386", "cortex-m4"), "cortex_m7": ("mps2-an500", "cortex-m7")}
+"""Target -> QEMU's board and GCC's name of the processor."""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("arm-none-eabi-gcc") and shutil.which("qemu-system-arm")),
+    reason="arm-none-eabi-gcc and qemu-system-arm are not installed",
+)
+@pytest.mark.parametrize("target", sorted(MACHINES))
+@pytest.mark.parametrize("name", ["kws_dscnn", "ad_autoencoder"])
+def test_a_firmware_with_a_c_library_runs_in_qemu(target: str, name: str, tmp_path: Path) -> None:
+    """The exported sources with newlib's start-up and semihosting: a program as a person links it."""
+    machine, processor = MACHINES[target]
+    compiled = compile_model(network_file(name), load_target(target), Options(name="net"))
+    write_project(compiled.project, tmp_path / "build")
+    export(open_build(tmp_path / "build"), "make", tmp_path / "net")
+    flags = [f"-mcpu={processor}", "-mthumb", "-mfloat-abi=soft"]
+    subprocess.run(
+        [
+            "make",
+            "-s",
+            "-C",
+            tmp_path / "net",
+            "CC=arm-none-eabi-gcc",
+            "AR=arm-none-eabi-ar",
+            f"CPU={' '.join(flags)} -Werror",
+        ],
+        check=True,
+    )
+    given = sample_inputs(compiled.graph)
+    numbers = given[compiled.graph.inputs[0]].reshape(-1).tolist()
+    text = (
+        f'#include <stdio.h>\n#include "net.h"\nstatic const int8_t given[] = {{{", ".join(map(str, numbers))}}};\n'
+        "int main(void)\n{\n    for (int at = 0; at < NET_INPUT_0_ELEMENTS; at++) { NET_INPUT_0[at] = given[at]; }\n"
+        '    net_run();\n    for (int at = 0; at < NET_OUTPUT_0_ELEMENTS; at++) { printf("%d ", NET_OUTPUT_0[at]); }\n'
+        "    return 0;\n}\n"
+    )
+    (tmp_path / "main.c").write_text(text)
+    (tmp_path / "vectors.c").write_text(
+        "extern int _start(void);\nextern char __stack[];\n"
+        '__attribute__((section(".vectors"), used)) static void *const vectors[] = {__stack, (void *)&_start};\n'
+    )
+    (tmp_path / "link.ld").write_text(
+        "ENTRY(_start)\nMEMORY { code (rx) : ORIGIN = 0, LENGTH = 4M\n ram (rwx) : ORIGIN = 0x20000000, LENGTH = 4M }\n"
+        "SECTIONS {\n .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) KEEP(*(.init)) KEEP(*(.fini)) } > code\n"
+        " .ARM.exidx : { *(.ARM.exidx*) *(.eh_frame*) } > code\n"
+        " .preinit_array : { __preinit_array_start = .; __preinit_array_end = .; } > code\n"
+        " .init_array : { __init_array_start = .; KEEP(*(.init_array*)) __init_array_end = .; } > code\n"
+        " .fini_array : { __fini_array_start = .; KEEP(*(.fini_array*)) __fini_array_end = .; } > code\n"
+        " .data : { *(.data*) } > ram\n .bss : { __bss_start__ = .; *(.bss*) *(COMMON) __bss_end__ = .; } > ram\n"
+        " end = .; __end__ = .; __stack = ORIGIN(ram) + LENGTH(ram);\n}\n"
+    )
+    elf = tmp_path / "net.elf"
+    command = [
+        "arm-none-eabi-gcc",
+        *flags,
+        "--specs=rdimon.specs",
+        "-T",
+        tmp_path / "link.ld",
+        "-O1",
+        f"-I{tmp_path / 'net/src'}",
+    ]
+    command += [tmp_path / "vectors.c", tmp_path / "main.c", tmp_path / "net" / "libnet.a", "-o", elf]
+    subprocess.run(command, check=True)
+    emulator = ["qemu-system-arm", "-M", machine, "-nographic", "-semihosting", "-monitor", "none", "-serial", "none"]
+    found = subprocess.run([*emulator, "-kernel", elf], capture_output=True, text=True, timeout=120, check=True)
+    wanted = evaluate(compiled.graph, given)[compiled.graph.outputs[0]]
+    np.testing.assert_array_equal([int(number) for number in found.stdout.split()], wanted.reshape(-1))
+
+
+def test_what_is_no_export_stays(
+    words: tuple[Compiled, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    said = refused(capsys, "export", words[1], "--to", "make", "-o", tmp_path / "mine", "--force")
+    assert "not an export" in said and (tmp_path / "mine" / "letter.txt").exists()
+    assert "exists" in refused(capsys, "export", words[1], "--to", "make", "-o", tmp_path / "mine")
+    for form in ("make", "cmake"):
+        assert dovetail("export", words[1], "--to", form, "-o", tmp_path / "net", "--force") == 0
+    assert (tmp_path / "net" / "CMakeLists.txt").exists() and not (tmp_path / "net" / "Makefile").exists()
