@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
+from dovetail.target import Policy
 from dovetail.targets import load_target
 from dovetail.tools import zoo
-from dovetail.tools.ptq import input_steps, prepare
+from dovetail.tools.ptq import finds_two_bits, input_steps, prepare
 from dovetail.tools.ptq.steps import Steps
 from dovetail.tools.ptq.unquantise import as_reals, is_quantised, unquantised
 
@@ -61,6 +63,12 @@ def test_a_quantised_zoo_model(tmp_path: Path) -> None:
     path.write_bytes(zoo.build("digits"))
     graph = prepare(load_model(path), path.name)
     assert not any(isinstance(node.operator, Quantize | Dequantize) for node in graph.nodes)
+
+
+def test_a_port_without_the_rewrite_is_told_of_two_bits() -> None:
+    target = load_target("ne16")
+    assert finds_two_bits(target)
+    assert not finds_two_bits(replace(target, policies=(Policy("bare", "nothing is rewritten", ()),)))
 
 
 def many(model: str) -> tuple[Array, list[Array]]:

@@ -128,6 +128,10 @@ def quantize(
         _print_search(found.search)
     if min(found.widths.values(), default=8) < 8 and not known.quantisation.packed:
         note(f"{known.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
+    wants = known.quantisation
+    if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(known)):
+        what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
+        note(f"{what} {known.name} has the rewrite dovetail.legalize.narrow_weights()")
     narrower = f" and {', '.join(width)}" if width else ""
     layers = f"{len(found.widths)} layers ({weights}{narrower})"
     say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")

@@ -14,7 +14,14 @@ from dovetail.ir.graph import Graph
 from dovetail.target.description import Target
 from dovetail.tools.ptq.accuracy import FACTORS
 from dovetail.tools.ptq.budget import weight_bytes
-from dovetail.tools.ptq.calibration import Settings, calibrate, choose_layers, named_widths, weight_widths
+from dovetail.tools.ptq.calibration import (
+    Settings,
+    calibrate,
+    choose_layers,
+    finds_two_bits,
+    named_widths,
+    weight_widths,
+)
 from dovetail.tools.ptq.data import Preprocessing, Samples, read_samples
 from dovetail.tools.ptq.execute import Told, silent
 from dovetail.tools.ptq.onnx_writer import plain_onnx
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["Method", "Preprocessing", "Quantised", "Samples", "Settings", "input_steps", "is_quantised"]
-__all__ += ["named_widths", "prepare", "quantise_network", "read_samples"]
+__all__ += ["finds_two_bits", "named_widths", "prepare", "quantise_network", "read_samples"]
 
 
 @dataclass(frozen=True)
