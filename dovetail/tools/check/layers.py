@@ -341,7 +341,8 @@ def _scale_shift(making: Making, part: Apply) -> str:
     exponent = np.clip(np.floor(bits - np.log2(np.maximum(factors, 1e-9))), 0, 31).astype(np.int64)
     shift = np.full(factors.size, exponent.min()) if mode else exponent
     scale = np.ones(factors.size) if mode else np.clip(np.rint(factors * 2.0**shift), 1, 255)
-    steps = making.generator.integers(-700, 701, factors.size)
+    count = making.arrays[x].shape[-1] if making.get("per_channel") else 1
+    steps = making.generator.integers(-700, 701, count)
     offset = {0: scale * steps + (steps % np.maximum(scale, 1)), 1: scale * steps, 2: steps * 0}[odd]
     constants = {"scale": scale, "offset": offset, "shift": shift}
     names = [making.constant(name, array.astype(np.int32)) for name, array in constants.items()]
