@@ -76,6 +76,9 @@ QUICK, FULL = Limits(150_000, 12_000, 120), Limits(2_000_000, 100_000, 4_000, al
 _FEWEST = 4
 _WEAK = {("x", 0), ("weights", 0)}
 """Settings with which little can be wrong: for smallest forms only."""
+_BESIDE: tuple[dict[str, int], ...]
+_BESIDE = ({"bottom": 0, "right": 0}, {"rows": 6, "columns": 6}, {"kernel_rows": 1, "kernel_columns": 1}, {"groups": 2})
+"""What else is changed for a number that is refused otherwise."""
 _TOLD = 3
 """Settings of a case that are named."""
 _BINS = 4
@@ -306,7 +309,19 @@ class _Wishes:
             return
         for value in choices(axis):
             if value != setting(self.start, axis) and (axis, value) not in _WEAK:
-                self._keep({axis: value}, f"{axis.replace(':', ' of ')} = {value}")
+                why = f"{axis.replace(':', ' of ')} = {value}"
+                self._keep({axis: value}, why)
+                self._keep_beside({axis: value}, why)
+
+    def _keep_beside(self, changes: Point, why: str) -> None:
+        """Note a setting that is refused in the layer cases start from with what else it may be taken beside."""
+        if self.takes(changes):
+            return
+        for others in _BESIDE:
+            more = {axis: value for axis, value in others.items() if axis in self.used}
+            if self.takes({**more, **changes}):
+                self._keep({**more, **changes}, why)
+                return
 
     def both_ways(self) -> None:
         """Note sizes of axes that limits often want to be equal."""
