@@ -1,10 +1,11 @@
 """Plants the standard faults of ports, one at a time, into copies of bundled ports, and looks who finds them.
 
-    python scripts/port_faults.py [--only PORT[:FAULT]] [--write]
+    python scripts/port_faults.py [--only PORT[:FAULT]] [--kept FILE] [--write]
 
 Of each: whether the default `dovetail check` finds it, whether its first suspicion is the right one, and whether
 `dovetail run` ends with status 1 where an output of a small network changes. Prints the tables of docs/benchmarks.md;
-`--write` puts them there. The faults stand in scripts/port_faults.toml.
+`--write` puts them there, `--kept` goes on where an earlier run ended: a fault on a chip takes a minute of a core. The
+faults stand in scripts/port_faults.toml.
 """
 
 from __future__ import annotations
@@ -207,23 +208,36 @@ def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
+def _kept(file: Path | None) -> dict[str, Found]:
+    """What an earlier run found, by PORT:FAULT."""
+    lines = file.read_text().splitlines() if file is not None and file.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return {row.pop("fault"): Found(**row) for row in rows}
+
+
 def main() -> int:
     """The command line; 1 where a fault is not found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a port, or PORT:FAULT")
     parser.add_argument("--one", default="", help="plant PORT:FAULT in this process and print JSON")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--kept", type=Path, help="a file of what was found so far, which is added to")
     given = parser.parse_args()
     if given.one:
         found = one(next(fault for fault in faults() if f"{fault.port}:{fault.name}" == given.one))
         print(json.dumps(asdict(found)))
         return 0
     rows: dict[tuple[str, str], tuple[Fault, Found]] = {}
+    known = _kept(given.kept)
     for fault in faults():
         if given.only in ("", fault.port, f"{fault.port}:{fault.name}"):
-            found = apart(fault)
+            key = f"{fault.port}:{fault.name}"
+            found = known[key] if key in known else apart(fault)
             rows[fault.port, fault.name] = fault, found
             print(f"{fault.port} {fault.name}: {found}", file=sys.stderr, flush=True)
+            if given.kept and key not in known:
+                with given.kept.open("a") as file:
+                    file.write(json.dumps({"fault": key, **asdict(found)}) + "\n")
     text = "\n".join(table(rows))
     print(text)
     if given.write:
