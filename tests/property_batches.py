@@ -190,7 +190,8 @@ def joined(projects: Sequence[Compiled], manifests: Sequence[Mapping[str, Any]])
     parts = ['#include "batch.h"', '#include "dovetail_rt.h"', '#include "copy.h"' if _copies(projects) else ""]
     workers = units[0].target.workers
     parts += ['#include "cores.h"'] if workers else []
-    parts.append(helper_source(dict.fromkeys(name for kernel in functions for name in kernel.helpers)))
+    needed = dict.fromkeys(name for kernel in functions for name in kernel.helpers)
+    parts.append(helper_source(needed, units[0].target.core.functions))
     parts += dict.fromkeys(text for kernel in functions for text in kernel.declarations)
     for made in projects:
         blocks = [kernel.block.definition() for kernel in made.unit.kernels if kernel.block]

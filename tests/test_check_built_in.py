@@ -14,11 +14,12 @@ from dovetail.tools.check.suite import Order, check, finding_text
 LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
 QUICK = (
     ("macarray", ("convolution",), ("model",)),
+    ("macarray", ("depthwise convolution",), ("model",)),
     ("macarray", ("dense without bias",), ("iss",)),
     ("ne16", ("dense",), ("iss",)),
     ("vta", ("dense",), ("iss",)),
     ("diana", ("sum",), ("iss",)),
-    ("maeri", ("dense",), ("iss",)),
+    ("maeri", ("requantised dense",), ("iss",)),
     (str(LIBRARY), ("vl_dense",), ("host",)),
 )
 

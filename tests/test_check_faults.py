@@ -128,7 +128,7 @@ def test_verilog_that_does_not_build(tmp_path: Path) -> None:
     target = with_verilog(tmp_path, "wire        is_left = !shift[5];", "wire        is_left = !shift[5]")
     with pytest.raises(DovetailError) as raised:
         check(target, order("dense", simulators=("rtl",)))
-    assert raised.value.where.startswith("macarray_requantise.v:") and "syntax error" in raised.value.what
+    assert raised.value.where.startswith("macarray_scale.v:") and "syntax error" in raised.value.what
     assert raised.value.hint
 
 

@@ -116,6 +116,43 @@ def test_kernels_equal_the_graph(name: str, tmp_path: Path) -> None:
         assert np.array_equal(got, wanted), f"{describe(case)}\n{kernel.source}\n{got}\n{wanted}"
 
 
+EDGES = (0, 1, -1, (1 << 31) - 1, -(1 << 31), (1 << 31) - 2, 1 << 30)
+
+
+def rectified(seed: int) -> Case:
+    """Sums around where each channel's result changes, and at the ends of int32, cut off at the zero point."""
+    rng = np.random.default_rng(seed)
+    channels, zero = int(rng.integers(1, 9)), int(rng.choice([-128, 0, 17, 126]))
+    multiplier = rng.integers(1 << 30, 1 << 31, channels).astype(np.int32)
+    multiplier[rng.random(channels) < 0.1] = 0
+    multiplier[rng.random(channels) < 0.1] = (1 << 31) - 1
+    shift = rng.integers(-31, 0, channels) if seed % 2 else rng.integers(-12, 1 if seed % 5 == 0 else 0, channels)
+    builder = GraphBuilder("rectified")
+    x = builder.input("x", TensorType((1, 7, 20, channels), DType.INT32))
+    constants = [builder.constant(name, array.astype(np.int32)) for name, array in (("m", multiplier), ("s", shift))]
+    scaled = builder.add(Requantize(output_zero_point=zero), [x, *constants])
+    graph = builder.finish([builder.add(Clip(zero, 127, DType.INT8), [scaled])])
+    steps = rng.integers(-3, 260, (140, channels)) + 0.5
+    sums = steps * 2.0 ** (31 - shift) / np.maximum(multiplier, 1) + rng.integers(-2, 3, steps.shape)
+    sums[rng.integers(0, 140, len(EDGES))] = np.array(EDGES)[:, None]
+    return Case(graph, {"x": np.clip(sums, -(1 << 31), (1 << 31) - 1).astype(np.int32).reshape(1, 7, 20, channels)})
+
+
+@needs_compiler
+def test_rectified_sums(tmp_path: Path) -> None:
+    """Walked down channel by channel where that is exact, else as any other."""
+    cases = [rectified(seed) for seed in range(120)]
+    kernels = [generate(case.graph, f"kernel_{number}") for number, case in enumerate(cases)]
+    quick = sum("limit" in kernel.constants for kernel in kernels)
+    assert 60 <= quick < len(cases), quick
+    options = ("-O1", "-shared", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover=undefined")
+    library = ctypes.CDLL(str(build(tmp_path, library_text(kernels), *options)))
+    for case, kernel in zip(cases, kernels, strict=True):
+        got = run(getattr(library, f"run_{kernel.name}"), kernel, case)
+        wanted = evaluate(case.graph, case.inputs)[case.graph.outputs[0]]
+        assert np.array_equal(got, wanted), f"{kernel.source}\n{got[got != wanted]}\n{wanted[got != wanted]}"
+
+
 def main_text(cases: list[Case], kernels: list[CoreKernel]) -> str:
     """A program that runs each kernel on its operands and compares with the expected result."""
     parts = ["#include <string.h>", library_text(kernels)]

@@ -39,8 +39,10 @@ from oracles import NETWORKS, derived_file, references
 
 pytestmark = pytest.mark.oracles
 
-MOST_CYCLES = {"ic_resnet8": 228_000, "vww_mobilenetv1": 416_000, "ad_autoencoder": 65_000, "kws_dscnn": 176_000}
-"""Published totals per inference of GAP9 silicon, which has this engine."""
+MOST_CYCLES = {"ic_resnet8": 206_000, "vww_mobilenetv1": 264_000, "ad_autoencoder": 38_000, "kws_dscnn": 125_000}
+"""A little above what is measured; GAP9 silicon has this engine: published are 227,841, 415,924, 65,046 and 175,723."""
+MOST_OVER_BUSY = 1.15
+"""All cycles of a network over those in which the busier of engine and DMA works."""
 MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 4}
 """Bound on the difference from `tflm` before the softmax with the engine's requantisation, in steps of the logits."""
 DERIVED = {"kws_dscnn_qdq_s8s8_perchannel": (4, 6), "mnist8_qop_u8s8": (0, 0), "vww_mbv1_qdq_u8s8": (1, 1)}
@@ -187,6 +189,22 @@ def test_cycles_and_sizes(name: str, tmp_path: Path, record_property: Callable[[
     host = run_build(result.build, "host", [sample_inputs(compiled.graph)])
     for value in compiled.graph.outputs:
         np.testing.assert_array_equal(host.outputs[0][value], result.outputs[0][value])
+
+
+@pytest.mark.parametrize("setup", [16, 370])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_near_the_bound_of_engine_and_dma(name: str, setup: int, tmp_path: Path) -> None:
+    """Also where a transfer takes 370 cycles to set up."""
+    require_chip()
+    target = load_target("ne16")
+    assert target.dma is not None
+    target = replace(target, dma=replace(target.dma, setup_cycles=setup))
+    compiled = compile_model(network_file(name), target, Options())
+    found = run(compiled, tmp_path / "build", [sample_inputs(compiled.graph)]).simulation.inferences[0]
+    busy = {device: sum(done.end - done.start for done in some) for device, some in found.activities.items()}
+    assert found.total_cycles is not None
+    print(f"{name}, {setup} to set up: {found.total_cycles} cycles, busy {busy}")
+    assert found.total_cycles <= MOST_OVER_BUSY * max(busy["ne16"], busy["dma"])
 
 
 @pytest.mark.parametrize("policy", ["engine", "exact"])

@@ -17,13 +17,15 @@ from dovetail.errors import SimulationError
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import MemoryBus, MemoryRegion
+from dovetail.target import Target
 from dovetail.targets import load_target
+from dovetail.targets.maeri import target
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.device import MaeriDevice, Register
 from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.task import Strided, Task, decode, encode
+from dovetail.targets.maeri.task import Stage, Strided, Task, decode, encode
 from dovetail.tools import zoo
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
@@ -66,14 +68,33 @@ def test_firmware_equals_micro(name: str, tmp_path: Path) -> None:
     assert on_core == 0
 
 
+SUMS = target(MaeriConfig(requantise=False, padding=False), "maeri_sums")
+"""The engine without a stage behind its bus, and without padding."""
+
+
+@pytest.mark.parametrize("name", ["ic_resnet8", "vww_mobilenetv1"])
+def test_firmware_equals_micro_without_the_stage(name: str, tmp_path: Path) -> None:
+    """The core requantises, pads and adds."""
+    require_chip()
+    compiled = compile_model(network_file(name), SUMS, Options())
+    inputs, reference = stored(name, compiled)
+    write_project(compiled.project, tmp_path / "build")
+    result = run_build(open_build(tmp_path / "build", SUMS), "iss", inputs[:1])
+    np.testing.assert_array_equal(result.outputs[0][compiled.graph.outputs[0]], reference["out_0__tflm"])
+    assert {region.offload.name for region in compiled.regions if region.offload} <= {
+        *("convolution", "depthwise convolution", "dense", "convolution without bias", "dense without bias")
+    }
+
+
+@pytest.mark.parametrize("chip", [load_target("maeri"), SUMS], ids=["stage", "sums"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_networks_on_the_chip(seed: int, tmp_path: Path) -> None:
+def test_random_networks_on_the_chip(seed: int, chip: Target, tmp_path: Path) -> None:
     require_chip()
     graph, inputs = random_network(seed)
-    compiled = compile_graph(graph, load_target("maeri"), Options())
+    compiled = compile_graph(graph, chip, Options())
     write_project(compiled.project, tmp_path / "build")
     for simulator in ("iss", "host"):
-        result = run_build(open_build(tmp_path / "build"), simulator, [dict(inputs)])
+        result = run_build(open_build(tmp_path / "build", chip), simulator, [dict(inputs)])
         for name, array in evaluate(graph, inputs).items():
             np.testing.assert_array_equal(result.outputs[0][name], array)
 
@@ -87,11 +108,11 @@ def test_a_users_own_configuration(tmp_path: Path) -> None:
     )
     model = tmp_path / "digits.onnx"
     model.write_bytes(zoo.build("digits"))
-    target = load_target(str(file))
-    compiled = compile_model(model, target, Options())
+    chip = load_target(str(file))
+    compiled = compile_model(model, chip, Options())
     inputs = sample_inputs(compiled.graph)
     write_project(compiled.project, tmp_path / "build")
-    result = run_build(open_build(tmp_path / "build", target), "iss", [inputs])
+    result = run_build(open_build(tmp_path / "build", chip), "iss", [inputs])
     for name, array in evaluate(compiled.graph, inputs).items():
         np.testing.assert_array_equal(result.outputs[0][name], array)
 
@@ -141,8 +162,7 @@ def test_the_host_program_feeds_the_order(tmp_path: Path) -> None:
     subprocess.run(["cc", *flags, "hal.c", "maeri_order.c", "-o", "order"], cwd=folder, check=True)
     said = subprocess.run([str(folder / "order")], capture_output=True, text=True, check=True).stdout.splitlines()
 
-    target = load_target("maeri")
-    graph = prepare(tmp_path / "digits.onnx", target, Options())
+    graph = prepare(tmp_path / "digits.onnx", load_target("maeri"), Options())
     schedule = arrange(network(graph), MaeriConfig())
     expected = []
     for phase in phases(schedule):
@@ -206,6 +226,8 @@ def test_tasks_survive_their_words() -> None:
     first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
     task = Task(net.works[0].layer, False, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first)
     assert decode(encode(task)) == task
+    staged = replace(task, padding=(1, 2, 3, 4), stage=Stage(256, -3, -128, 127, Strided(9, 8, 7, 6), -128))
+    assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
     for spoilt in (encode(task)[:-1], (*encode(task), 0)):
         with pytest.raises(SimulationError, match=r"too early|after its last"):
             decode(spoilt)
@@ -234,4 +256,25 @@ def test_the_device_refuses() -> None:
         device.write(Register.TASK, 0x1000, 0)
         device.write(Register.WORDS, len(words), 0)
         with pytest.raises(SimulationError):
+            device.write(Register.CONTROL, 1, 0)
+
+
+def test_a_device_without_the_stage_refuses_it() -> None:
+    """So does one without padding: such a task was made for another configuration."""
+    bus = MemoryBus([MemoryRegion("ram", 0x1000, 0x4000)])
+    graph, _ = random_network(3)
+    net = network(graph)
+    items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
+    nowhere = Strided(0x1000, 1, 1, 1)
+    task = Task(net.works[0].layer, False, 0, False, nowhere, nowhere, 0, 0, items)
+    for other, fields in (
+        (replace(task, stage=Stage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
+        (replace(task, padding=(0, 0, 1, 0)), {"padding": False}),
+    ):
+        words = encode(other)
+        bus.view(0x1000, 4 * len(words)).view("<u4")[:] = words
+        device = MaeriDevice(bus, **fields)
+        device.write(Register.TASK, 0x1000, 0)
+        device.write(Register.WORDS, len(words), 0)
+        with pytest.raises(SimulationError, match="asks for a stage or a padding"):
             device.write(Register.CONTROL, 1, 0)

@@ -28,7 +28,7 @@ int main(void)
 }
 """
 OWN, XPULP = "0x0b, 0, 0,", "0x7b, 1, 0x54,"
-C = load_target("riscv_dot4").core.extension
+C, CORE_V = (load_target(name).core.extension for name in ("riscv_dot4", "riscv_xpulp"))
 
 
 def dot4(word: int, registers: Registers) -> bool:
@@ -54,7 +54,7 @@ def executed(folder: Path, opcode: str, extension: str = C, native: bool = True)
 
 @pytest.mark.parametrize(
     ("opcode", "extension", "native"),
-    [(OWN, C, True), (OWN, C, False), (XPULP, C, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
+    [(OWN, C, True), (OWN, C, False), (XPULP, CORE_V, True), (OWN, PYTHON, True), (OWN, PYTHON, False)],
     ids=["C", "C, Python block hook", "XPULP", "Python", "Python, Python block hook"],
 )
 def test_it_counts_as_one_instruction(tmp_path: Path, opcode: str, extension: str, native: bool) -> None:
@@ -82,3 +82,55 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         executed(tmp_path, OWN, str(broken))
     for caught in (missing, refused):
         assert str(broken) in caught.value.where and "Core.extension" in caught.value.hint
+
+
+LOOP = """
+int main(void)
+{
+    static int32_t from[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const int32_t *at = from;
+    int32_t total = 0, read;
+    __asm__ volatile(".balign 4\\n"
+                     "li %1, TURNS\\n"
+                     ".balign 4\\n"
+                     ".insn i 0x2b, 4, x14, %1, 4\\n"
+                     "BODY"
+                     : "+r"(total), "=&r"(read), "+&r"(at)
+                     :
+                     : "memory");
+    exit_with((uint32_t)total);
+    return 0;
+}
+"""
+LOAD, ADD = ".insn i 0x0b, 2, %1, %2, 4\\n", ".insn r 0x2b, 3, 0x48, %0, %1, %1\\n"
+"""cv.lw with post-increment; cv.mac."""
+
+
+def looped(folder: Path, turns: int, body: str, native: bool = True) -> SimulationResult:
+    """Run a hardware loop of three instructions."""
+    require_chip()
+    source = LOOP.replace("TURNS", str(turns)).replace("BODY", body)
+    return simulate(replace(chip(build(folder, source), native_hook=native), extension=CORE_V), [], {})
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_every_turn_of_a_hardware_loop_counts(tmp_path: Path, native: bool) -> None:
+    """Three instructions a turn, from both block hooks; the pointer moves on."""
+    one, eight = (looped(tmp_path, turns, LOAD + ADD + ADD, native) for turns in (1, 8))
+    assert (one.exit_code, eight.exit_code) == (2, 2 * sum(n * n for n in range(1, 9)))
+    assert eight.executed_instructions - one.executed_instructions == 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("turns", "body", "words"),
+    [
+        (3, LOAD + ADD + "xor %0, %0, %1\\n", "hardware loop"),
+        (0, LOAD + ADD + ADD, "hardware loop"),
+        (3, LOAD.replace("0x0b, 2, %1, %2", "0x0b, 2, %1, x0") + ADD + ADD, "nothing is mapped at 0x0"),
+    ],
+    ids=["an instruction not its own", "no turn", "no memory"],
+)
+def test_what_a_hardware_loop_cannot_be(tmp_path: Path, turns: int, body: str, words: str) -> None:
+    with pytest.raises(SimulationError, match=words) as caught:
+        looped(tmp_path, turns, body)
+    assert "main" in caught.value.where

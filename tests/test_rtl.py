@@ -20,7 +20,7 @@ from dovetail.sim.verilator import find_verilator, verilator_error
 from dovetail.target import Rtl, RtlPort
 from dovetail.target.devices import JOB, JobRegisters, read_rtl
 from dovetail.targets.macarray import ENGINE
-from dovetail.targets.macarray.model import REGISTERS, cycles, macs
+from dovetail.targets.macarray.model import REGISTERS, Kind, cycles, macs
 
 HERE = Path(__file__).parent / "rtl"
 MEMORY = MemoryRegion("L1", 0x10000000, 128 << 10)
@@ -45,32 +45,39 @@ def random_memory(rng: np.random.Generator) -> MemoryBus:
     return bus
 
 
-def random_job(rng: np.random.Generator, bus: MemoryBus, aligned: bool) -> dict[str, int]:
+def random_job(rng: np.random.Generator, bus: MemoryBus, kind: Kind, aligned: bool) -> dict[str, int]:
     """A job whose operands lie in the first 64 KiB and whose result lies behind; its parameters are put there."""
     rows, columns = (int(size) for size in rng.integers(1, 13, 2))
     inputs = int(rng.choice([8, 16, 24]) if aligned else rng.integers(1, 20))
-    outputs = int(rng.integers(1, 20))
-    high, wide = (int(size) for size in rng.integers(1, 5, 2))
-    stride = int(rng.integers(1, 3))
-    top, left = (int(rng.integers(0, size)) for size in (high, wide))
+    if not (aligned or rng.integers(8)):
+        rows, columns, inputs = 1, 1, 1
+    outputs = int(rng.integers(1, 20)) if kind is Kind.CONVOLUTION else inputs
+    high, wide = (2, 1) if kind is Kind.SUM else (int(size) for size in rng.integers(1, 5, 2))
+    stride = 1 if kind is Kind.SUM else int(rng.integers(1, 3))
+    top, left = (0, 0) if kind is Kind.SUM else (int(rng.integers(0, size)) for size in (high, wide))
     out = [
         max(1, (size + before + int(rng.integers(0, k)) - k) // stride + 1)
         for size, before, k in ((rows, top, high), (columns, left, wide))
     ]
+    out = [rows, columns] if kind is Kind.SUM else out
     pixel = inputs + (0 if aligned else int(rng.integers(0, 5)))
     row = columns * pixel + (8 if aligned else int(rng.integers(0, 9)))
+    second_pixel = pixel + (16 if aligned else int(rng.integers(0, 9)))
     out_pixel = outputs + int(rng.integers(0, 4))
     out_row = out[1] * out_pixel + int(rng.integers(0, 9))
-    place = MEMORY.base + 0x4000 + (0 if aligned else int(rng.integers(0, 8)))
+    place, second = (MEMORY.base + at + (0 if aligned else int(rng.integers(0, 8))) for at in (0x4000, 0xC000))
     parameters = bus.view(MEMORY.base + 0x2000, 16 * 24).view("<i4").reshape(24, 4)
     parameters[:, 0] = rng.integers(-20000, 20000, 24)
     parameters[:, 1] = rng.integers(1 << 30, 1 << 31, 24)
     parameters[:, 2] = rng.integers(-14, 3, 24)
+    if kind is Kind.SUM:
+        parameters[0, 2] = rng.integers(-22, -12)
     groups = -(-inputs // 8)
     weights = bus.view(MEMORY.base + 0x8000, 24 * high * wide * groups * 8).reshape(-1, groups, 8, 8)
     weights[...] = rng.integers(0, 256, weights.shape, dtype=np.uint8)
-    weights[:, -1, :, inputs - 8 * (groups - 1) :] = 0  # of channels that are not there
-    zero_in, zero_out, low = (int(value) for value in rng.integers(-128, 128, 3))
+    if kind is Kind.CONVOLUTION:
+        weights[:, -1, :, inputs - 8 * (groups - 1) :] = 0  # of channels that are not there
+    zero_in, zero_out, low, other = (int(value) for value in rng.integers(-128, 128, 4))
     bounds = np.array([zero_in, zero_out, low, rng.integers(low, 128)], np.int8).view("<u4")
     command = REGISTERS.command(
         "start",
@@ -78,6 +85,9 @@ def random_job(rng: np.random.Generator, bus: MemoryBus, aligned: bool) -> dict[
         source_row=row,
         source_pixel=pixel,
         source_size=rows | columns << 16,
+        second=second,
+        second_row=columns * second_pixel + (0 if aligned else int(rng.integers(0, 9))),
+        second_pixel=second_pixel,
         result=MEMORY.base + 0x10000 + int(rng.integers(0, 8)),
         result_row=out_row,
         result_pixel=out_pixel,
@@ -86,7 +96,7 @@ def random_job(rng: np.random.Generator, bus: MemoryBus, aligned: bool) -> dict[
         weights=MEMORY.base + 0x8000,
         parameters=MEMORY.base + 0x2000,
         bounds=int(bounds[0]),
-        kernel=high | wide << 4 | top << 8 | left << 12 | stride << 16,
+        kernel=high | wide << 4 | top << 8 | left << 12 | stride << 16 | kind << 20 | (other & 255) << 24,
     )
     return dict(zip(REGISTERS.names, command.words, strict=True))
 
@@ -116,7 +126,7 @@ def both(seed: int, aligned: bool, count: int, **changes: Any) -> tuple[int, int
     arguments = replace(rtl, **changes).device(0, 0x100).arguments
     model, verilog = JobDevice(bus, **ENGINE.device.arguments), VerilatedDevice(bus, **arguments)
     for number in range(count):
-        job = random_job(rng, bus, aligned)
+        job = random_job(rng, bus, Kind(number % len(Kind)), aligned)
         before = bus.view(MEMORY.base, MEMORY.size).copy()
         run_job(model, job, now)
         expected = bus.view(MEMORY.base, MEMORY.size).copy()
@@ -127,23 +137,18 @@ def both(seed: int, aligned: bool, count: int, **changes: Any) -> tuple[int, int
         assert wrong.size == 0, f"job {number}, {job}: {wrong.size} bytes differ, the first at {wrong[0]:#x}"
         assert (expected != before).any()
         took = verilog.activities()[-1].end - verilog.activities()[-1].start
-        if aligned and not changes:
-            assert took == cycles(job), job
+        if not changes:
+            assert took == cycles(job), (Kind(number % len(Kind)), took, cycles(job), job)
         assert verilog.activities()[-1].macs == macs(job) == model.activities()[-1].macs
     return tuple(sum(one.end - one.start for one in each.activities()) for each in (model, verilog))  # type: ignore[return-value]
 
 
 @pytest.mark.rtl
 @needs_verilator
-def test_the_verilog_computes_what_the_model_says_in_as_many_cycles() -> None:
-    both(1, aligned=True, count=60)
-
-
-@pytest.mark.rtl
-@needs_verilator
-def test_channels_that_lie_across_words() -> None:
-    model, verilog = both(2, aligned=False, count=60)
-    assert abs(model - verilog) <= 0.1 * verilog, (model, verilog)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_verilog_computes_what_the_model_says_in_as_many_cycles(aligned: bool) -> None:
+    """Convolutions, depthwise ones and sums, with channels within words of memory and across them."""
+    both(1 + aligned, aligned, count=120)
 
 
 @pytest.mark.rtl
@@ -174,7 +179,7 @@ def lines(text: str, comment: str) -> int:
 
 def test_the_port_is_short() -> None:
     folder = Path(__file__).resolve().parents[1] / "dovetail" / "targets" / "macarray"
-    assert lines((folder / "__init__.py").read_text(), "#") <= 60
+    assert lines((folder / "__init__.py").read_text(), "#") <= 80
     assert sum(lines(path.read_text(), "/*") for path in (folder / "driver").iterdir()) <= 60
 
 

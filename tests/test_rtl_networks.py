@@ -66,9 +66,7 @@ def test_resnet8_on_its_model_and_on_its_verilog(shared: Path, tmp_path: Path) -
         jobs.append([(one.end - one.start, one.macs) for one in done])
     model, verilog = (result.simulation.inferences[0].total_cycles or 0 for result in results)
     print(f"ResNet8: {model} cycles on the model, {verilog} on the Verilog")
-    assert abs(verilog - model) <= 0.001 * verilog
-    # The first layer has 3 input channels: which pixels lie across words is not looked at by the formula.
-    assert jobs[0][1:] == jobs[1][1:] and abs(jobs[0][0][0] - jobs[1][0][0]) <= 0.005 * jobs[1][0][0]
+    assert verilog == model and jobs[0] == jobs[1]
 
 
 def test_cosimulation_is_fast(shared: Path, tmp_path: Path) -> None:

@@ -110,6 +110,10 @@ def report(
     page: opt.Page = Path("report.html"),
     json_file: opt.Json = None,
     trace: Annotated[Path | None, option(help="Write the timeline here, for Perfetto.")] = None,
+    bound: Annotated[
+        bool,
+        typer.Option("--bound", help="Print each layer beside whoever is busy longest for it, and why it is slower."),
+    ] = False,
     sim: opt.Sim = None,
     input_file: opt.Inputs = None,
     target: opt.TargetFile = None,
@@ -139,7 +143,23 @@ def report(
     if input_file is None:
         note("no --input: the inputs are random numbers with seed 0")
     with beside_json(json_file, data):
+        if bound:
+            _print_bound(data)
         say(f"{page}: {_report_sentence(data)}")
+
+
+def _print_bound(data: dict[str, Any]) -> None:
+    from dovetail.tools.report import near
+
+    if data["cycles"]["total"] is None:
+        raise DovetailError(
+            "a bound is in cycles, and on the host there are none", where="--bound", hint="use --sim iss"
+        )
+    headings = ("layer", "where", "cycles", "engine", "DMA", "over", "why")
+    show_table(headings, list(near.rows(data)), left=("layer", "where", "why"), fold=("why",))
+    for sentence in near.beside(data):
+        say(sentence)
+    say(near.whole(data))
 
 
 def _detailed(

@@ -170,12 +170,14 @@ def _is_computed_for(graph: Graph, value: str, node: Node) -> bool:
 
 
 def reads_in_place(graph: Graph, value: str) -> bool:
-    """True when a region reads an operand, of the result's own type, only at the place of the element it computes.
+    """True when a region reads an operand, of the result's own shape and width, only at the place of the element it
+    computes.
 
     So it is where everything that is made from the operand is pointwise: what is read at a place is then not needed
     for any element but the one that is written there.
     """
-    if graph.types[value] != graph.types[graph.outputs[0]]:
+    old, new = graph.types[value], graph.types[graph.outputs[0]]
+    if old.shape != new.shape or old.dtype.bits != new.dtype.bits or old.dtype.is_integer != new.dtype.is_integer:
         return False
     reached = {value}
     for node in graph.nodes:

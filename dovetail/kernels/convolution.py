@@ -71,7 +71,7 @@ class _Convolution(SumNest):
                 lines.append(f"{kind}{name} = {total(f'from[{element + pixel * distance}]', -taken_off)};")
             for lane in range(self.lanes):
                 for pixel, name in enumerate(values):
-                    lines.append(f"{self.sum(pixel, lane, pixels)} += {name} * {self.weight(element, lane)};")
+                    lines.append(self.added(self.sum(pixel, lane, pixels), name, self.weight(element, lane)))
                     count += 1
                 if crowded and count >= _IN_ORDER:
                     lines.append("in_order();")

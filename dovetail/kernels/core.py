@@ -42,19 +42,19 @@ def _write(
     notes: tuple[str, ...] = ()
     family, operator = _family(region)
     if core.instructions and family is write_sums:
-        scope = Scope(graph, core.accumulators, overwritten, room=core.room)
+        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         products = products_of(region, scope)
         try:
             if region.type(1).dtype.bits < 8:
                 raise Unsupported("its operands are bytes, several of these weights share one.")
-            found = write_scheduled(region, scope, products, core.instructions)
+            found = write_scheduled(region, scope, products, core.instructions, core.streams)
         except Unsupported as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in core.instructions)
         else:
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
-    scope = Scope(graph, core.accumulators, overwritten, lanes, border=border)
+    scope = Scope(graph, core.accumulators, overwritten, lanes, border=border, functions=core.functions)
     return _kernel(name, scope, family(region, scope, operator).write, Scheduled(None, (), (), notes))
 
 
@@ -159,7 +159,8 @@ class _Wanted:
     lanes: Mapping[int, int]
 
     def scope(self, index: int) -> Scope:
-        return Scope(self.graphs[index], self.core.accumulators, self.overwritten.get(index), self.lanes.get(index))
+        over, lanes = self.overwritten.get(index), self.lanes.get(index)
+        return Scope(self.graphs[index], self.core.accumulators, over, lanes, functions=self.core.functions)
 
 
 @dataclass(frozen=True, slots=True)

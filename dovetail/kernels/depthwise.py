@@ -10,7 +10,7 @@ from dovetail.kernels.c import block, channel_lanes, loop, product, total, varia
 from dovetail.kernels.convolution import write_sums
 from dovetail.kernels.kernel import Scope, Writer
 from dovetail.kernels.region import Region, kernel
-from dovetail.kernels.sums import SumNest, looked_up, products_of, sums_of
+from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Part, Window, pixel_functions, pixel_loops
 
 _PIXELS = 5
@@ -37,13 +37,14 @@ class _Group:
     def name(self) -> str:
         return "middle" if self.inside else f"column_{self.start}"
 
-    def products(self, window: Window) -> list[tuple[int, list[str]]]:
-        """Per input column, counted from the first tap's, the products its element takes part in."""
+    def products(self, window: Window, added: Added) -> list[tuple[int, list[str]]]:
+        """Per input column, counted from the first tap's, the products its element takes part in, as `added` has them
+        written."""
         reads: dict[int, list[str]] = {}
         for pixel, taps in enumerate(self.taps):
             for tap in taps:
                 place = pixel * window.stride[COLUMN] + tap * window.dilation[COLUMN]
-                reads.setdefault(place, []).append(f"sum_{pixel} += value * weight_{tap};")
+                reads.setdefault(place, []).append(added(f"sum_{pixel}", "value", f"weight_{tap}"))
         return sorted(reads.items())
 
 
@@ -151,7 +152,7 @@ class _Depthwise(SumNest):
         products = []
         for lane, name in enumerate(names):
             value = total(f"from[{lane}]", -taken_off)
-            products.append(f"{name} += {f'({value})' if taken_off else value} * {self.weight(lane)};")
+            products.append(self.added(name, f"({value})" if taken_off else value, self.weight(lane)))
         if window.kernel[COLUMN] > 1:
             products += [f"from += {window.dilation[COLUMN] * channels};", f"tap += {channels};"]
         lines = self.pointers((column, product(column, window.dilation[COLUMN])))
@@ -166,7 +167,7 @@ class _Depthwise(SumNest):
         channels, channel = self.outputs, variable("channel", self.outputs)
         border = clamped or not group.inside
         taken_off = self.sums.pad_value if border else 0
-        reads = group.products(self.window)
+        reads = group.products(self.window, self.added)
         nearest = reads[0][0]
         lines = self.pointers(("0", str(nearest)))
         visited = sorted({tap for taps in group.taps for tap in taps})

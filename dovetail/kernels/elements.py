@@ -21,6 +21,7 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
+from dovetail.kernels.rectified import is_rectified, rectified_lines
 from dovetail.kernels.region import Region
 
 _TURN = 4
@@ -177,7 +178,7 @@ def write_elements(
 
 
 _BYTES = (DType.INT8, DType.UINT8)
-_WORDS = 4
+_WORDS = 16
 """Words flipped in one turn."""
 
 
@@ -196,7 +197,7 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     name = scope.input(node.inputs[0])
     count = region.graph.types[node.output].elements
     step = 4 * _WORDS
-    whole = count - count % step
+    whole, words_end = count - count % step, count - count % 4
     turn = [
         f"uint32_t words[{_WORDS}];",
         f"__builtin_memcpy(words, from + index, {step});",
@@ -209,8 +210,11 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     ]
     if whole:
         lines += loop("index", whole, turn, step=step)
-    if count - whole:
-        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=whole)
+    if words_end > whole:
+        word = ["uint32_t word;", "__builtin_memcpy(&word, from + index, 4);", "word ^= 0x80808080u;"]
+        lines += loop("index", words_end, [*word, "__builtin_memcpy(to + index, &word, 4);"], start=whole, step=4)
+    if count > words_end:
+        lines += loop("index", count, ["to[index] = (uint8_t)(from[index] ^ 0x80u);"], start=words_end)
     return lines
 
 
@@ -220,6 +224,8 @@ def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
     def write(name: str) -> list[str]:
         if _flips_sign(region):
             lines = _flip(region, scope)
+        elif is_rectified(region):
+            lines = rectified_lines(region, scope)
         else:
             whole = full_box(region.output_shape)
             lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))

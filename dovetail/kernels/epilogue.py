@@ -67,9 +67,10 @@ def _raised(operator: Requantize, x: Expression) -> Expression:
 
 
 def _fixed_point_call(
-    operator: Requantize, multiplier: Array, shift: Array, any_shift: bool
+    operator: Requantize, multiplier: Array, shift: Array, any_shift: bool, near: bool
 ) -> tuple[str, list[tuple[str, Array]]]:
-    """The cheapest helper that is exact for these shifts, or for all; its constant arguments as (stem, values)."""
+    """The cheapest helper that is exact for these shifts, or for all; its constant arguments as (stem, values). `near`
+    says whether the one for values that are not large may be taken."""
     wide = operator.rounding is Rounding.WIDE
     low, high = (-47, 14) if wide else (-31, 30 if operator.rounding is not Rounding.FLOAT32 else 127)
     if shift.min() < low or shift.max() > high:
@@ -82,6 +83,8 @@ def _fixed_point_call(
         narrow, right = reduced.astype(np.int16), (15 - shift).astype(np.int8)
         return "requantize_wide", [("multiplier", narrow), ("shift", right)]
     normal = multiplier.min() >= 1 << 30
+    if near and shift.max() < 0 and normal and not any_shift:
+        return "requantize_near", [("multiplier", doubled), ("shift", (-shift).astype(np.int8))]
     if not shift.any() and normal and not any_shift:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
@@ -115,7 +118,9 @@ def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -
     raised = _raised_by_members(scope, node, operator, x) or _raised(operator, x)
     if operator.rounding is Rounding.DOUBLE and raised.reach < INT32[1]:
         multiplier, shift = _without_zeros(multiplier, shift)
-    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift)
+    near = "requantize_near" in scope.functions and operator.rounding is Rounding.DOUBLE
+    near = near and raised.reach + (1 << max(-int(shift.min()), 1) - 1) < INT32[1]
+    function, constants = _fixed_point_call(operator, multiplier, shift, scope.any_shift, near)
     places = [scope.parameter(node.output, stem, array) for stem, array in constants]
     most, zero_point = int(shift.max()), operator.output_zero_point
     arguments, added = [raised.text, *places], scope.number(node.output, "output_zero_point", zero_point)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times
-from dovetail.target.description import CoreInstruction
+from dovetail.target.description import CoreInstruction, Streams
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
@@ -199,6 +200,10 @@ class CoreTraits:
     """What it can do beyond what compilers select."""
     room: int = ROOM
     """Bytes of stack for elements that are put side by side."""
+    streams: Streams | None = None
+    """What it has for inner loops."""
+    functions: frozenset[str] = frozenset()
+    """Functions of `HELPERS` it computes in its own way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,8 @@ class Scope:
     """Whether requantisation takes the one form that does for all shifts."""
     border: Border | None = None
     """The function, shared by layers, that computes pixels some of whose taps are outside the image."""
+    functions: frozenset[str] = frozenset()
+    """See `CoreTraits.functions`."""
     channel: str = "0"
     """In a compact kernel: C text of the present place along the result's last axis."""
 
@@ -404,7 +411,10 @@ def needed_helpers(source: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def helper_source(names: Iterable[str]) -> str:
-    """The C text of helpers and all they need, each once."""
+def helper_source(names: Iterable[str], own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The C text of helpers and all they need, each once; `own` are a core's, by name, for its firmware alone."""
     calls = "".join(f"{name}(" for name in names)
-    return "\n".join(HELPERS[name] for name in needed_helpers(calls))
+    firmware = "#if (defined(__riscv) || defined(__arm__)) && !defined(DOVETAIL_HOST)"
+    texts = {name: HELPERS[name] for name in needed_helpers(calls)}
+    texts |= {name: f"{firmware}\n{own[name]}#else\n{text}#endif\n" for name, text in texts.items() if name in own}
+    return "\n".join(texts.values())

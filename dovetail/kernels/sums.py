@@ -21,6 +21,10 @@ from dovetail.kernels.region import Region, kernel
 from dovetail.kernels.window import Nest, Window, window_of
 
 ACTIVATIONS = (DType.INT8, DType.UINT8, DType.INT16)
+MULTIPLY_ADD = "multiply_add"
+"""The helper that is written for a product and a sum where the core computes it in its own way."""
+Added = Callable[[str, str, str], str]
+"""`SumNest.added`."""
 PRODUCTS: dict[type[Operator], Callable[[Region, Scope, bool], Products]] = {}
 """What an anchor multiplies."""
 
@@ -164,6 +168,12 @@ class SumNest(Nest):
         uses_border = clamped and self.window.any_padded and not np.array_equal(self.sums.border, self.sums.inside)
         array = self.sums.border if uses_border else self.sums.inside
         return self.scope.constant("sums", "border_bias" if uses_border else "bias", padded(array, lanes))
+
+    def added(self, total: str, left: str, right: str) -> str:
+        """The statement that adds a product to a sum."""
+        if self.sums.kind == "int32_t" and MULTIPLY_ADD in self.scope.functions:
+            return f"{total} = {MULTIPLY_ADD}({total}, {left}, {right});"
+        return f"{total} += {left} * {right};"
 
     def weights(self, array: Array) -> str:
         """The constant of the weights in the order they are read; rows of narrow ones share bytes."""

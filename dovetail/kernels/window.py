@@ -365,6 +365,10 @@ def _defined(lines: list[str]) -> set[str]:
 
 Pool = MaxPool2d | AveragePool2d | SumPool2d
 _NARROW = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
+_UNROLLED = 5
+"""Taps taken in one turn of a loop over words, at most."""
+_MOST_BYTES = 256
+"""Bytes whose sum 16 bits hold, and 65536 times it, 256 times another and a third one 32 bits together."""
 
 
 @dataclass(frozen=True)
@@ -408,8 +412,9 @@ class PoolNest(Nest):
         """The loops over the window of some channels."""
         window, (rows, columns) = self.window, self.window.kernel
         if columns == window.size[COLUMN] and not window.any_padded:
-            turn = [*steps, f"from += {window.channels};"]
-            return [self.pointer("top", "left", channel), *loop("tap", rows * columns, turn)]
+            each = channel_lanes(rows * columns, _UNROLLED) if self.by_words else 1
+            turn = [*steps, f"from += {window.channels};"] * each
+            return [self.pointer("top", "left", channel), *loop("tap", rows * columns, turn, step=each)]
         left = total("left", self.first(COLUMN))
         advance = [f"from += {window.channels};"] if columns > 1 else []
         pointer = self.pointer(self.below(ROW, self.tap(ROW)), left, channel)
@@ -418,12 +423,38 @@ class PoolNest(Nest):
     def one(self) -> list[str]:
         """One pixel: some neighbouring channels in registers."""
         channels, channel = self.window.channels, variable("channel", self.window.channels)
+        if self.by_words:
+            return self.four_to_a_word()
         stem, start = ("best", self.region.source_dtype.low) if self.largest else ("sum", 0)
         names = [f"{stem}_{lane}" for lane in range(channel_lanes(channels, 8))]
         lines = [f"int32_t {name} = {start};" for name in names]
         lines += [*self.taps(channel, self.collected(names)), *self.store("int32_t", names, self.value, channel)]
         head = [*self.clamps(), self.place(channels), self.count()]
         return [*head, *loop("channel", channels, lines, step=len(names))]
+
+    @property
+    def by_words(self) -> bool:
+        """Whether sums of four neighbouring channels are kept in two words, which hold up to _MOST_BYTES of each."""
+        few = prod(self.window.kernel) <= _MOST_BYTES and self.window.channels % 4 == 0
+        return few and not (self.largest or self.counted) and self.region.source_dtype is DType.UINT8
+
+    def four_to_a_word(self) -> list[str]:
+        """One pixel from words w of four bytes: the sums of w & 0xFF00FF hold those of bytes 0 and 2, and the sums of
+        w >> 8, less 256 times that of byte 2, those of bytes 1 and 3."""
+        channels, channel = self.window.channels, variable("channel", self.window.channels // 4)
+        count = channel_lanes(channels // 4, 2)
+        lines = [f"uint32_t {stem}_{word} = 0;" for word in range(count) for stem in ("even", "odd")]
+        lines.append(f"uint32_t words[{count}];")
+        step = [f"__builtin_memcpy(words, __builtin_assume_aligned(from, 4), {4 * count});"]
+        for word in range(count):
+            step += [f"even_{word} += words[{word}] & 0xFF00FFu;", f"odd_{word} += words[{word}] >> 8;"]
+        lines += [*self.taps(channel, step)]
+        lines += [f"odd_{word} -= even_{word} >> 8 & 0xFFFF00u;" for word in range(count)]
+        cuts = ("(int32_t)({}_{} & 0xFFFFu)", "(int32_t)({}_{} >> 16)")
+        names = [cut.format(stem, word) for word in range(count) for cut in cuts for stem in ("even", "odd")]
+        lines += self.store("int32_t", names, self.value, channel)
+        head = [*self.clamps(), self.place(channels)]
+        return [*head, *loop("channel", channels, lines, step=4 * count)]
 
     def collected(self, names: Sequence[str]) -> list[str]:
         """The statements that take one element of each lane in."""

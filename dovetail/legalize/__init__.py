@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
+from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
 from dovetail.legalize.layers import (
     convolution_as_im2col,
     dense_results_of,
     even_borders,
     narrow_weights,
+    pixels_as_one,
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import (
     ConverterLimits,
@@ -53,11 +56,16 @@ __all__ = [
     "adapt",
     "addition_as_convolution",
     "addition_by_shift",
+    "average_pool_as_depthwise",
+    "average_pool_in_bands",
     "convolution_as_im2col",
     "dense_results_of",
     "engine_requantisation",
     "even_borders",
+    "first_layer_in_bands",
     "narrow_weights",
+    "padding_before_offset",
+    "pixels_as_one",
     "split_bias",
     "stride_as_slice",
     "through_converter",

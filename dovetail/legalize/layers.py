@@ -11,18 +11,36 @@ from typing import Any
 import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
-from dovetail.ir.operators.movement import Im2col, Pad, Pick, Slice
+from dovetail.ir.operators.movement import Im2col, Pad, Pick, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
-from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.rewrite import Draft, Rewrite, run
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.requantisation import Accepts, scaled_layer
 
 
-def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen convolution becomes im2col and a 1x1 convolution."""
+def _of_layers(graph: Graph, rule: Rewrite, shifted: bool) -> Graph:
+    """A rule applied to every layer, or only to those whose sums a ScaleShift reads: on an engine that requantises so
+    the core computes all others, and with them what the rule adds."""
+    users = graph.users()
+    chosen = {
+        node.output
+        for node in graph.nodes
+        if not shifted or all(isinstance(user.operator, ScaleShift) for user in users[node.output])
+    }
+    return run(graph, [lambda draft, node: rule(draft, node) if node.output in chosen else None])
+
+
+def convolution_as_im2col(chooses: Accepts, shifted: bool = False) -> Callable[[Graph], Graph]:
+    """A rewrite: a chosen convolution becomes im2col and a 1x1 convolution.
+
+    Args:
+        chooses: of types and layer.
+        shifted: whether only layers are looked at whose sums a ScaleShift reads.
+    """
 
     def rule(draft: Draft, node: Node) -> str | None:
         operator = node.operator
@@ -39,7 +57,66 @@ def convolution_as_im2col(chooses: Accepts) -> Callable[[Graph], Graph]:
         dense = replace(operator, stride=(1, 1), dilation=(1, 1))
         return draft.add(dense, [moved, name, *node.inputs[2:]], node)
 
+    return lambda graph: _of_layers(graph, rule, shifted)
+
+
+Together = Callable[[TensorType, Callable[[int], int]], int]
+"""How many pixels of a 1x1 convolution are computed as one; told its result, and the inputs of so many together."""
+_PIXEL = Im2col((1, 1))
+
+
+def pixels_as_one(counts: Together) -> Callable[[Graph], Graph]:
+    """A rewrite: a 1x1 convolution, scale-shifted, computes several neighbouring pixels as one of as many times the
+    channels, from all their inputs or from patches that hold what all of them read. Exact: other weights are zero.
+
+    Args:
+        counts: how many pixels, a divisor of the columns.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        scaled, layer = scaled_layer(draft, node, ScaleShift, Conv2d)
+        if scaled is None or layer is None or len(layer.inputs) > 2 or layer.operator != Conv2d():
+            return None
+        name, known, result = layer.inputs[1], draft.constants, draft.types[node.output]
+        if any(value not in known for value in (name, *scaled.inputs[1:])) or known[name].shape[1:3] != (1, 1):
+            return None
+        patches = draft.made_by(layer.inputs[0], Im2col)
+        window = patches.operator if patches is not None and draft.users(patches.output) == 1 else _PIXEL
+        assert isinstance(window, Im2col)
+        if window.dilation[1] != 1 or result.shape[0] != 1:
+            return None
+        (rows, columns), step = window.kernel, window.stride[1]
+        each = known[name].shape[3] // (rows * columns)
+        count = counts(result, lambda pixels: rows * (columns + (pixels - 1) * step) * each)
+        if count == 1:
+            return None
+        if window is _PIXEL:
+            x = draft.types[layer.inputs[0]].shape
+            source = draft.add(Reshape((1, x[1], x[2] // count, x[3] * count)), layer.inputs[:1], layer)
+        else:
+            assert patches is not None
+            wide = (rows, columns + (count - 1) * step)
+            source = draft.add(Im2col(wide, (window.stride[0], count * step), window.dilation), patches.inputs, patches)
+        weights = draft.constant(_repeated(known[name], window, count), draft.types[name].dtype, name)
+        made = draft.add(layer.operator, [source, weights], layer)
+        parameters = [
+            draft.constant(np.tile(known[value], count), DType.INT32, value) if known[value].size > 1 else value
+            for value in scaled.inputs[1:]
+        ]
+        clipped = draft.add(node.operator, [draft.add(ScaleShift(), [made, *parameters], scaled)], node)
+        return draft.add(Reshape(result.shape), [clipped], node)
+
     return lambda graph: run(graph, [rule])
+
+
+def _repeated(weights: Array, window: Im2col, count: int) -> Array:
+    """Weights [C, 1, 1, taps] of a window as those of `count` windows: each copy its stride further right."""
+    (rows, columns), outputs, step = window.kernel, weights.shape[0], window.stride[1]
+    taps = weights.reshape(outputs, rows, columns, -1)
+    wide = np.zeros((count, outputs, rows, columns + (count - 1) * step, taps.shape[-1]), weights.dtype)
+    for number in range(count):
+        wide[number, :, :, number * step : number * step + columns] = taps
+    return wide.reshape(count * outputs, 1, 1, -1)
 
 
 def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:
@@ -59,13 +136,14 @@ def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:
     return lambda graph: run(graph, [rule])
 
 
-def even_borders(largest: int) -> Callable[[Graph], Graph]:
+def even_borders(largest: int, shifted: bool = False) -> Callable[[Graph], Graph]:
     """A rewrite: convolutions get taps of zero until the border is half a window on every side.
 
     TFLite's SAME with stride 2 pads one row below and none above: a 3x3 window becomes the corner of a 5x5 one.
 
     Args:
         largest: rows and columns of the largest window made.
+        shifted: whether only layers are looked at whose sums a ScaleShift reads.
     """
 
     def rule(draft: Draft, node: Node) -> str | None:
@@ -96,7 +174,7 @@ def even_borders(largest: int) -> Callable[[Graph], Graph]:
         name = draft.constant(grown, draft.types[node.inputs[1]].dtype, node.inputs[1])
         return draft.add(replace(operator), [padded, name, *node.inputs[2:]], node)
 
-    return lambda graph: run(graph, [rule])
+    return lambda graph: _of_layers(graph, rule, shifted)
 
 
 def _grown(weights: Array, first: list[int], sides: list[int]) -> Array:
@@ -180,6 +258,8 @@ def unsigned_activations(graph: Graph) -> Graph:
         draft.signed[name] = name
     for node in graph.nodes:
         draft.take(node)
+    for name in graph.outputs:
+        draft.same(name)
     return draft.builder.finish(graph.outputs, graph.states)
 
 
@@ -217,7 +297,7 @@ class _Raised:
         operator = node.operator
         keeps_name = node.output in self.graph.outputs
         data = [self.is_int8(value) for value in node.inputs]
-        clips = isinstance(operator, Clip) and operator.dtype is DType.INT8 and not keeps_name
+        clips = isinstance(operator, Clip) and operator.dtype is DType.INT8
         if clips and isinstance(operator, Clip) and self._clip(node, operator):
             return
         moves = isinstance(operator, MaxPool2d) or (operator.moves_only and not isinstance(operator, Pick))
@@ -226,8 +306,9 @@ class _Raised:
             self._add_raised(node, moved, [self.unsigned(value) for value in node.inputs])
             return
         taken: Any = operator
-        reads_raised = any(data[:1]) and isinstance(operator, Linear | Requantize | AveragePool2d | SumPool2d | Lookup)
-        if reads_raised and not isinstance(operator, Lookup):
+        centred = isinstance(operator, Linear | Requantize | AveragePool2d | SumPool2d)
+        reads_raised = any(data[:1]) and (centred or isinstance(operator, Lookup | FixedSoftmax))
+        if reads_raised and centred:
             taken = replace(taken, input_zero_point=taken.input_zero_point + _SHIFT)
         first = [self.unsigned(value) if reads_raised else self.same(value) for value in node.inputs[:1]]
         inputs = [*first, *(self.same(value) for value in node.inputs[1:])]

@@ -8,7 +8,7 @@ only such an engine's launches write and read is never brought anywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dovetail.program.ir import (
     CORE,
     Begin,
     Buffer,
+    Copy,
     Launch,
     Move,
     Role,
@@ -40,21 +41,39 @@ class _Access:
     is_write: bool
 
 
-def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False) -> tuple[Statement, ...]:
+_IN_FLIGHT = 2
+"""Launches an engine's queue holds, the one it computes included."""
+
+
+def synchronise(
+    statements: Sequence[Statement],
+    dma: str,
+    settle: bool = False,
+    paced: bool = False,
+    placed: Mapping[str, tuple[str, int]] | None = None,
+) -> tuple[Statement, ...]:
     """The statements with the fewest waits, each as late as it can be.
 
     `statements` has no waits. Buffers are taken as disjoint; within one, the bytes touched are. With `settle`,
     everything also finishes before the next layer begins: slower, but neighbouring layers can then share memory.
+    With `paced`, a copy waits for all launches but the last two, which have finished where a queue holds no more: it
+    may then go where they worked. With `placed`, the memory and address of buffers, what is touched are bytes of
+    memories, so that only waits remain which that placement needs.
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
     finished: dict[str, int] = {}
+    launches: dict[str, list[int]] = {}
     for statement in statements:
         queue = queue_of(statement, dma)
         if settle and isinstance(statement, Begin):
             result = _finish(result, dma)
-        touched = touches(statement)
-        for other, index in sorted(_needed(touched, accesses, queue, finished).items()):
+        touched = [(_placed(view, placed or {}), is_write) for view, is_write in touches(statement)]
+        needed = _needed(touched, accesses, queue, finished)
+        for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
+            if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.get(other, -1):
+                needed[other] = max(needed.get(other, -1), handed[-1 - _IN_FLIGHT])
+        for other, index in sorted(needed.items()):
             result.append(Wait(statement.layer, other, index))
             finished[other] = index
         for view, is_write in touched:
@@ -64,8 +83,16 @@ def synchronise(statements: Sequence[Statement], dma: str, settle: bool = False)
                 covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
                 record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
             record.append(_Access(len(result), queue, view, is_write))
+        if isinstance(statement, Launch) and queue != CORE:
+            launches.setdefault(queue, []).append(len(result))
         result.append(statement)
     return tuple(_finish(result, dma))
+
+
+def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
+    """A view as one of the memory its buffer is placed in; as it is where that is not known."""
+    memory, address = placed.get(view.buffer, (view.buffer, 0))
+    return replace(view, buffer=memory, offset=address + view.offset)
 
 
 def _needed(

@@ -11,7 +11,7 @@ from dovetail.errors import ModelError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.types import Box, DType, full_box
 from dovetail.target.description import Engine, Offload, Target
 from dovetail.target.pattern import Choice, Match, Mismatch, Scope, match_pattern
@@ -126,7 +126,12 @@ def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
     Raises:
         ModelError: an operator that neither an engine nor the core can compute.
     """
-    return _Partition(graph, target).regions()
+    found = _Partition(graph, target).regions()
+    offered = target.dma is not None and any(engine.offloads for engine in target.engines)
+    if not offered or any(region.engine is not None for region in found):
+        return found
+    # nothing for the engines: as a core alone, whose kernels pad by themselves, so that it is no slower than one
+    return _Partition(graph, target, padding=True).regions()
 
 
 def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
@@ -157,8 +162,9 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
 class _Partition:
     """A network while it is cut; every offload is tried once on what ends in a node."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
-        self._graph, self._target = graph, target
+    def __init__(self, graph: Graph, target: Target, padding: bool = False) -> None:
+        """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could."""
+        self._graph, self._target, self._padding = graph, target, padding or target.dma is None
         self._producers, self._users = graph.producers(), graph.users()
         self._tried: dict[str, list[tuple[Engine, Offload, Match | Mismatch]]] = {}
         self._claimed: dict[str, Region] = {}
@@ -245,7 +251,7 @@ class _Partition:
             producer = self._producers.get(value)
             if producer is None or value in self._claimed or value in self._graph.outputs or value in members:
                 continue
-            if self._copied(producer) and (self._target.dma or not isinstance(producer.operator, Pad)):
+            if self._copied(producer) and not (self._padding and isinstance(producer.operator, Pad)):
                 continue
             if self._still(producer) or any(user.output not in members for user in self._users[value]):
                 continue
@@ -256,20 +262,26 @@ class _Partition:
 
     def _narrow(self, root: Node, members: dict[str, Node]) -> dict[str, Node]:
         """Give back nodes at the top of a core region while it would read wide sums another core region must then
-        store. Floats are as wide before a node as after it."""
-        types = self._graph.types
-        while True:
-            wide = [
-                member
-                for member in members.values()
-                for value in member.inputs
-                if member is not root and value in self._producers and value not in members
-                if types[value].dtype.bits > max(types[member.output].dtype.bits // 2, 16)
-                if types[value].dtype is not DType.FLOAT32 and not self._taken(self._producers[value])
-            ]
-            if not wide:
-                return members
+        store, unless what is left reads as many. Floats are as wide before a node as after it."""
+        best, least = dict(members), len(self._wide(members))
+        while wide := [reader for reader in self._wide(members) if reader is not root]:
             del members[wide[0].output]
+            members = _reached(root, members)
+            if (count := len(self._wide(members))) < least:
+                best, least = dict(members), count
+        return best
+
+    def _wide(self, members: Mapping[str, Node]) -> list[Node]:
+        """The reader of each wide sum that some nodes read and another region of the core computes."""
+        types = self._graph.types
+        return [
+            member
+            for member in members.values()
+            for value in member.inputs
+            if value in self._producers and value not in members
+            if types[value].dtype.bits > max(types[member.output].dtype.bits // 2, 16)
+            if types[value].dtype is not DType.FLOAT32 and not self._taken(self._producers[value])
+        ]
 
     def _copied(self, node: Node) -> bool:
         """True for what becomes copies: of a DMA, or of the core, which gives values the strides an engine takes. A
@@ -280,8 +292,17 @@ class _Partition:
         return bool(self._target.dma or self._target.engines) and node.operator.pieces(kinds) is not None
 
     def _still(self, node: Node) -> bool:
-        """True for a slice or concatenation of whole rows that a core alone need not do."""
-        return not (self._target.dma or self._target.engines) and moves_nothing(self._graph, node)
+        """True for a slice or concatenation of whole rows that a core alone need not do, and for a slice that only
+        copies and engines which take strides read, where values have one layout."""
+        if not (self._target.dma or self._target.engines):
+            return moves_nothing(self._graph, node)
+        if not isinstance(node.operator, Slice) or set(node.operator.step) != {1} or node.output in self._graph.outputs:
+            return False
+        plain = not any(offload.layouts for engine in self._target.engines for offload in engine.offloads)
+        readers = [self._claimed[user.output] for user in self._users[node.output]]
+        return (
+            plain and node.inputs[0] not in self._graph.constants and all(r.takes_strides or r.mover for r in readers)
+        )
 
     def _subgraph(self, members: Mapping[str, Node]) -> Graph:
         """Some nodes as a graph of their own."""
@@ -293,6 +314,16 @@ class _Partition:
         types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
         left = {value: why for value, why in graph.left.items() if value in types}
         return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants, left=left)
+
+
+def _reached(root: Node, members: Mapping[str, Node]) -> dict[str, Node]:
+    """The members that a root is computed from by way of members."""
+    found, frontier = {root.output: root}, [root]
+    while frontier:
+        made = [members[value] for value in frontier.pop().inputs if value in members and value not in found]
+        found.update((node.output, node) for node in made)
+        frontier += made
+    return found
 
 
 def _origins(graph: Graph) -> tuple[str, ...]:

@@ -135,7 +135,23 @@ def choose_tiling(
             break
     if best is None:
         raise _too_large(region, smallest, budget)
-    return best
+    return _never_idle(region, target, best, budget, known)
+
+
+def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known: Known) -> Tiling:
+    """The tiling with three buffers where it is the DMA that takes longest, with constants for several tiles: with two
+    it idles between a transfer's end and the start of the next."""
+    channel_cuts = -(-box_shape(region.extent)[-1] // best.shape[-1])
+    if best.buffers != 2 or BUFFERS in region.choice or channel_cuts < 3 or not _dma_bound(best, region, known):
+        return best
+    deeper = _evaluate(region, target, best.shape, best.in_place, 3, known)
+    return deeper if deeper is not None and deeper.nbytes <= budget else best
+
+
+def _dma_bound(tiling: Tiling, region: Region, known: Known) -> bool:
+    """Whether the DMA is busy longer than the engine computes."""
+    first, sizes = known[region.name, tiling.shape], zip(box_shape(region.extent), tiling.shape, strict=True)
+    return first is not None and tiling.fetching + tiling.moving > first.cycles * prod(-(-a // b) for a, b in sizes)
 
 
 def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:

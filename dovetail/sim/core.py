@@ -123,6 +123,10 @@ class Core(Protocol):
     def start(self, entry: int) -> None:
         """Go to the entry point of the firmware, as after a reset."""
 
+    def count_into(self, state: HookState) -> None:
+        """Told the counters once: what it executes unseen by the block hook, as turns of hardware loops, adds to
+        them."""
+
     def pc(self) -> int:
         """Address of the next instruction."""
 

@@ -97,6 +97,7 @@ class Processor:
         self._hook = block_hook(self.core, setup.native_hook)
         self.state = self._hook.state
         """Its counters and orders."""
+        self.core.count_into(self.state)
         self._emulator.hook_add(self._unicorn.UC_HOOK_MEM_INVALID, self._invalid)
 
     def _map_memories(self) -> None:

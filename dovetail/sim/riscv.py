@@ -20,6 +20,7 @@ from dovetail.sim.core import (
     BlockCost,
     Core,
     CoreSetup,
+    HookState,
     Pause,
     add_native_hook,
     emulator_calls,
@@ -49,7 +50,8 @@ class RiscvCore(Core):
         self._own: _NativeInstructions | _PythonInstructions | None = None
         known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
         if setup.extension.endswith(".c"):
-            self._own = _NativeInstructions(*known, Path(setup.extension))
+            self._own = _NativeInstructions(*known, Path(setup.extension), self._counter.turn)
+            self._counter.kind = self._own.kind
         elif setup.extension:
             self._own = _PythonInstructions(*known, find(setup.extension, "extension"), setup.bus)
 
@@ -58,6 +60,11 @@ class RiscvCore(Core):
         places = (found for stretch in self._code for found in divisions(self._bus, *stretch))
         self.timed = {address: self._timed(word) for address, word in places}
         self.emulator.reg_write(self._registers.UC_RISCV_REG_PC, entry)
+
+    def count_into(self, state: HookState) -> None:
+        """See `Core.count_into`."""
+        if isinstance(self._own, _NativeInstructions):
+            self._own.count_into(state)
 
     def pc(self) -> int:
         return int(self.emulator.reg_read(self._registers.UC_RISCV_REG_PC))
@@ -117,40 +124,69 @@ Execute = Callable[[int, Registers], bool]
 
 
 class _Own(ctypes.Structure):
-    """Mirrors `struct own` of riscv_own.c."""
+    """Mirrors `struct dovetail_core` of riscv_own.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("read", "write", "fetch", "stop")),
+        *((name, ctypes.c_void_p) for name in ("read", "write", "fetch", "put", "stop", "count", "emulator")),
+        *((name, ctypes.c_void_p) for name in ("instructions", "cycles")),
         *((name, ctypes.c_int32) for name in ("x0", "pc")),
-        *((name, ctypes.c_uint32) for name in ("failed", "word")),
+        *((name, ctypes.c_uint32) for name in ("failed", "word", "address", "known", "changed")),
+        ("values", ctypes.c_uint32 * 32),
     )
     failed: int
     word: int
 
 
-class _NativeInstructions:
-    """`dovetail_execute` of a C file of the target's (riscv_own.c says what it is given)."""
+_COUNT = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
+"""C type of the function that counts the body of a loop."""
+_FAULTS = (
+    "",
+    "it does not know the instruction {:#010x}",
+    "nothing is mapped at {:#x}, which one of its own instructions accesses",
+    "the hardware loop at {:#x} is not one of 1 to 64 of its own instructions, at multiples of 4 bytes",
+)
+"""By `failed`, of `word`."""
 
-    def __init__(self, emulator: Any, x0: int, pc: int, source: Path) -> None:
+
+class _NativeInstructions:
+    """`dovetail_execute` of a C file of the target's (riscv_own.h says what it is given)."""
+
+    def __init__(self, emulator: Any, x0: int, pc: int, source: Path, cost: Callable[[int, int], BlockCost]) -> None:
         unicorn: Any = importlib.import_module("unicorn")
         glue = Path(__file__).with_name("riscv_own.c")
         if not source.is_file():
             hint = "correct Core.extension in the target file"
             raise SimulationError("there is no such file of the core's own instructions", where=str(source), hint=hint)
         try:
-            self._library = ctypes.CDLL(str(compile_host(source.parent, [glue, source.resolve()], flags=("-O2",))))
+            sources, include = [glue, source.resolve()], [glue.parent]
+            self._library = ctypes.CDLL(str(compile_host(source.parent, sources, include=include, flags=("-O2",))))
         except DovetailError as error:
             what = f"it cannot be compiled: {error.where}: {error.what}"
             raise SimulationError(what, where=str(source), hint="correct the file Core.extension names") from None
         calls = emulator_calls()
-        functions = (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_emu_stop)
-        places = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-        self._own = _Own(*places, x0, pc, 0, 0)
+        functions = (calls.uc_reg_read, calls.uc_reg_write, calls.uc_mem_read, calls.uc_mem_write, calls.uc_emu_stop)
+        self._count, self._cost = _COUNT(self._counted), cost
+        places = [ctypes.cast(function, ctypes.c_void_p).value for function in (*functions, self._count)]
+        self._own = _Own(*places, x0=x0, pc=pc)
         add_native_hook(emulator, unicorn.UC_HOOK_INTR, self._library.dovetail_own_instruction, self._own, 1, 0)
+
+    def count_into(self, state: HookState) -> None:
+        """See `Core.count_into`."""
+        for name in ("instructions", "cycles"):
+            setattr(self._own, name, ctypes.addressof(state) + getattr(HookState, name).offset)
+
+    def kind(self, word: int) -> int:
+        """How an instruction is counted: `enum dovetail_kind`."""
+        return int(self._library.dovetail_kind(word))
 
     def fault(self) -> str:
         """What stopped the core; empty for nothing."""
-        return f"it does not know the instruction {self._own.word:#010x}" if self._own.failed else ""
+        return _FAULTS[self._own.failed].format(self._own.word)
+
+    def _counted(self, address: int, size: int) -> int:
+        """Called from C for the body of a loop: its instructions, and its cycles in the lower half."""
+        cost = self._cost(address, size)
+        return cost.instructions << 32 | cost.cycles
 
 
 class _PythonInstructions:

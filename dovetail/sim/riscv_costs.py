@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -12,6 +12,8 @@ from dovetail.sim.device import Bus, read_number
 
 _CUSTOM = frozenset((0x0B, 0x2B, 0x5B, 0x7B))
 """Opcodes for a core's own instructions (RISC-V Unprivileged ISA manual, "RISC-V base opcode map")."""
+_LOAD, _STORE, _IMMEDIATE = 1, 2, 3
+"""Must agree with `enum dovetail_kind` of riscv_own.h."""
 _PLAIN_CSRS = frozenset((0x304, 0x340))
 """mie and mscratch (RISC-V Privileged ISA manual, "CSR Listing")."""
 
@@ -35,7 +37,8 @@ class CoreCosts:
         jump: `jal`, `c.j` and their kind, `mret`. jump_register: `jalr` and its compressed forms; 0 for as `jump`.
         system: CSR accesses, fences, `wfi`, `ecall`, `ebreak`. csr: accesses of the CSRs mscratch, mie, mtvec, mepc and
             mcause, which change nothing of what is being fetched; 0 for as `system`.
-        load_use: extra cycles when an instruction uses the result of the load just before it.
+        load_use: extra cycles when an instruction uses the result of the load just before it, or, not a load itself,
+            writes the same register.
         jump_use: extra cycles of `jalr` when the instruction just before it writes its register; with a load, those of
             `load_use` too.
         jump_own: extra cycles of `jalr` that writes the register it jumps by, as far calls do.
@@ -151,11 +154,21 @@ class BlockCounter:
         cycles["csr"] = costs.csr or costs.system
         cycles["divide"] = costs.divide_least or costs.divide
         self._cycles = cycles
+        self._own: dict[int, Instruction] = {}  # behind each load of the core's own, which is a block by itself
+        self.kind: Callable[[int], int] = lambda word: 0
+        """How an instruction of the core's own is counted: `enum dovetail_kind` of riscv_own.h."""
 
     def at(self, position: int) -> Instruction:
         """The instruction at an address."""
         parcel = read_number(self._bus, position, 2)
-        return decode(parcel if parcel & 3 != 3 else parcel | read_number(self._bus, position + 2, 2) << 16)
+        word = parcel if parcel & 3 != 3 else parcel | read_number(self._bus, position + 2, 2) << 16
+        kind = self.kind(word) if word & 0x7F in _CUSTOM else 0
+        rd, first, second = word >> 7 & 31, word >> 15 & 31, word >> 20 & 31
+        if kind == _STORE:
+            return Instruction(4, "store", 0, (first, second))
+        if kind in (_LOAD, _IMMEDIATE):
+            return Instruction(4, "load" if kind == _LOAD else "alu", rd if kind == _LOAD else -1, (first,), result=rd)
+        return decode(word)
 
     def block(self, address: int, size: int) -> BlockCost:
         """See `Core.block_cost`; a load's use in the block after it is not seen.
@@ -163,7 +176,9 @@ class BlockCounter:
         The emulator translates past instructions that always trap or wait (`wfi`); what follows one does not run.
         """
         costs, position, instructions, cycles, taken_extra, system = self._costs, address, 0, 0, 0, False
-        before = first = self.at(address)
+        first = self.at(address)
+        before = self._own.get(address, first)
+        cycles += self._stall(before, first) if address in self._own else 0
         while position < address + size:
             one = self.at(position)
             cycles += self._cycles[one.kind] + (self._stall(before, one) if instructions else 0)
@@ -176,12 +191,21 @@ class BlockCounter:
             taken_extra = costs.branch_taken - costs.branch_not_taken if branch else 0
             if one.ends:
                 break
+        if before.written > 0 and read_number(self._bus, position - before.size, 2) & 0x7F in _CUSTOM:
+            self._own[position] = before
         entered = costs.misaligned_target if address % 4 and first.size == 4 else 0
         return BlockCost(position, instructions, cycles, taken_extra, system, entered)
 
+    def turn(self, address: int, size: int) -> BlockCost:
+        """A turn of a hardware loop over instructions of 4 bytes, behind another turn."""
+        cost = self.block(address, size)
+        wait = self._stall(self.at(address + size - 4), self.at(address))
+        return replace(cost, cycles=cost.cycles + wait)
+
     def _stall(self, before: Instruction, one: Instruction) -> int:
         """Cycles an instruction waits for the one before it."""
-        waits = self._costs.load_use if before.written > 0 and before.written in one.used else 0
+        met = before.written in one.used or (one.kind != "load" and one.result == before.written)
+        waits = self._costs.load_use if before.written > 0 and met else 0
         jumps = one.kind == "jump_register" and before.result > 0 and before.result in one.used
         return waits + (self._costs.jump_use if jumps else 0)
 

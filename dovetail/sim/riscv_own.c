@@ -1,40 +1,122 @@
 /* Executes a RISC-V core's own instructions, which the emulator takes for illegal ones.
 
-   Built by riscv.py together with the target's file, which has dovetail_execute, and handed to the emulator as a
+   Built by riscv.py together with the target's file (riscv_own.h says what that has), and handed to the emulator as a
    function pointer, so it needs no headers of the emulator. */
-#include <stdint.h>
+#include "riscv_own.h"
 
-/* The target's: computes what is written to rd, which on entry is rd's value, from the values of rs1 and rs2.
-   Returns 0 where the word is no instruction of its own. */
-uint32_t dovetail_execute(uint32_t word, uint32_t first, uint32_t second, uint32_t *result);
+enum { ILLEGAL = 2 /* RISC-V Privileged ISA manual, table of mcause values */, MOST_WORDS = 64 };
+enum { UNKNOWN = 1, NO_MEMORY = 2, FOREIGN_LOOP = 3 };
 
 /* Must agree with `_Own` in riscv.py. */
-struct own {
-    int (*read)(void *core, int number, void *value);
-    int (*write)(void *core, int number, const void *value);
-    int (*fetch)(void *core, uint64_t address, void *bytes, uint64_t count);
-    int (*stop)(void *core);
-    int32_t x0, pc; /* the emulator's numbers of these registers */
-    uint32_t failed, word;
+struct dovetail_core {
+    int (*read)(void *emulator, int number, void *value);
+    int (*write)(void *emulator, int number, const void *value);
+    int (*fetch)(void *emulator, uint64_t address, void *bytes, uint64_t count);
+    int (*put)(void *emulator, uint64_t address, const void *bytes, uint64_t count);
+    int (*stop)(void *emulator);
+    uint64_t (*count)(uint32_t address, uint32_t size); /* of code: instructions in the upper half, cycles */
+    void *emulator;
+    uint64_t *instructions, *cycles; /* counters, for the turns of loops that the emulator does not see */
+    int32_t x0, pc;                /* the emulator's numbers of these registers */
+    uint32_t failed, word;         /* why it stopped, and at which word or address */
+    uint32_t address, known, changed; /* of the present instruction; registers in `values`, and those to write back */
+    uint32_t values[32];
 };
 
-enum { ILLEGAL = 2 }; /* RISC-V Privileged ISA manual, table of mcause values */
-
-void dovetail_own_instruction(void *core, uint32_t number, void *user)
+static void fail(struct dovetail_core *core, uint32_t reason, uint32_t word)
 {
-    struct own *own = user;
-    uint32_t after = 0, word = 0, first = 0, second = 0, result = 0;
-    (void)own->read(core, own->pc, &after); /* the program counter is past the instruction */
-    (void)own->fetch(core, after - 4u, &word, sizeof word);
-    const int32_t rd = own->x0 + (int32_t)(word >> 7 & 31u);
-    (void)own->read(core, own->x0 + (int32_t)(word >> 15 & 31u), &first);
-    (void)own->read(core, own->x0 + (int32_t)(word >> 20 & 31u), &second);
-    (void)own->read(core, rd, &result);
-    if (number != ILLEGAL || dovetail_execute(word, first, second, &result) == 0u) {
-        own->failed = 1;
-        own->word = word;
-        (void)own->stop(core);
-    } else if (rd != own->x0) {
-        (void)own->write(core, rd, &result);
+    if (core->failed == 0u) {
+        core->failed = reason;
+        core->word = word;
+        (void)core->stop(core->emulator);
+    }
+}
+
+uint32_t dovetail_register(struct dovetail_core *core, uint32_t number)
+{
+    if (number == 0u) {
+        return 0;
+    }
+    if ((core->known >> number & 1u) == 0u) {
+        (void)core->read(core->emulator, core->x0 + (int32_t)number, &core->values[number]);
+        core->known |= 1u << number;
+    }
+    return core->values[number];
+}
+
+void dovetail_set_register(struct dovetail_core *core, uint32_t number, uint32_t value)
+{
+    if (number != 0u) {
+        core->values[number] = value;
+        core->known |= 1u << number;
+        core->changed |= 1u << number;
+    }
+}
+
+uint32_t dovetail_load(struct dovetail_core *core, uint32_t address, uint32_t bytes)
+{
+    uint8_t read[4] = {0, 0, 0, 0};
+    if (core->fetch(core->emulator, address, read, bytes) != 0) {
+        fail(core, NO_MEMORY, address);
+    }
+    return read[0] | (uint32_t)read[1] << 8 | (uint32_t)read[2] << 16 | (uint32_t)read[3] << 24;
+}
+
+void dovetail_store(struct dovetail_core *core, uint32_t address, uint32_t bytes, uint32_t value)
+{
+    const uint8_t written[4] = {(uint8_t)value, (uint8_t)(value >> 8), (uint8_t)(value >> 16), (uint8_t)(value >> 24)};
+    if (core->put(core->emulator, address, written, bytes) != 0) {
+        fail(core, NO_MEMORY, address);
+    }
+}
+
+uint32_t dovetail_address(struct dovetail_core *core)
+{
+    return core->address;
+}
+
+void dovetail_repeat(struct dovetail_core *core, uint32_t end, uint32_t turns)
+{
+    const uint32_t before = core->address, first = before + 4u, words = (end - first) / 4u;
+    uint32_t body[MOST_WORDS];
+    if (first % 4u != 0u || end <= first || words > MOST_WORDS || turns == 0u) {
+        fail(core, FOREIGN_LOOP, before);
+        return;
+    }
+    for (uint32_t index = 0; index < words; ++index) {
+        body[index] = dovetail_load(core, first + 4u * index, 4);
+    }
+    for (uint32_t turn = 1; turn < turns && core->failed == 0u; ++turn) { /* the last one is left to the emulator */
+        for (uint32_t index = 0; index < words && core->failed == 0u; ++index) {
+            core->address = first + 4u * index;
+            if ((body[index] & 3u) != 3u || dovetail_execute(body[index], core) == 0u) {
+                fail(core, FOREIGN_LOOP, core->address);
+            }
+        }
+    }
+    if (turns > 1u && core->failed == 0u) {
+        const uint64_t counted = core->count(first, 4u * words);
+        *core->instructions += (counted >> 32) * (turns - 1u);
+        *core->cycles += (counted & 0xFFFFFFFFu) * (turns - 1u);
+    }
+    core->address = before;
+}
+
+void dovetail_own_instruction(void *emulator, uint32_t number, void *user)
+{
+    struct dovetail_core *core = user;
+    uint32_t after = 0, word = 0;
+    core->emulator = emulator;
+    (void)core->read(emulator, core->pc, &after); /* the program counter is past the instruction */
+    core->address = after - 4u;
+    core->known = core->changed = 0;
+    (void)core->fetch(emulator, core->address, &word, sizeof word);
+    if (number != ILLEGAL || dovetail_execute(word, core) == 0u) {
+        fail(core, UNKNOWN, word);
+    }
+    for (uint32_t rest = core->changed, at = 1; rest >> at != 0u && at < 32u; ++at) {
+        if ((rest >> at & 1u) != 0u) {
+            (void)core->write(emulator, core->x0 + (int32_t)at, &core->values[at]);
+        }
     }
 }

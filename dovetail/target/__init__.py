@@ -29,6 +29,7 @@ from dovetail.target.description import (
     Recipe,
     RegisterMemory,
     Rewrite,
+    Streams,
     Struct,
     Target,
 )
@@ -55,6 +56,6 @@ __all__ = [
     "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
     "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
     "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
-    "RtlPort", "Scope", "Space", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop",
-    "from_notation", "maybe", "one_of", "operand",
+    "RtlPort", "Scope", "Space", "Streams", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant",
+    "costs", "crop", "from_notation", "maybe", "one_of", "operand",
 ]  # fmt: skip

@@ -121,6 +121,22 @@ class CoreInstruction:
     """Every operand in DRAM begins at a multiple of so many bytes (at most 8)."""
     memories: tuple[RegisterMemory, ...] = ()
     """Where operands lie that are not in DRAM."""
+    assembly: str = ""
+    """For a product: one line of assembly of 4 bytes that does the same, `{operand}` standing for the register that
+    holds a sum or the word of an operand. Needed where the core has `streams`."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What a core has for inner loops: a load that moves its pointer, and a loop without a branch. Each is one line of
+    assembly of 4 bytes."""
+
+    load: str
+    """A word to the register `{to}` from the address in the register `{pointer}`, to which `{step}`, -2048 to 2047,
+    is added."""
+    repeat: str
+    """Execute the following instructions as often as the register `{turns}` says; the last one is `{length}`
+    instructions further on. It and they begin at multiples of 4 bytes, they are at least 3."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +154,22 @@ class Core:
     instructions: tuple[CoreInstruction, ...] = ()
     """What it can do beyond `isa`, the preferred first."""
     extension: str = ""
-    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.c`
+    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
+    streams: Streams | None = None
+    """What it has for inner loops of instructions with `assembly`; None for loads and branches as `isa` has them."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
+    e.g. with inline assembly; this computer keeps Dovetail's."""
+    speed: float = 1.0
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
+    this proportion. (In the simulator its `costs` say how long it takes.)"""
 
     @property
     def is_host(self) -> bool:
         """True for the computer that compiles, whose cycles nobody counts."""
         return self.isa == "host"
-
-    speed: float = 1.0
-    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
-    this proportion. (In the simulator its `costs` say how long it takes.)"""
 
 
 @dataclass(frozen=True)
@@ -526,6 +546,11 @@ def with_cores(target: Target, count: int | None) -> Target:
     return replace(target, workers=(target.core,) * (count - 1))
 
 
+def _code(core: Core) -> tuple[object, ...]:
+    """What the firmware of a core depends on."""
+    return core.isa, core.instructions, core.extension, core.streams, dict(core.functions)
+
+
 def check_cores(target: Target) -> None:
     """Raise TargetError where a further core cannot run the firmware of core 0, or one has no speed."""
     first = target.core
@@ -533,7 +558,7 @@ def check_cores(target: Target) -> None:
         where = f"core {number} of {target.name}"
         if core.speed <= 0:
             raise TargetError(f"its speed is {core.speed}", where=where, hint="give a speed above 0")
-        if (core.isa, core.instructions, core.extension) != (first.isa, first.instructions, first.extension):
+        if _code(core) != _code(first):
             what = f"it is of another kind ({core.isa}) than core 0 ({first.isa}), whose firmware it has to run"
             raise TargetError(what, where=where, hint="give all cores the same instruction set and instructions")
         if core.stack < first.stack:

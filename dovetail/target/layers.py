@@ -1,4 +1,4 @@
-"""Convolutions and dense layers as a coarse engine is told them: the pattern, its parameters, and the usual limits.
+"""Convolutions, dense layers and additions as a coarse engine is told them: pattern, parameters, and the usual limits.
 
 patterns = requantised("convolution", Conv2d)        # with and without a bias
 layer = layer_of(match)                              # weights, strides, padding, zero points, ...
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
@@ -38,6 +38,18 @@ def requantised(name: str, kind: type[Linear]) -> dict[str, Pattern]:
         layer = apply(kind, x, constant("weights"), *bias, name="layer")
         found[text] = apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift")))
     return found
+
+
+def _scaled(name: str) -> Pattern:
+    return apply(Requantize, operand(name), constant(f"{name}_multiplier"), constant(f"{name}_shift"), name=name)
+
+
+ADDITION = apply(
+    Clip, apply(Requantize, apply(Add, _scaled("x"), _scaled("other")), constant("multiplier"), constant("shift"))
+)
+"""A residual addition as TensorFlow Lite computes it: both operands brought to one scale, their sum to the result's.
+Leaves: x, other, multiplier and shift of each (x_multiplier, ...) and of the sum. Operators: x, other (each operand's
+requantisation), add, requantize, clip."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,28 @@ def layer_of(match: Match) -> Layer:
         low=clip.low,
         high=clip.high,
     )
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A matched `ADDITION`, which keeps the limits of the same name."""
+
+    scales: Array
+    """int32 [3, 2]: multiplier and shift of the sum, of x and of other."""
+    zero_points: tuple[int, int]
+    """Taken off the elements of x and of other, before they are raised by `RAISED_BITS`."""
+    output_zero_point: int
+    low: int
+    high: int
+
+
+def addition_of(match: Match) -> Addition:
+    """Everything about a matched addition but where it lies."""
+    names, clip = ("", "x_", "other_"), match.operator("clip", Clip)
+    scales = [[match.array(f"{name}{kind}").reshape(-1)[0] for kind in ("multiplier", "shift")] for name in names]
+    first, second = (match.operator(name, Requantize).input_zero_point for name in ("x", "other"))
+    zero = match.operator("requantize", Requantize).output_zero_point
+    return Addition(np.array(scales, np.int32), (first, second), zero, clip.low, clip.high)
 
 
 @dataclass(frozen=True)
@@ -242,6 +276,26 @@ ONE_SCALE = one_of(
     ),
     1,
 )
+
+RAISED_BITS = 20
+"""What TensorFlow Lite raises the operands of an addition by (tensorflow/lite/kernels/add.cc)."""
+SAME_SHAPES = Constraint(
+    "both operands must have the result's shape",
+    lambda m: [m.type(name).shape for name in ("x", "other")],
+    lambda shapes: shapes[0] == shapes[1],
+)
+ADDITION_LIMITS = (
+    ALL_INT8,
+    SAME_SHAPES,
+    one_of(
+        "operands of an addition must be raised by 20 bits",
+        lambda m: {m.operator(name, Requantize).left_shift for name in ("x", "other")},
+        {RAISED_BITS},
+    ),
+    ALL_DOUBLE_ROUNDING,
+    ONE_SCALE,
+)
+"""Of `ADDITION` on an engine that computes it as TensorFlow Lite Micro does."""
 
 
 def kernel_at_most(rows: int, columns: int) -> Constraint:

@@ -14,7 +14,7 @@ BUILT_IN = {
     "riscv": "riscv:TARGET",
     "riscv_big_small": "riscv:BIG_SMALL",
     "riscv_dot4": "riscv_dot4:TARGET",
-    "riscv_xpulp": "riscv_dot4:XPULP",
+    "riscv_xpulp": "riscv_xpulp:TARGET",
     "cortex_m4": "cortex_m:M4",
     "cortex_m7": "cortex_m:M7",
     "cortex_m33": "cortex_m:M33",

@@ -18,7 +18,7 @@ import numpy as np
 import dovetail.target as dt
 from dovetail.errors import TargetError
 from dovetail.ir.operators.activation import FixedSoftmax
-from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize
+from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
@@ -97,12 +97,8 @@ _SIDES = dt.Constraint("padding behind must be that before or one more",
                        lambda m: [b - a for a, b in zip(layers.padding_of(m).before, layers.padding_of(m).after)],  # noqa: B905
                        lambda more: set(more) <= {0, 1})  # fmt: skip
 _SHIFTS = dt.Constraint("shifts of an addition must be to the right",
-                        lambda m: max(_number(name)(m) for name in ("shift", "a_shift", "b_shift")),
+                        lambda m: max(_number(name)(m) for name in ("shift", "x_shift", "other_shift")),
                         lambda n: n <= 0)  # fmt: skip
-_SAME = dt.Constraint("both operands must have the result's shape", lambda m: [m.type(name).shape for name in "ab"],
-                      lambda shapes: shapes[0] == shapes[1])  # fmt: skip
-_RAISED = dt.one_of("operands of an addition must be raised by 20 bits",
-                    lambda m: {_operator(m, name).left_shift for name in "ab"}, {20})  # fmt: skip
 _PRODUCT = dt.Constraint("it must be a product", lambda m: _operator(m, "binary").kind, BinaryKind.MULTIPLY.__eq__)
 _LINEAR = (layers.ALL_INT8, layers.BATCH, layers.ALL_DOUBLE_ROUNDING, layers.INT8_WEIGHTS)
 
@@ -154,20 +150,18 @@ def _pools(library: Library) -> tuple[dt.Offload, ...]:
 def _elementwise(library: Library) -> tuple[dt.Offload, ...]:
     scale = (_field("requantize", "output_zero_point"), _number("multiplier"), _number("shift"))
     after = (_Y, *scale, lambda m: _clip(m)[0], lambda m: _clip(m)[1], lambda m: m.result.elements)
-    operands, sides, scaled, offsets = [pointer("a"), pointer("b")], [], list[Argument](), []
-    for n in "ab":
-        multiplier, shift = f"{n}_multiplier", f"{n}_shift"
-        sides.append(dt.apply(Requantize, dt.operand(n), dt.constant(multiplier), dt.constant(shift), name=n))
-        scaled += [_field(n, "input_zero_point", -1), _number(multiplier), _number(shift)]
-        offsets.append(_field(n, "offset"))
-    limits = (layers.ALL_INT8, layers.ALL_DOUBLE_ROUNDING, layers.ONE_SCALE, _SAME)
-    product = dt.apply(Binary, *(dt.apply(Offset, dt.operand(n), name=n) for n in "ab"))
+    names = ("x", "other")
+    operands, scaled, offsets = [pointer(n) for n in names], list[Argument](), [_field(n, "offset") for n in names]
+    for n in names:
+        scaled += [_field(n, "input_zero_point", -1), _number(f"{n}_multiplier"), _number(f"{n}_shift")]
+    limits = (layers.ALL_INT8, layers.ALL_DOUBLE_ROUNDING, layers.ONE_SCALE, layers.SAME_SHAPES)
+    product = dt.apply(Binary, *(dt.apply(Offset, dt.operand(n), name=n) for n in names))
+    product = dt.apply(Clip, dt.apply(Requantize, product, dt.constant("multiplier"), dt.constant("shift")))
     found = []
-    for name, inner, given, constraints in (
-        ("add", dt.apply(Add, *sides), (*scaled, 20), (*limits, _SHIFTS, _RAISED)),
+    for name, pattern, given, constraints in (
+        ("add", layers.ADDITION, (*scaled, layers.RAISED_BITS), (*layers.ADDITION_LIMITS, _SHIFTS)),
         ("mul", product, offsets, (_PRODUCT, *limits)),
     ):
-        pattern = dt.apply(Clip, dt.apply(Requantize, inner, dt.constant("multiplier"), dt.constant("shift")))
         given = (*operands, *given, *after)
         found.append(function(library, f"arm_elementwise_{name}_s8", pattern, given, constraints=constraints))
     return tuple(found)

@@ -151,7 +151,7 @@ def kernels_source(unit: Unit) -> tuple[str, str]:
     """Header and source of the kernels the core runs."""
     needed = [name for kernel in unit.kernels for name in kernel.helpers]
     parts = [f'#include "{unit.model}_kernels.h"\n']
-    parts.append(kernels.helper_source(needed))
+    parts.append(kernels.helper_source(needed, unit.target.core.functions))
     parts += dict.fromkeys(text for kernel in unit.kernels for text in kernel.declarations)
     parts += dict.fromkeys(kernel.shared for kernel in unit.kernels if kernel.shared)
     parts += [kernel.source.replace(f"static void {kernel.name}(", f"void {kernel.name}(") for kernel in unit.kernels]
@@ -184,7 +184,8 @@ def model_source(unit: Unit) -> str:
     lines += _reset_function(unit) if unit.program.states else []
     lines += [f"void {unit.model}_run(void)", "{"]
     lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
-    lines += [f"    {engine.prepare}();" for engine in unit.target.engines if engine.prepare]
+    used = {one.engine for one in unit.program.statements if isinstance(one, Launch)}
+    lines += [f"    {one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used]
     lines += [f"    {name}();" for name, _ in layers]
     lines += [f"    {move}" for move in _moves(unit, len(unit.program.statements))]
     lines += ["    DOVETAIL_MARK_END();", "}", ""]

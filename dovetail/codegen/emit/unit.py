@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import instruction_set
-from dovetail.errors import ProgramError
+from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import physical_shape
@@ -252,8 +252,17 @@ def kernel_calls(
 
 
 def core_traits(core: Core) -> CoreTraits:
-    """What a core offers its kernels; three quarters of its stack are for elements side by side."""
-    return CoreTraits(instruction_set(core.isa).accumulators, core.instructions, core.stack * 3 // 4)
+    """What a core offers its kernels; three quarters of its stack are for elements side by side.
+
+    Raises:
+        TargetError: it has a function for none of Dovetail's.
+    """
+    for name in core.functions:
+        if name not in kernels.HELPERS:
+            hint = "name a function of dovetail/kernels/runtime"
+            raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
+    known, functions = instruction_set(core.isa), frozenset(core.functions)
+    return CoreTraits(known.accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
 
 
 def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:

@@ -48,6 +48,12 @@ static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
     return (int32_t)(raised > high ? high : raised);
 }
 
+/* sum + left * right, which fits: for cores with an instruction for it. */
+static inline int32_t multiply_add(int32_t sum, int32_t left, int32_t right)
+{
+    return sum + left * right;
+}
+
 /* The sum modulo 2^32. */
 static inline int32_t wrap_add(int32_t left, int32_t right)
 {
@@ -94,6 +100,14 @@ static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
     const int64_t product = (int64_t)value * (int64_t)multiplier;
     return (int32_t)(product >> 32) + (int32_t)((uint32_t)product >> 31);
 #endif
+}
+
+/* value * multiplier * 2^(-32 - shift), rounded twice as gemmlowp does, for a shift of at least 1 and values with
+   |value| + 2^(shift - 1) below 2^31: for cores that add, round and shift at once. */
+static inline int32_t requantize_near(int32_t value, uint32_t multiplier, int32_t shift)
+{
+    const int32_t high = multiply_upper(value, multiplier);
+    return (high + (high >> 31) + (1 << (shift - 1))) >> shift;
 }
 
 /* value * multiplier * 2^(shift - 31), rounded twice as gemmlowp does; a positive shift comes first. */

@@ -16,7 +16,7 @@ number each sum begins with. Weights lie in the order the schedule reads them: `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail.kernels.c import indent
 from dovetail.target.description import RegisterMemory
@@ -98,6 +98,8 @@ class Knobs:
     """Most vectors of taps per turn of the innermost loop."""
     staging: Staging | None = None
     """How operands come into the registers an instruction wants them in."""
+    straight: bool = field(default=False, repr=False)
+    """Whether the loops over vectors of taps stay rolled and each sum is requantised where it is: see `streams.py`."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,14 @@ _CALL = 40
 
 
 def choose_knobs(
-    sizes: Sizes, inside: Inside, vector: int, group: int, accumulators: int, staging: Staging | None, room: int
+    sizes: Sizes,
+    inside: Inside,
+    vector: int,
+    group: int,
+    accumulators: int,
+    staging: Staging | None,
+    room: int,
+    straight: bool = False,
 ) -> Knobs:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -45,6 +52,7 @@ def choose_knobs(
         accumulators: sums there are registers for.
         staging: how the instruction's operands come into its registers.
         room: bytes of stack for the taps of a block.
+        straight: as `Knobs.straight`.
 
     Raises:
         Unsupported: the taps of one pixel need more stack.
@@ -52,11 +60,13 @@ def choose_knobs(
     gathered = sizes.image[2] % vector != 0
     outputs = -(-sizes.result[2] // group) * group
     needed = _bytes(sizes, gathered or not _all_inside(sizes, inside), staging)
+    unroll = 1 if straight else _unroll(sizes, vector, gathered, staging)
+    most = accumulators if straight else _sums(accumulators, staging)
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, _unroll(sizes, vector, gathered, staging), staging)
+        Knobs(pixels, lanes, vector, group, gathered, unroll, staging, straight)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
-        if pixels * lanes <= _sums(accumulators, staging) and pixels <= sizes.result[1]
+        if pixels * lanes <= most and pixels <= sizes.result[1]
         if pixels * needed <= room
     ]
     if not candidates:
@@ -103,8 +113,8 @@ def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
     """Instructions of one block of pixels, all channels."""
     blocks = -(-sizes.result[2] // knobs.lanes)
     vectors = -(-sizes.taps // knobs.vector)
-    step = pixels + knobs.lanes + pixels * knobs.lanes + _LOOP / knobs.unroll
-    step += max(pixels * knobs.lanes + pixels - _REGISTERS, 0)
+    step = pixels + knobs.lanes + pixels * knobs.lanes + (0 if knobs.straight else _LOOP / knobs.unroll)
+    step += 0 if knobs.straight else max(pixels * knobs.lanes + pixels - _REGISTERS, 0)
     words = sizes.taps / _WORD if sizes.image[2] % _WORD == 0 else sizes.taps
     gathering = pixels * (words * _GATHER + sizes.kernel[0] * sizes.kernel[1] * _GUARD)
     partial = sizes.result[2] % knobs.lanes != 0
@@ -136,6 +146,16 @@ def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]
         loops = {ast.unparse(name): int(place == 0) for place, name in enumerate(_indices(target))}
         return Staging(by_name[_memory(home)], shape[0], _value(_indices(read)[0], loops) == 1)
     return None
+
+
+def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
+    """The names of a product's operands: what it adds to, then the two it multiplies."""
+    function = _function(product)
+    statement = _innermost(function)
+    assert isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Subscript)
+    target = ast.unparse(statement.target.value)
+    first, second = (operand.arg for operand in function.args.args if operand.arg != target)
+    return target, first, second
 
 
 def _function(instruction: CoreInstruction) -> ast.FunctionDef:

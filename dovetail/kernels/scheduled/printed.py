@@ -18,6 +18,8 @@ from dovetail.loops.procedures import Procedure
 
 _LOOP = re.compile(r"( *)for \(int32_t (\w+) = 0; \2 < \d+; \2\+\+\) \{")
 _PLACE = re.compile(r"&(\w+)((?:\[[^\[\]]+\])+)")
+IN_ORDER = "in_order();"
+"""A statement that keeps loads behind it."""
 _ARRAY = re.compile(r" *(\w+) (\w+)((?:\[\d+\])+)(?: __attribute__\(\(aligned\(8\)\)\))?;")
 
 Linear = dict[str, int]
@@ -37,7 +39,7 @@ class _Array:
         """How many elements into the array."""
         found: Linear = {}
         for position, index in enumerate(indices):
-            for name, factor in _linear(ast.parse(index, mode="eval").body).items():
+            for name, factor in linear(ast.parse(index, mode="eval").body).items():
                 found[name] = found.get(name, 0) + factor * prod(self.extents[position:])
         return found
 
@@ -98,16 +100,16 @@ def _moved(variable: str, loop: Sequence[str], arrays: Mapping[str, _Array]) -> 
     return [*before, loop[0], *indent([*body, *after]), loop[-1]]
 
 
-def _linear(node: ast.expr) -> Linear:
-    """An index as a sum of multiples."""
+def linear(node: ast.expr) -> Linear:
+    """An index as a sum of multiples of variables."""
     if isinstance(node, ast.Constant):
         return {"": int(str(node.value))}
     if isinstance(node, ast.Name):
         return {node.id: 1}
     if isinstance(node, ast.UnaryOp):
-        return {name: -factor for name, factor in _linear(node.operand).items()}
+        return {name: -factor for name, factor in linear(node.operand).items()}
     assert isinstance(node, ast.BinOp)
-    left, right = _linear(node.left), _linear(node.right)
+    left, right = linear(node.left), linear(node.right)
     if isinstance(node.op, ast.Mult):
         left, right = (left, right) if set(right) <= {""} else (right, left)
         return {name: factor * right.get("", 0) for name, factor in left.items()}

@@ -268,7 +268,7 @@ def _keep_sums(q: Procedure, knobs: Knobs, nests: list[str]) -> Procedure:
     last = list(q.find_loop("ob").body())[-1]
     q = _renamed(q, last, "px")
     q = _renamed(q, q.find_loop("px").body()[0], "pl")
-    return _lay_down_sums(q, knobs)
+    return reorder_loops(q, "px pl") if knobs.straight else _lay_down_sums(q, knobs)
 
 
 def _lay_down_sums(q: Procedure, knobs: Knobs) -> Procedure:
@@ -290,7 +290,7 @@ def _unroll(q: Procedure, vectors: str, knobs: Knobs) -> Procedure:
     """Write out the loops over registers, and some turns of the innermost loop over taps."""
     count = _last(q, vectors).hi().value() if vectors == "cb" else 1
     turns = max(number for number in range(1, knobs.unroll + 1) if count % number == 0)
-    names = ["lane", "xi", "li", "part"]
+    names = ["lane", "xi", "li", "part", *(["px", "pl"] if knobs.straight else [])]
     if turns > 1:
         q = divide_loop(q, _last(q, vectors), turns, [vectors, "cu"], perfect=True)
         names.append("cu")

@@ -18,10 +18,12 @@ from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, P
 from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
-from dovetail.kernels.sums import Products, Sums, sums_of
+from dovetail.kernels.scheduled.streams import with_streams
+from dovetail.kernels.sums import MULTIPLY_ADD, Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
-from dovetail.target.description import CoreInstruction
+from dovetail.target.description import CoreInstruction, Streams
 
+_PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
 _POSITION, _CHANNEL = "at_position", "at_channel"
 _READ = re.compile(rf"\b(\w+)\[({_POSITION}|{_CHANNEL}|0)\]")
 _KINDS = {_POSITION: "position", _CHANNEL: "channel", "0": "one"}
@@ -42,13 +44,18 @@ class Scheduled:
 
 
 def write_scheduled(
-    region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]
+    region: Region,
+    scope: Scope,
+    products: Products,
+    instructions: Sequence[CoreInstruction],
+    streams: Streams | None = None,
 ) -> Scheduled:
     """A kernel of sums of products with the core's own instructions.
 
     Args:
         region, scope, products: as `dovetail.kernels.convolution.write_sums` takes them.
         instructions: of the core.
+        streams: what it has for inner loops of products that are one line of assembly.
 
     Raises:
         Unsupported: the loops are not described here: other types than int8, groups, several images, tables.
@@ -69,7 +76,8 @@ def write_scheduled(
     )
     scope.input(region.source(), "input")
     result, lines, extras = _epilogue(region, scope, sums)
-    loops, knobs = _best(sizes, Inside(window.inside(ROW), window.inside(COLUMN)), extras, instructions, scope)
+    inside = Inside(window.inside(ROW), window.inside(COLUMN))
+    loops, knobs = _best(sizes, inside, extras, instructions, scope, streams is not None)
     if not loops.used:
         return Scheduled(None, (), (), loops.notes)
     arrays = {"weights": packed(sums.weights, Packing(knobs.lanes, knobs.vector)), "bias": sums.inside}
@@ -84,11 +92,21 @@ def write_scheduled(
         head = function(f"static inline {result} {name}_finish", inputs, lines)
         ordered = [parameter.name for parameter in scope.parameters()]
         functions = [replace(f, parameters=tuple(ordered)) if f.name == ENTRY else f for f in loops.functions]
+        if MULTIPLY_ADD in scope.functions:
+            functions = [replace(f, lines=tuple(map(_added, f.lines))) for f in functions]
+        if streams is not None:
+            for used in (i for i in instructions if knobs.straight and i.name in loops.used):
+                functions = [replace(f, lines=tuple(with_streams(f.lines, used, streams))) for f in functions]
         declared = {parameter.name: parameter.declaration for parameter in scope.parameters()}
         return [*head, "", *write_functions(functions, name, types, ENTRY, declared, knobs.staging is not None)]
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
+
+
+def _added(line: str) -> str:
+    """A line, one that adds a product alone with the core's own function for it."""
+    return _PRODUCT.sub(rf"\1\2 = {MULTIPLY_ADD}(\2, \3, \4);", line)
 
 
 def _check(region: Region, window: Window, sums: Sums) -> None:
@@ -132,7 +150,12 @@ def packed(weights: Array, packing: Packing) -> Array:
 
 
 def _best(
-    sizes: Sizes, inside: Inside, extras: Sequence[Extra], instructions: Sequence[CoreInstruction], scope: Scope
+    sizes: Sizes,
+    inside: Inside,
+    extras: Sequence[Extra],
+    instructions: Sequence[CoreInstruction],
+    scope: Scope,
+    streams: bool,
 ) -> tuple[Loops, Knobs]:
     """The loops for the first instruction that applies; for the last one where none does."""
     assert instructions
@@ -141,7 +164,8 @@ def _best(
         group, vector = extents(instruction.meaning)
         staging = staging_of(instruction, instructions)
         vector = staging.vector if staging else vector
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room)
+        straight = streams and bool(instruction.assembly) and not staging
+        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room, straight)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
@@ -163,6 +187,7 @@ def _loops(
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
     described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
+    described += ["straight"] if knobs.straight else []
 
     def make() -> Loops | None:
         if not find_spec("exo"):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
-from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement
+from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement, Wait
 from dovetail.program.synchronise import mirror, synchronise
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region
@@ -65,11 +65,16 @@ def plan(
             choice = _spill_for(stuck, laid, target, choice)
             continue
         lowered = lower(laid, tilings, target, choice.homes, choice.early, cores or {})
-        statements = synchronise(lowered.statements, dma, choice.settle)
+        statements = synchronise(lowered.statements, dma, choice.settle, choice.paced)
         placements = _placements(target, lowered, statements, dma)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
+            if choice.paced:
+                placements, statements = _as_placed(placements, lowered, dma, choice, statements)
             return Plan(_program(lowered, statements, placements, dma), placements, tilings)
+        if not choice.paced and target.dma and target.engines:
+            choice = replace(choice, paced=True)
+            continue
         room = _room(target, crowded.memory, reserved)
         alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
         # an engine that works in the memory of values has buffers beside them that can give way
@@ -108,6 +113,8 @@ class _Choice:
     """Regions whose constants are fetched while the region before is computed."""
     settle: bool = False
     """Whether every layer finishes before the next begins, so that their buffers may share memory."""
+    paced: bool = False
+    """Whether copies wait for what a queue of two launches has behind it, so that they may share its memory."""
     withheld: int = 0
     """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
 
@@ -134,14 +141,14 @@ def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> d
 
 def _near(value: str, regions: Sequence[Region], target: Target) -> str:
     """The engines' memory a value lies in: that of most engines that make or read it, the maker's if it is a draw;
-    of the next engine where none does; that of values without engines."""
+    of the next engine where none does; that of values where no engine computes anything."""
     own = [part.engine.memory for r in regions if value == r.output for part in r.parts if part.engine]
     own += [part.engine.memory for r in regions if value in r.graph.inputs for part in r.parts if part.engine]
     if own:
         return max(dict.fromkeys(own), key=own.count)
     after = next((i for i, r in enumerate(regions) if value in (r.output, *r.graph.inputs)), 0)
     following = (r.engine.memory for r in (*regions[after:], *reversed(regions[:after])) if r.engine)
-    return next(following, target.engines[0].memory if target.engines else target.values)
+    return next(following, target.values)
 
 
 def _cut(
@@ -225,6 +232,22 @@ def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement
         allocate(memory, lowered.buffers, statements, dma, again, seconds.get(memory.name, 0.0))
         for memory in target.memories
     )
+
+
+def _as_placed(
+    placements: Sequence[Placement], lowered: Lowered, dma: str, choice: _Choice, paced: Sequence[Statement]
+) -> tuple[tuple[Placement, ...], tuple[Statement, ...]]:
+    """The placements, and the statements with no more waits than these need."""
+    placed = {name: (place.memory, address) for place in placements for name, address in place.addresses.items()}
+    statements = synchronise(lowered.statements, dma, choice.settle, placed=placed)
+    where = [index for index, statement in enumerate(statements) if not isinstance(statement, Wait)]
+
+    def moved(index: int) -> int:
+        """Where the statement is now, or the one behind a wait that is gone."""
+        before = sum(not isinstance(statement, Wait) for statement in paced[: max(index, 0)])
+        return where[min(before, len(where) - 1)] if index >= 0 else index
+
+    return tuple(replace(place, busiest=moved(place.busiest)) for place in placements), statements
 
 
 def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:

@@ -10,7 +10,20 @@ import numpy as np
 
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.program.ir import CORE, Begin, Buffer, Copy, Launch, Role, Statement, View, dense_view, reads, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Copy,
+    Launch,
+    Role,
+    Statement,
+    View,
+    dense_view,
+    reads,
+    writes,
+)
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
@@ -85,8 +98,8 @@ class Lowered:
     """Buffer that constants are fetched into -> name of the region they are for."""
     blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
     """Alignment and contents of packed constants -> name of the constant."""
-    fetched: dict[tuple[int, str, str], str] = field(default_factory=dict)
-    """Layer, constant and memory -> the buffer that holds the constant for all parts of the layer."""
+    fetched: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Constant and memory -> the buffer that holds it for all parts of the layer, and all layers that have the same."""
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
         """Declare a buffer; returns its name."""
@@ -130,7 +143,8 @@ def lower(
         context.values[name] = dense_view(buffer, graph.types[name], layout=laid.layouts.get(name))
     parts = [_region(context, index, region, tilings) for index, region in enumerate(regions)]
     for index, fetches in _early_of_next(regions, parts, early).items():
-        if regions[index].slot and regions[index].place == CORE:  # a kernel would hold them up
+        kernel = regions[index].slot or any(isinstance(one, Call) for one in parts[index].head)
+        if kernel and regions[index].place == CORE:  # which would hold them up
             parts[index].head[:0] = fetches
         else:
             parts[index].head += fetches
@@ -240,11 +254,14 @@ class _OnEngine:
     result: View
 
     def parts(self) -> Parts:
-        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored."""
+        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored; with
+        three the one after it too, so that the DMA has a transfer when it ends one."""
         region, tiling = self.region, self.tiling
         numbers = range(len(tiling.tiles))
         loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        parts = Parts(early=loads[0][0], head=loads[0][1])
+        ahead = max(tiling.buffers - 1, 1)
+        early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
+        parts = Parts(early=early, head=head)
         launches = [self.launch(number) for number in numbers]
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
@@ -255,8 +272,8 @@ class _OnEngine:
             step: list[Statement] = [launch]
             if number >= late:
                 step += stores[number - late]
-            if number + 1 < len(launches):
-                step += [*loads[number + 1][0], *loads[number + 1][1]]
+            if number + ahead < len(launches):
+                step += [*loads[number + ahead][0], *loads[number + ahead][1]]
             parts.rest.append(step)
         parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
         return parts
@@ -275,12 +292,12 @@ class _OnEngine:
             return []
         slot, load = self.slot(number)
         source, place = self.blob(tile), self.engine.constants or self.engine.memory
-        shared = (self.index, source.buffer, place)
+        shared = (source.buffer, place)
         if not load or shared in context.fetched:
             return []
         target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
         context.fetches[target] = context.laid.regions[self.index].name
-        if len({other.tile.box[-1] for other in self.tiling.tiles}) == 1:  # they stay where they are
+        if len({other.tile.box[-1] for other in self.tiling.tiles}) <= self.tiling.buffers:  # they stay where they are
             context.fetched[shared] = target
         return [Copy(self.index, source, dense_view(target, source.type))]
 
@@ -330,8 +347,7 @@ class _OnEngine:
         buffer = self.blob(tile).buffer
         if "" not in self.tiling.in_place:
             own = f"{self.region.name}_constants_{self.slot(number)[0]}"
-            place = self.engine.constants or self.engine.memory
-            buffer = self.context.fetched.get((self.index, buffer, place), own)
+            buffer = self.context.fetched.get((buffer, self.engine.constants or self.engine.memory), own)
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}

@@ -360,6 +360,12 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return types[node.inputs[0]].dtype is DType.INT8 and not digital_takes(types, node)
 
 
+def shifts_pay(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the digital engine has the window of a layer, or will have it as patches."""
+    full = isinstance(node.operator, Conv2d) and types[node.inputs[1]].shape[-1] == types[node.inputs[0]].shape[-1]
+    return digital_takes(types, node) or (full and types[node.inputs[1]].shape[1:3] != (1, 1))
+
+
 def analog_takes(types: Mapping[str, TensorType], node: Node) -> bool:
     """Whether the array has room for the window of a layer."""
     weights = types[node.inputs[1]].shape
@@ -414,9 +420,9 @@ DIGITAL = dt.Policy(
     "digital",
     "the digital engine requantises by shifting, where scales are powers of two; else the core computes",
     (
-        dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay), lsb=0),
-        dt.Rewrite("borders", legalize.even_borders(max(KERNELS)), lsb=0),
-        dt.Rewrite("requantisation", legalize.engine_requantisation(digital_takes, LIMITS), lsb=1),
+        dt.Rewrite("requantisation", legalize.engine_requantisation(shifts_pay, LIMITS), lsb=1),
+        dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay, shifted=True), lsb=0),
+        dt.Rewrite("borders", legalize.even_borders(max(KERNELS), shifted=True), lsb=0),
         dt.Rewrite("sums", legalize.addition_by_shift(31), lsb=1),
         dt.Rewrite("whole words", legalize.dense_results_of(4), lsb=0),
     ),

@@ -6,57 +6,81 @@ from pathlib import Path
 import numpy as np
 
 import dovetail.target as dt
-from dovetail.ir.operators.linear import Conv2d, FullyConnected
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
 from dovetail.target import layers
-from dovetail.targets.macarray.model import REGISTERS, job_cycles
+from dovetail.targets.macarray.model import REGISTERS, Kind, job_cycles
 
 L1, L2 = dt.Memory("L1", base=0x10000000, size=128 << 10), dt.Memory("L2", base=0x1C000000, size=512 << 10)
 BASE, HERE = 0x00201000, "dovetail.targets.macarray"
 VERILOG = tuple(sorted(Path(__file__).with_name("rtl").glob("*.v")))
 
 
+def kind_of(match: dt.Match) -> Kind:
+    """What the job of a tile computes."""
+    if not match.has("layer"):
+        return Kind.SUM
+    return Kind.DEPTHWISE if isinstance(layers.linear_of(match), DepthwiseConv2d) else Kind.CONVOLUTION
+
+
 def pack(match: dt.Match) -> dict[str, Array]:
-    """Weights in blocks of 8 x 8 channels; bias, multiplier and shift of each output channel side by side."""
-    layer = layers.layer_of(match)
+    """Weights in blocks of 8 x 8 channels, or of 8; bias, multiplier and shift of each output channel side by side."""
+    kind, channels = kind_of(match), match.result.shape[-1]
+    if kind is Kind.SUM:
+        parameters = np.pad(layers.addition_of(match).scales, [(0, 5), (1, 1)]).astype("<i4")
+        return {"parameters": parameters.view(np.uint8).reshape(-1)}
+    layer, lanes = layers.layer_of(match), 1 if kind is Kind.DEPTHWISE else 8
     outputs, rows, columns, inputs = layer.weights.shape
-    padded = np.pad(layer.weights, [(0, -outputs % 8), (0, 0), (0, 0), (0, -inputs % 8)]).astype(np.int8)
-    blocks = padded.reshape(-1, 8, rows, columns, padded.shape[3] // 8, 8).transpose(0, 2, 3, 4, 1, 5)
-    parameters = np.zeros((len(padded), 4), "<i4")
-    parameters[:outputs, :3] = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1)
-    arrays = {"weights": blocks, "parameters": parameters}
+    padded = np.pad(layer.weights, [(0, -outputs % lanes), (0, 0), (0, 0), (0, -inputs % 8)]).astype(np.int8)
+    blocks = padded.reshape(-1, lanes, rows, columns, -(-inputs // 8), 8)
+    parameters = np.zeros((channels + -channels % 8, 4), "<i4")
+    parameters[:channels, :3] = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1)
+    arrays = {"weights": blocks.transpose((0, 2, 3, 4, 1, 5) if lanes == 8 else (4, 2, 3, 0, 1, 5))}
+    arrays["parameters"] = parameters
     return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1) for name, array in arrays.items()}
 
 
 def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Command, ...]:
     """One job."""
-    layer = layers.layer_of(match)
-    x = layers.image_of(match.type("x"), operands[match.values["x"]])
+    kind, names = kind_of(match), match.values
+    x = second = layers.image_of(match.type("x"), operands[names["x"]])
     y = layers.image_of(match.result, operands["result"])
-    bounds = np.array([layer.input_zero_point, layer.output_zero_point, layer.low, layer.high], np.int8)
+    layer: layers.Layer | layers.Addition
+    if kind is Kind.SUM:
+        layer = layers.addition_of(match)
+        second = layers.image_of(match.type("other"), operands[names["other"]])
+        walk, zeros, weights = (2, 1, 0, 0, 1), layer.zero_points, 0
+    else:
+        layer, weights = layers.layer_of(match), operands["weights"].address
+        walk, zeros = (*layer.kernel, *layer.before, layer.stride[0]), (layer.input_zero_point, 0)
+    bounds = np.array([zeros[0], layer.output_zero_point, layer.low, layer.high], np.int8)
     return (REGISTERS.command(
-        "macarray_start", source=x.address - layer.before[0] * x.row - layer.before[1] * x.pixel, source_row=x.row,
-        source_pixel=x.pixel, source_size=x.rows | x.columns << 16, result=y.address, result_row=y.row,
-        result_pixel=y.pixel, result_size=y.rows | y.columns << 16, channels=x.channels | y.channels << 16,
-        weights=operands["weights"].address, parameters=operands["parameters"].address,
-        kernel=sum(n << 4 * i for i, n in enumerate((*layer.kernel, *layer.before, layer.stride[0]))),
-        bounds=int(bounds.view("<u4")[0])),)  # fmt: skip
+        "macarray_start", source=x.address - walk[2] * x.row - walk[3] * x.pixel, source_row=x.row,
+        source_pixel=x.pixel, source_size=x.rows | x.columns << 16, second=second.address, second_row=second.row,
+        second_pixel=second.pixel, result=y.address, result_row=y.row, result_pixel=y.pixel,
+        result_size=y.rows | y.columns << 16, channels=x.channels | y.channels << 16, weights=weights,
+        parameters=operands["parameters"].address, bounds=int(bounds.view("<u4")[0]),
+        kernel=sum(n << 4 * i for i, n in enumerate((*walk, kind))) | (zeros[1] & 255) << 24),)  # fmt: skip
 
 
 def cycles(match: dt.Match) -> int:
     """Engine cycles of a job."""
-    outputs, rows, columns, inputs = layers.layer_of(match).weights.shape
-    return job_cycles(match.result.elements // outputs, inputs, outputs, rows * columns)
+    kind, inputs, outputs = kind_of(match), match.type("x").shape[-1], match.result.shape[-1]
+    taps = 2 if kind is Kind.SUM else int(np.prod(layers.window_of(match).kernel))
+    return job_cycles(kind, match.result.elements // outputs, inputs, outputs, taps)
 
 
-LIMITS = (*layers.INT8, layers.ONE_IMAGE, layers.NO_GROUPS, layers.kernel_at_most(15, 15), layers.strides_of(1, 2),
-          layers.NO_DILATION, *layers.zero_padding_at_most(15), layers.sizes_below(1 << 16),
-          layers.DOUBLE_ROUNDING)  # fmt: skip
-PATTERNS = layers.requantised("convolution", Conv2d) | layers.requantised("dense", FullyConnected)
+LIMITS = (*layers.INT8, layers.ONE_IMAGE, layers.kernel_at_most(15, 15), layers.strides_of(1, 2), layers.NO_DILATION,
+          *layers.zero_padding_at_most(15), layers.sizes_below(1 << 16), layers.DOUBLE_ROUNDING)  # fmt: skip
+KINDS = (("convolution", Conv2d, layers.NO_GROUPS), ("depthwise convolution", DepthwiseConv2d, layers.NO_MULTIPLIER),
+         ("dense", FullyConnected, layers.NO_GROUPS))  # fmt: skip
+PATTERNS = [(name, pattern, (*LIMITS, limit)) for given, operator, limit in KINDS
+            for name, pattern in layers.requantised(given, operator).items()]  # fmt: skip
+SUM = ("addition", layers.ADDITION, (*layers.ADDITION_LIMITS, layers.ONE_IMAGE, layers.sizes_below(1 << 16)))
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
-    offloads=tuple(dt.Offload(name, pattern, LIMITS, pack, commands, cycles, channel_step=8)
-                   for name, pattern in PATTERNS.items()),
+    offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
+                   for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
     device=REGISTERS.device("macarray", f"{HERE}.model", BASE),
     rtl=dt.Rtl("macarray", VERILOG, dt.RtlPort("apb"), (dt.RtlPort("tcdm", "tcdm_"),),

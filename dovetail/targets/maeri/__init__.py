@@ -1,8 +1,8 @@
 """A RISC-V microcontroller with a MAERI: multipliers that form dot products of any sizes, side by side.
 
-The tree is the published one; that it hangs on a bus of 32 bits, reads operands from the one memory and gives out
-32-bit sums is this chip's. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with an
-order of its own, and the core does the rest.
+The tree is the published one; that it hangs on a bus of 32 bits and reads operands from the one memory is this chip's,
+and so is the stage behind the collection bus that makes int8 of sums. Without it (`MaeriConfig.requantise`) the core
+does that. `dovetail schedule` orders a whole network on it; compiled, each layer is one launch with its own order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import dovetail.target as dt
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
-from dovetail.targets.maeri.config import MaeriConfig, Rules, with_multipliers
+from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, Rules, with_multipliers
 from dovetail.targets.maeri.listing import Order, arrange
-from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.task import Strided, Task, encode
+from dovetail.targets.maeri.network import OrderLayer, network
+from dovetail.targets.maeri.task import Stage, Strided, Task, encode
+from dovetail.targets.maeri.timing import addition_cycles
 
 HERE = "dovetail.targets.maeri"
 MEMORY = dt.Memory("RAM", base=0x80000000, size=32 << 20, alignment=64)
@@ -41,47 +43,88 @@ def _order(match: dt.Match, config: MaeriConfig) -> Order:
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
-    """Weights as they are, a word of bias per output channel."""
+    """Weights as they are, a word of bias per output channel; multipliers and shifts of what is requantised."""
+    scales: dict[str, Array] = {}
+    if not match.has("layer"):
+        scales = {"scales": layers.addition_of(match).scales}
+    elif match.has("clip"):
+        layer = layers.layer_of(match)
+        scales = {"scales": np.stack([layer.multiplier, layer.shift], axis=1)}
+    packed = {name: array.astype("<i4").reshape(-1).view(np.uint8) for name, array in scales.items()}
+    if not match.has("layer"):
+        return packed
     bias = match.array("bias") if "bias" in match.values else np.zeros(match.result.shape[-1])
     weights = np.ascontiguousarray(match.array("weights"), np.int8)
-    return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8)}
+    return {"weights": weights.reshape(-1).view(np.uint8), "sums": bias.astype("<i4").view(np.uint8), **packed}
+
+
+NOWHERE = Strided(0, 0, 0, 0)
+
+
+def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> Strided:
+    """Rows of a matrix are rows of an image of one column."""
+    place = operands[match.values.get(name, name)]
+    if len(match.result.shape) == 4:
+        return Strided(place.address, *place.strides[1:])
+    return Strided(place.address, place.strides[-2], 0, place.strides[-1])
+
+
+def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
+    """The launch of an addition."""
+    added, shape = layers.addition_of(match), match.result.shape
+    rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
+    x, other, result = (_lies(match, operands, name) for name in ("x", "other", "result"))
+    limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
+    stage = Stage(scales, *limits, other, added.zero_points[1])
+    sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
+    return Task(sizes, False, added.zero_points[0], False, x, result, 0, 0, (), stage=stage)
 
 
 def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:
     """The launch of a region."""
-    order, layer, is_image = _order(match, config), layers.linear_of(match), len(match.result.shape) == 4
-
-    def lies(operand: dt.Operand) -> Strided:
-        """Rows of a matrix are rows of an image of one column."""
-        row, column, channel = operand.strides[1:] if is_image else (operand.strides[-2], 0, operand.strides[-1])
-        return Strided(operand.address, row, column, channel)
-
+    if not match.has("layer"):
+        return addition(match, operands)
+    order, linear, window = _order(match, config), layers.linear_of(match), layers.window_of(match)
+    stage = None
+    if match.has("clip"):
+        layer = layers.layer_of(match)
+        stage = Stage(operands["scales"].address, layer.output_zero_point, layer.low, layer.high, NOWHERE, 0)
     return Task(
         layer=order.network.works[0].layer,
-        depthwise=isinstance(layer, DepthwiseConv2d),
-        zero_point=layer.input_zero_point,
+        depthwise=isinstance(linear, DepthwiseConv2d),
+        zero_point=linear.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
-        source=lies(operands[match.values["x"]]),
-        result=lies(operands["result"]),
+        source=_lies(match, operands, "x"),
+        result=_lies(match, operands, "result"),
         weights=operands["weights"].address,
         bias=operands["sums"].address,
         items=order.items,
+        padding=(*window.before, *window.after),
+        stage=stage,
     )
 
 
 SHARED = (
-    dt.one_of("the operand must be int8 or uint8", lambda m: m.type("x").dtype.text, "int8", "uint8"),
     layers.NARROW_WEIGHTS,
     layers.SYMMETRIC_WEIGHTS,
     layers.BATCH_OF_IMAGES,
     dt.one_of("a dense layer must read a matrix", lambda m: len(m.result.shape), 2, 4),
 )
-WINDOW = (layers.NO_DILATION, layers.EVEN_STRIDES)
+BYTES = dt.one_of("the operand must be int8 or uint8", lambda m: m.type("x").dtype.text, "int8", "uint8")
+WINDOW = (layers.NO_DILATION, layers.EVEN_STRIDES, *layers.zero_padding_at_most(255))
 KINDS = {
     "convolution": (Conv2d, WINDOW),
     "depthwise convolution": (DepthwiseConv2d, WINDOW),
     "dense": (FullyConnected, ()),
 }
+ADDITION = (
+    *layers.ADDITION_LIMITS,
+    dt.one_of("operands of an addition must be one image or a matrix", lambda m: _is_plain(m.result.shape), True),
+)
+
+
+def _is_plain(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or (len(shape) == 4 and shape[0] == 1)
 
 
 def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
@@ -97,19 +140,24 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
         words = encode(task(match, operands, config))
         return (dt.Command("maeri_start", (len(words), *words), constants=True),)
 
-    limit = dt.one_of("virtual neurons must fit the multipliers", fits, "")
-    return tuple(
-        dt.Offload(
-            name=f"{name}{suffix}",
-            pattern=dt.apply(kind, dt.operand("x"), dt.constant("weights"), *bias, name="layer"),
-            constraints=(*SHARED, *window, limit),
-            pack=pack,
-            commands=commands,
-            cycles=lambda match: _order(match, config).makespan,
-        )
-        for name, (kind, window) in KINDS.items()
-        for suffix, bias in (("", (dt.constant("bias"),)), (" without bias", ()))
-    )
+    def cycles(match: dt.Match) -> int:
+        if not match.has("layer"):
+            return addition_cycles(config, match.result.elements) + STAGE_CYCLES
+        return _order(match, config).makespan + (STAGE_CYCLES if match.has("clip") else 0)
+
+    limit, found = dt.one_of("virtual neurons must fit the multipliers", fits, ""), []
+    for name, (kind, window) in KINDS.items():
+        limits = (*SHARED, *window, limit)
+        if config.requantise:
+            whole = ((given, pattern) for given, pattern in layers.requantised(f"requantised {name}", kind).items())
+            found += [(given, pattern, (*layers.INT8, layers.DOUBLE_ROUNDING, *limits)) for given, pattern in whole]
+        image = dt.maybe(Pad, dt.operand("x"), name="pad") if window and config.padding else dt.operand("x")
+        for suffix, bias in (("", (dt.constant("bias"),)), (" without bias", ())):
+            pattern = dt.apply(kind, image, dt.constant("weights"), *bias, name="layer")
+            found.append((f"{name}{suffix}", pattern, (BYTES, *limits)))
+    if config.requantise:
+        found.append(("addition", layers.ADDITION, ADDITION))
+    return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in found)
 
 
 def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> dt.Target:
@@ -137,6 +185,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         wait="maeri_wait",
         prepare="maeri_init",
     )
+    who = "engine" if config.requantise else "core"
     return dt.Target(
         name=name,
         recipe=dt.Recipe("maeri", config, lambda changed: target(changed, name, rules), {"macs": MACS}),
@@ -146,7 +195,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         code=MEMORY.name,
         values=MEMORY.name,
         engines=(engine,),
-        policies=(dt.Policy("exact", "the engine gives 32-bit sums, the core requantises as TFLite Micro does", ()),),
+        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", ()),),
         ordering=order,
     )
 

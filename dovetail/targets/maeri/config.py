@@ -14,6 +14,8 @@ from dovetail.errors import ModelError, TargetError
 TAIL_CYCLES = 4
 """Cycles from the last product to its sum at the collection bus, beside one per level of the virtual neuron's tree:
 multiplier, bus and the two ends of the trees (fits the public simulator's runs, where 4 to 6 are seen)."""
+STAGE_CYCLES = 3
+"""Cycles of the stage behind the collection bus, a sum per line and cycle: multiply, shift, limit. It is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class MaeriConfig:
     the next filter's weights come in cycles in which the ports have no inputs to send."""
     fold: bool = True
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
+    padding: bool = True
+    """Whether a task may surround its image with the zero point; else what it reads is padded in memory."""
+    requantise: bool = True
+    """Whether each line of the collection bus ends in a stage that scales, rounds and limits sums to int8, as
+    TensorFlow Lite Micro does, and adds images; else the engine gives 32-bit sums. The public RTL has none."""
 
     def __post_init__(self) -> None:
         """Check every limit."""

@@ -20,15 +20,17 @@ from numpy.lib.stride_tricks import as_strided
 
 from dovetail.errors import DovetailError, SimulationError
 from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.operators.arithmetic import Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
-from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
 from dovetail.targets.maeri.listing import Order
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.simulate import makespan, simulate
 from dovetail.targets.maeri.task import Strided, Task, decode
+from dovetail.targets.maeri.timing import addition_cycles
 
 MOST_WORDS = 1 << 24
 """Words of a task."""
@@ -79,9 +81,12 @@ class MaeriDevice(ControlledDevice[_Work]):
             hint = "look at the driver: give the address and the words of a whole task"
             raise SimulationError(what, where=self.name, hint=hint)
         task = decode(self.bus.view(address, 4 * count).view("<u4").tolist())
+        if (task.stage and not self.config.requantise) or (any(task.padding) and not self.config.padding):
+            what = "the task asks for a stage or a padding that this configuration has not"
+            raise SimulationError(what, where=self.name, hint="compile for the target as it is")
         try:
             order = _order(task, self.config)
-            cycles = makespan(order)
+            cycles = _cycles(task, order, self.config)
         except DovetailError as error:
             hint = error.hint or "look at the words of the task"
             raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name, hint=hint) from error
@@ -92,25 +97,63 @@ class MaeriDevice(ControlledDevice[_Work]):
 
     def complete(self, launch: Launch[_Work]) -> Activity:
         """See `QueueDevice.complete`: computed from what the memories hold now."""
-        work, task, layer = launch.work, launch.work.task, launch.work.task.layer
+        task, layer = launch.work.task, launch.work.task.layer
+        sums = self._products(launch.work) if task.items else self._added(launch.work)
+        found = sums.astype(np.int32)  # wraps as the accumulators do
+        if task.stage is not None:
+            stage, channels = task.stage, layer.filters * layer.groups if task.items else 1
+            multiplier, shift = self._scales(launch.work, channels).T
+            scaled = fixed_point(found.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
+            found = np.clip(scaled, stage.low, stage.high).astype(np.int8)
+        self._image(task.result, found.shape, found.dtype)[...] = found
+        macs = layer.macs if task.items else 0
+        return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=macs)
+
+    def _products(self, work: _Work) -> Array:
+        """Sums of a layer, [rows, columns, channels]."""
+        task, kinds = work.task, work.order.network.graph.types
         source, weights = (work.order.network.works[0].node.inputs)[:2]
-        outputs = layer.filters * layer.groups
-        kinds = work.order.network.graph.types
         blob = self.bus.view(work.constants + task.weights, kinds[weights].elements)
-        x = self._image(task.source, kinds[source].shape[1:], np.dtype(np.uint8 if task.unsigned else np.int8))
+        top, left, bottom, right = task.padding
+        rows, columns, channels = kinds[source].shape[1:]
+        shape = (rows - top - bottom, columns - left - right, channels)
+        x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))
+        x = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=task.zero_point)
         w = blob.view(np.int8).reshape(kinds[weights].shape)
+        outputs = task.layer.filters * task.layer.groups
         bias = self.bus.view(work.constants + task.bias, 4 * outputs).view("<i4").astype(np.int64)
         found = simulate(work.order, {source: x[None], weights: w})
-        sums = found.outputs[work.order.network.graph.outputs[0]][0].astype(np.int64) + bias
-        result = self._image(task.result, sums.shape, np.dtype("<i4"))
-        result[...] = sums.astype(np.int32)  # wraps as the accumulators do
-        return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=layer.macs)
+        return np.asarray(found.outputs[work.order.network.graph.outputs[0]][0].astype(np.int64) + bias)
+
+    def _added(self, work: _Work) -> Array:
+        """Two images, each raised by 20 bits and brought to one scale."""
+        task, stage, layer = work.task, work.task.stage, work.task.layer
+        assert stage is not None
+        operands = ((task.source, task.zero_point), (stage.other, stage.other_zero_point))
+        total = np.zeros((layer.in_rows, layer.in_columns, layer.groups), np.int64)
+        for (place, zero), (multiplier, shift) in zip(operands, self._scales(work, 3)[1:], strict=True):
+            raised = (self._image(place, total.shape, np.dtype(np.int8)).astype(np.int64) - zero) << 20
+            total += fixed_point(raised, multiplier, shift, Rounding.DOUBLE)
+        return total
+
+    def _scales(self, work: _Work, count: int) -> Array:
+        """Multipliers and shifts, [count, 2]."""
+        assert work.task.stage is not None
+        return self.bus.view(work.constants + work.task.stage.scales, 8 * count).view("<i4").reshape(count, 2)
 
     def _image(self, place: Strided, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
         """An array in memory as [rows, columns, channels]."""
         strides = (place.row, place.column, place.channel)
         extent = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + kind.itemsize
         return as_strided(self.bus.view(place.address, extent)[: kind.itemsize].view(kind), shape, strides)
+
+
+def _cycles(task: Task, order: Order, config: MaeriConfig) -> int:
+    """From the first weight to the last result in memory."""
+    layer, stage = task.layer, STAGE_CYCLES if task.stage else 0
+    if not task.items:
+        return addition_cycles(config, layer.in_rows * layer.in_columns * layer.groups) + stage
+    return makespan(order) + stage
 
 
 def _order(task: Task, config: MaeriConfig) -> Order:

@@ -28,8 +28,25 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """What the stage behind the collection bus makes of sums: int8."""
+
+    scales: int
+    """Bytes from the start of the constants: multiplier and shift of each channel; of an addition, those of the sum
+    and of both operands."""
+    zero_point: int
+    """Added to every result."""
+    low: int
+    high: int
+    other: Strided
+    """The second image of an addition."""
+    other_zero_point: int
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """What a launch computes: sums of products, each begun with its channel's bias."""
+    """What a launch computes: sums of products, each begun with its channel's bias. An addition of two images has no
+    items; its layer says their sizes, each channel a group."""
 
     layer: OrderLayer
     depthwise: bool
@@ -40,11 +57,16 @@ class Task:
     """Whether inputs are uint8, else int8."""
     source: Strided
     result: Strided
-    """Of the sums, int32."""
+    """Of the sums, int32; of what a stage makes of them, int8."""
     weights: int
     """Bytes from the start of the constants."""
     bias: int
     items: tuple[Item, ...]
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Rows above, columns to the left, rows below and columns to the right that are not in memory; the layer's image
+    has them."""
+    stage: Stage | None = None
+    """None where sums are stored."""
 
 
 def encode(task: Task) -> tuple[int, ...]:
@@ -54,8 +76,12 @@ def encode(task: Task) -> tuple[int, ...]:
         *(task.depthwise, task.zero_point, task.unsigned),
         *astuple(task.source),
         *astuple(task.result),
-        *(task.weights, task.bias, len(task.items)),
+        *(task.weights, task.bias, *task.padding, task.stage is not None),
     ]
+    if task.stage is not None:
+        stage = task.stage
+        words += [stage.scales, stage.zero_point, stage.low, stage.high, *astuple(stage.other), stage.other_zero_point]
+    words.append(len(task.items))
     for item in task.items:
         words += [item.start, item.place.start, item.place.size, *astuple(item.tile), *item.taps, len(item.segments)]
         for part in item.segments:
@@ -90,15 +116,22 @@ def decode(words: Sequence[int]) -> Task:
         segments = tuple(Segment(*take(3)) for _ in bounded(count))
         return Item(0, tile, Range(first, size), start, segments, (low, high))
 
+    def signed(count: int) -> list[int]:
+        return [word - (word >> 31 << 32) for word in take(count)]
+
     layer = OrderLayer(*take(len(fields(OrderLayer))))
-    depthwise, zero_point, unsigned = take(3)
+    (depthwise,), (zero_point,), (unsigned,) = take(1), signed(1), take(1)
     source, result = Strided(*take(4)), Strided(*take(4))
-    weights, bias, count = take(3)
-    items = tuple(item() for _ in bounded(count))
+    weights, bias, top, left, bottom, right, staged = take(7)
+    stage = None
+    if staged:
+        (scales,), (zero, least, most), other = take(1), signed(3), Strided(*take(4))
+        stage = Stage(scales, zero, least, most, other, signed(1)[0])
+    items = tuple(item() for _ in bounded(take(1)[0]))
     if next(stream, None) is not None:
         raise _wrong("the task has words after its last item")
-    signed = zero_point - (1 << 32) if zero_point >> 31 else zero_point
-    return Task(layer, bool(depthwise), signed, bool(unsigned), source, result, weights, bias, items)
+    given = (layer, bool(depthwise), zero_point, bool(unsigned), source, result, weights, bias, items)
+    return Task(*given, (top, left, bottom, right), stage)
 
 
 def _wrong(

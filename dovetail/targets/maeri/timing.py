@@ -302,6 +302,11 @@ def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -
         raise TargetError(what, where="MAERI", hint="take larger virtual neurons")
 
 
+def addition_cycles(config: MaeriConfig, elements: int) -> int:
+    """Cycles of adding two images: both operands are sent, and each line's stage scales three numbers per element."""
+    return max(-(-2 * elements // config.distribution), -(-3 * elements // config.collection)) + TAIL_CYCLES
+
+
 def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
     """Cycles of a layer.
 

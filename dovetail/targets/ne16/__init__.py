@@ -7,7 +7,7 @@ descriptions (128 KiB L1, DMA of 8 bytes per cycle); L2 as a small chip has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,20 +16,24 @@ from numpy.typing import NDArray
 import dovetail.target as dt
 from dovetail import legalize
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Clip, ScaleShift
+from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.movement import Im2col, Pad
+from dovetail.ir.operators.reduction import AveragePool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import RequantisationLimits
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.ne16.job import (
     CHANNELS_IN,
+    EDGE,
     Job,
     Padding,
     Requantise,
+    flattened,
     job_cycles,
+    launch_cycles,
     layer_cycles,
     problem,
     task_words,
@@ -53,7 +57,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
     source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs, inputs)
     target_apart = target.strides[1:3] if not dense and target.strides else (breadth * outputs * width, outputs * width)
-    return Job(
+    whole = Job(
         in_height=rows,
         in_width=columns,
         in_channels=inputs,
@@ -80,6 +84,7 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
         scale_shift=operands.get("shift", nowhere).address,
         scale_bias=operands.get("offset", nowhere).address,
     )
+    return flattened(whole)
 
 
 def common_shift(match: dt.Match) -> int | None:
@@ -292,6 +297,52 @@ def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
     return as_patches < direct
 
 
+def pools(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the engine has the window of an average pool, as a depthwise layer."""
+    operator = node.operator
+    assert isinstance(operator, AveragePool2d)
+    images, height, width, _ = types[node.output].shape
+    walks = height * width == 1 or operator.stride in ((1, 1), (2, 2))
+    return images == 1 and operator.kernel == (3, 3) and walks
+
+
+_MOST_TOGETHER = 4
+"""Pixels computed as one, at most."""
+_SUMMED, _SUMS = 1.4, 800
+"""Cycles the core sums a byte in, and those a further band of a pool costs."""
+_COPY = 100
+"""Cycles of the core and the DMA around each transfer of a band."""
+_BAND = 300
+"""Cycles a further band costs beside its patches: its launch, the waits between and the rows two bands share."""
+
+
+def bands(types: Mapping[str, TensorType], chain: Sequence[Node]) -> int:
+    """How many bands hide most of what the core and the DMA do before a first layer."""
+    first = sum(types[node.output].elements for node in chain if isinstance(node.operator, Offset))
+    windows = [node for node in chain if isinstance(node.operator, Im2col)]
+    moved = sum(types[node.output].elements for node in windows)
+    copies = sum(node.operator.kernel[0] for node in windows if isinstance(node.operator, Im2col))
+    count: int = round(((first + moved / 4) / (_BAND + _COPY * copies)) ** 0.5)
+    return count + (count > 1)
+
+
+def pool_bands(image: TensorType) -> int:
+    """How many bands hide most of what the core does for an average pool of an image."""
+    count: int = round((image.elements * _SUMMED / _SUMS) ** 0.5)
+    return count
+
+
+def pixels_together(result: TensorType, depth: Callable[[int], int]) -> int:
+    """How many pixels of a 1x1 convolution are computed fastest as one of as many times the channels."""
+    (_, height, width, channels) = result.shape
+
+    def cycles(count: int) -> int:
+        subtiles = -(-height * width // count // EDGE**2)
+        return launch_cycles(EDGE, EDGE * subtiles, depth(count), channels * count, kernel=1, channel_shift=True)
+
+    return min((count for count in range(1, _MOST_TOGETHER + 1) if width % count == 0), key=cycles)
+
+
 ENGINE = dt.Engine(
     name="ne16",
     memory=L1.name,
@@ -329,6 +380,11 @@ TARGET = dt.Target(
                 *SHARED,
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
                 dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
+                dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
+                dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands, EDGE), lsb=0),
+                dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
+                dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
+                dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
             ),
         ),
         dt.Policy(

@@ -98,9 +98,12 @@ def _written(image: RegisterImage) -> tuple[int, int]:
 
 
 def _macs(image: RegisterImage) -> int:
+    """Products that are wanted: of pixels that two rows share, those of one."""
     rows, columns = _written(image)
+    pixel, row = image.out_strides[1:]
+    shared = max(columns - row // pixel, 0) if image.kernel == 1 and pixel else 0
     channels = 1 if image.depthwise else image.in_channels
-    return rows * columns * image.out_channels * channels * image.kernel**2
+    return (rows * columns - (rows - 1) * shared) * image.out_channels * channels * image.kernel**2
 
 
 class _WeightCache:

@@ -8,7 +8,7 @@ ne16_ctrl_fsm.sv), summed over its loops, with memory that always grants; no pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -153,6 +153,40 @@ class Job:
             last = _last(size, EDGE)
             loaded.append(last + self.kernel - 1 - (0 if last == EDGE and overwritten else missing))
         return loaded
+
+
+def flattened(job: Job) -> Job:
+    """A 1x1 job that walks its pixels in fewer subtiles, if there is one; else the job itself.
+
+    To a 1x1 convolution an image is a line of pixels, where in memory each row follows the one before on both sides.
+    The engine walks that line as `rows` rows of `width` pixels which begin `apart` pixels after each other; where a row
+    is longer, the pixels two rows share are computed twice, alike. (rows - 1) * apart + width is the number of pixels.
+    """
+    sides = (
+        (job.in_row_stride, job.in_pixel_stride, job.in_width),
+        (job.out_row_stride, job.out_pixel_stride, job.out_width),
+    )
+    if job.kernel != 1 or job.stride != 1 or job.linear or any(row != pixel * width for row, pixel, width in sides):
+        return job
+    pixels = job.out_height * job.out_width
+    best, subtiles = job, -(-job.out_height // EDGE) * -(-job.out_width // EDGE)
+    for rows in range(EDGE, pixels // EDGE + 1, EDGE):
+        if -(-pixels // (EDGE * EDGE)) == subtiles:
+            break
+        width = -(-pixels // rows)
+        width += (pixels - width) % (rows - 1)  # so that the other rows begin whole pixels apart
+        if rows // EDGE * -(-width // EDGE) < subtiles:
+            apart, subtiles = (pixels - width) // (rows - 1), rows // EDGE * -(-width // EDGE)
+            best = replace(
+                job,
+                in_height=rows,
+                in_width=width,
+                in_row_stride=apart * job.in_pixel_stride,
+                out_height=rows,
+                out_width=width,
+                out_row_stride=apart * job.out_pixel_stride,
+            )
+    return best
 
 
 def problem(job: Job) -> str:

@@ -4,7 +4,7 @@
 #include "dovetail_rt.h"
 
 /* Byte offsets of the registers; the words of a job. */
-enum { START = 0x00, FINISHED = 0x04, JOB = 0x10, WORDS = 13 };
+enum { START = 0x00, FINISHED = 0x04, JOB = 0x10, WORDS = 16 };
 
 static uint32_t issued;
 static uint32_t finished;

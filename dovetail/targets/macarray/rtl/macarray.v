@@ -3,7 +3,8 @@
 // A job is a convolution with a kernel of up to 15 x 15, stride 1 or 2 and padding with the zero point, 32-bit sums that
 // begin with a bias, and TensorFlow Lite's requantisation per output channel. Images are NHWC with any strides; weights
 // are packed as [C_out/8][rows][columns][C_in/8][8 out][8 in], 0 for channels that are not there; parameters are 16 bytes
-// per output channel: bias, multiplier, shift, 0.
+// per output channel: bias, multiplier, shift, 0. Depthwise, weights are [C/8][rows][columns][8]. A sum of two images is
+// a job of a 2 x 1 kernel without weights; its first three parameters are the result's and the operands' scales.
 //
 // Registers (APB, no wait states):
 //   0x00 START     write: begin the job the registers below describe; only while ROOM is 1
@@ -36,7 +37,7 @@ module macarray (
     output wire        busy,
     output wire        irq
 );
-    localparam integer WORDS = 13;
+    localparam integer WORDS = 16;
 
     // ---- registers
 
@@ -87,8 +88,15 @@ module macarray (
     wire [31:0] channels = job[8];            // in, out << 16
     wire [31:0] weights = job[9];             // a multiple of 8
     wire [31:0] parameters = job[10];         // a multiple of 8
-    wire [19:0] kernel = job[11][19:0];       // rows, columns, rows of padding above, columns left, stride: 4 bits each
+    /* verilator lint_off UNUSEDSIGNAL */
+    wire [31:0] kernel = job[11];             // rows, columns, rows of padding above, columns left, stride: 4 bits each;
+                                              // 1 << 20 depthwise, 2 << 20 a sum; a sum's second zero point << 24
+    /* verilator lint_on UNUSEDSIGNAL */
     wire [31:0] bounds = job[12];             // bytes: zero point in, zero point out, lowest and highest result
+    wire [31:0] second = job[13];             // a sum's other operand
+    wire [31:0] second_row = job[14];
+    wire [31:0] second_pixel = job[15];
+    wire        is_sum = kernel[21];
 
     // ---- what the parts say to each other
 
@@ -114,6 +122,11 @@ module macarray (
 
     wire [31:0] multiplier;
     wire [5:0]  shift;
+    wire [63:0] scales;
+    wire [11:0] shifts;
+
+    wire        added;                        // a sum's operands have been added
+    wire [31:0] total, total_address;
 
     assign tcdm_req = read || write;
     assign tcdm_we = write;
@@ -125,22 +138,31 @@ module macarray (
     macarray_sequencer sequencer (
         .clk(clk), .rst_n(rst_n), .start(start), .busy(busy), .done(done),
         .source(source), .source_row(source_row), .source_pixel(source_pixel), .source_size(source_size),
+        .second(second), .second_row(second_row), .second_pixel(second_pixel),
         .result(result), .result_row(result_row), .result_pixel(result_pixel), .result_size(result_size),
-        .channels(channels), .weights(weights), .parameters(parameters), .kernel(kernel),
+        .channels(channels), .weights(weights), .parameters(parameters), .kernel(kernel[21:0]),
         .advance(advance), .read(read), .address(read_address),
         .kind(kind), .index(index), .pixel(pixel), .first(first), .present(present), .joined(joined), .offset(offset),
-        .emit(emit), .emit_pixel(emit_pixel), .emit_lane(emit_lane), .emit_address(emit_address), .draining(draining)
+        .emit(emit), .emit_pixel(emit_pixel), .emit_lane(emit_lane), .emit_address(emit_address),
+        .draining(draining || added)
     );
 
     macarray_lanes lanes (
         .clk(clk), .data(tcdm_rdata), .kind(kind), .index(index), .pixel(pixel), .first(first), .present(present),
-        .joined(joined), .offset(offset), .zero_point(bounds[7:0]),
-        .emit_pixel(emit_pixel), .emit_lane(emit_lane), .sum(sum), .multiplier(multiplier), .shift(shift)
+        .joined(joined), .offset(offset), .is_depthwise(kernel[20]), .is_sum(is_sum),
+        .zero_point(bounds[7:0]), .second_zero_point(kernel[31:24]),
+        .emit_pixel(emit_pixel), .emit_lane(emit_lane), .sum(sum), .multiplier(multiplier), .shift(shift),
+        .scales(scales), .shifts(shifts)
+    );
+
+    macarray_adder adder (
+        .clk(clk), .rst_n(rst_n), .advance(advance), .emit(emit && is_sum), .pair(sum), .multipliers(scales),
+        .shifts(shifts), .address(emit_address), .valid(added), .total(total), .total_address(total_address)
     );
 
     macarray_requantise requantise (
-        .clk(clk), .rst_n(rst_n), .advance(advance), .emit(emit), .sum(sum), .multiplier(multiplier), .shift(shift),
-        .address(emit_address), .zero_point(bounds[15:8]), .low(bounds[23:16]), .high(bounds[31:24]),
+        .clk(clk), .rst_n(rst_n), .advance(advance), .emit(is_sum ? added : emit), .sum(is_sum ? total : sum),
+        .multiplier(multiplier), .shift(shift), .address(is_sum ? total_address : emit_address), .zero_point(bounds[15:8]), .low(bounds[23:16]), .high(bounds[31:24]),
         .write(write), .write_address(write_address), .write_value(write_value), .draining(draining)
     );
 endmodule

@@ -9,13 +9,18 @@ module macarray_lanes (
     input  wire        present,      // else the pixel is padding, and there are no data
     input  wire        joined,      // the 8 channels began in the word before
     input  wire [2:0]  offset,      // of the first channel within its word
+    input  wire        is_depthwise,
+    input  wire        is_sum,
     input  wire [7:0]  zero_point,
+    input  wire [7:0]  second_zero_point,
 
     input  wire [5:0]  emit_pixel,
     input  wire [2:0]  emit_lane,
-    output wire [31:0] sum,
+    output wire [31:0] sum,         // of a sum: its operands, 16 bits each
     output wire [31:0] multiplier,
-    output wire [5:0]  shift
+    output wire [5:0]  shift,
+    output wire [63:0] scales,      // multipliers of a sum's operands
+    output wire [11:0] shifts
 );
     localparam [1:0] PARAMETERS = 2'd1, WEIGHTS = 2'd2, PIXEL = 2'd3;
 
@@ -31,7 +36,9 @@ module macarray_lanes (
     wire [63:0] x = ((joined ? previous : data) >> down) | tail;
 
     integer o, i;
+    wire [7:0]        zero = is_sum && !first ? second_zero_point : zero_point;
     reg signed [8:0]  operand [0:7];
+    reg signed [7:0]  factor_of;
     reg signed [31:0] total;
     reg [255:0]       old_sums, new_sums;
 
@@ -50,12 +57,15 @@ module macarray_lanes (
     always @(posedge clk) begin
         if (kind == PIXEL && (present || first)) begin
             for (i = 0; i < 8; i = i + 1)
-                operand[i] = present ? $signed(x[8*i +: 8]) - $signed(zero_point) : 9'sd0;
+                operand[i] = present ? $signed(x[8*i +: 8]) - $signed(zero) : 9'sd0;
             old_sums = sums[pixel];
             for (o = 0; o < 8; o = o + 1) begin
                 total = first ? bias[o] : old_sums[32*o +: 32];
-                for (i = 0; i < 8; i = i + 1)
-                    total = total + operand[i] * $signed(weight[o][8*i +: 8]);
+                for (i = 0; i < 8; i = i + 1) begin
+                    factor_of = !is_depthwise ? weight[o][8*i +: 8] : i == o ? weight[0][8*o +: 8] : 8'd0;
+                    total = total + operand[i] * factor_of;
+                end
+                if (is_sum) total = {{7{operand[o][8]}}, operand[o], first ? 16'd0 : old_sums[32*o+16 +: 16]};
                 new_sums[32*o +: 32] = total;
             end
             sums[pixel] <= new_sums;
@@ -64,6 +74,8 @@ module macarray_lanes (
     /* verilator lint_on BLKSEQ */
 
     assign sum = sums[emit_pixel][32*emit_lane +: 32];
-    assign multiplier = factor[emit_lane];
-    assign shift = power[emit_lane];
+    assign multiplier = factor[is_sum ? 3'd0 : emit_lane];
+    assign shift = power[is_sum ? 3'd0 : emit_lane];
+    assign scales = {factor[2], factor[1]};
+    assign shifts = {power[2], power[1]};
 endmodule

@@ -1,6 +1,7 @@
 // The order of things: for each 8 output channels, for each block of 64 pixels, for each tap and 8 input channels: load
 // the weights, then walk the block's pixels; at the end of the block walk it once more and send its sums to the
-// requantiser.
+// requantiser. Depthwise and in a sum, 8 output channels are made from the same 8 input channels; a sum loads no weights,
+// its taps are the pixels of both operands.
 module macarray_sequencer (
     input  wire        clk,
     input  wire        rst_n,
@@ -12,6 +13,9 @@ module macarray_sequencer (
     input  wire [31:0] source_row,
     input  wire [31:0] source_pixel,
     input  wire [31:0] source_size,
+    input  wire [31:0] second,
+    input  wire [31:0] second_row,
+    input  wire [31:0] second_pixel,
     input  wire [31:0] result,
     input  wire [31:0] result_row,
     input  wire [31:0] result_pixel,
@@ -19,7 +23,7 @@ module macarray_sequencer (
     input  wire [31:0] channels,
     input  wire [31:0] weights,
     input  wire [31:0] parameters,
-    input  wire [19:0] kernel,
+    input  wire [21:0] kernel,
 
     input  wire        advance,
     output wire        read,
@@ -53,30 +57,36 @@ module macarray_sequencer (
     wire [3:0]  kernel_rows = kernel[3:0];
     wire [3:0]  kernel_columns = kernel[7:4];
     wire [3:0]  stride = kernel[19:16];
+    wire        is_depthwise = kernel[20];
+    wire        is_sum = kernel[21];
+    wire        own = is_depthwise || is_sum;  // every channel is made from its own
     wire [15:0] c_left = channels[15:0] - c;
     wire [15:0] o_left = channels[31:16] - o;
-    wire [3:0]  c_here = c_left > 16'd8 ? 4'd8 : c_left[3:0];
     wire [3:0]  o_here = o_left > 16'd8 ? 4'd8 : o_left[3:0];
-    wire        c_last = c_left <= 16'd8;
+    wire [3:0]  c_here = own ? o_here : c_left > 16'd8 ? 4'd8 : c_left[3:0];
+    wire        c_last = own || c_left <= 16'd8;
+    wire        loaded = count == (is_depthwise ? 4'd0 : 4'd7);
     wire        kx_last = kx == kernel_columns - 4'd1;
     wire        last_pass = c_last && kx_last && ky == kernel_rows - 4'd1;
     wire        last_group = o_left <= 16'd8;
 
-    wire [31:0] source_place, result_place;
+    wire [31:0] source_place, second_place, result_place;
     wire [16:0] y, x;
     wire [5:0]  walked;
     wire        last, ending;
 
     wire [16:0] tap_y = y + {13'd0, ky};
     wire [16:0] tap_x = x + {13'd0, kx};
-    wire        is_present = tap_y < {1'b0, source_size[15:0]} && tap_x < {1'b0, source_size[31:16]};
-    wire [31:0] place = tap + source_place;
+    wire        is_present = is_sum || tap_y < {1'b0, source_size[15:0]} && tap_x < {1'b0, source_size[31:16]};
+    wire [31:0] place = is_sum && ky[0] ? second + {16'd0, o} + second_place : tap + source_place;
     wire        is_two = {2'd0, place[2:0]} + {1'b0, c_here} > 5'd8;
 
     wire        walk_step = state == WALK && advance && (!is_present || half == is_two);
     wire        emit_step = state == EMIT && advance && count == o_here - 4'd1;
     wire        drained = state == DRAIN && !draining;
     wire        next_group = drained && image_done && !last_group;
+    wire [15:0] o_next = start ? 16'd0 : next_group ? o + 16'd8 : o;
+    wire [31:0] first_tap = source + (own ? {16'd0, o_next} : 32'd0);
 
     assign busy = state != IDLE;
     assign done = drained && image_done && last_group;
@@ -92,10 +102,10 @@ module macarray_sequencer (
         .clk(clk), .load(start || next_group), .restart(walk_step && last), .keep(emit_step && last),
         .step(walk_step || emit_step),
         .source_row(source_row << (stride == 4'd2)), .source_pixel(source_pixel << (stride == 4'd2)),
-        .result_row(result_row), .result_pixel(result_pixel),
+        .second_row(second_row), .second_pixel(second_pixel), .result_row(result_row), .result_pixel(result_pixel),
         .rows(result_size[15:0]), .columns(result_size[31:16]), .stride(stride[1:0]),
         .top(17'd0 - {13'd0, kernel[11:8]}), .left(17'd0 - {13'd0, kernel[15:12]}),
-        .source_place(source_place), .result_place(result_place), .y(y), .x(x), .pixel(walked),
+        .source_place(source_place), .second_place(second_place), .result_place(result_place), .y(y), .x(x), .pixel(walked),
         .last(last), .ending(ending)
     );
 
@@ -120,19 +130,19 @@ module macarray_sequencer (
             state <= IDLE;
         end else case (state)
             IDLE: if (start) state <= PARAMETERS;
-            PARAMETERS: if (advance && count == 4'd15) state <= WEIGHTS;
-            WEIGHTS: if (advance && count == 4'd7) state <= WALK;
-            WALK: if (walk_step && last) state <= last_pass ? WAIT : WEIGHTS;
+            PARAMETERS: if (advance && count == 4'd15) state <= is_sum ? WALK : WEIGHTS;
+            WEIGHTS: if (advance && loaded) state <= WALK;
+            WALK: if (walk_step && last) state <= last_pass ? WAIT : is_sum ? WALK : WEIGHTS;
             WAIT: state <= EMIT;
             EMIT: if (emit_step && last) state <= DRAIN;
-            DRAIN: if (drained) state <= !image_done ? WEIGHTS : last_group ? IDLE : PARAMETERS;
+            DRAIN: if (drained) state <= done ? IDLE : is_sum ? WALK : image_done ? PARAMETERS : WEIGHTS;
             default: state <= IDLE;
         endcase
     end
 
     always @(posedge clk) begin
+        o <= o_next;
         if (start) begin
-            o <= 16'd0;
             group_result <= result;
             group_weights <= weights;
             parameter_address <= parameters;
@@ -142,13 +152,13 @@ module macarray_sequencer (
             half <= 1'b0;
             image_done <= 1'b0;
             {ky, kx, c} <= 24'd0;
-            tap_row <= source;
-            tap_column <= source;
-            tap <= source;
+            tap_row <= first_tap;
+            tap_column <= first_tap;
+            tap <= first_tap;
             weight_address <= start ? weights : image_done ? weight_address : group_weights;
         end else if (advance) begin
             if (state == PARAMETERS || state == WEIGHTS) begin
-                count <= state == WEIGHTS && count == 4'd7 ? 4'd0 : count + 4'd1;
+                count <= state == WEIGHTS && loaded ? 4'd0 : count + 4'd1;
             end
             if (state == PARAMETERS) parameter_address <= parameter_address + 32'd8;
             if (state == WEIGHTS) weight_address <= weight_address + 32'd8;
@@ -157,7 +167,6 @@ module macarray_sequencer (
             if (emit_step && last) image_done <= ending;
         end
         if (next_group) begin
-            o <= o + 16'd8;
             group_result <= group_result + 32'd8;
             group_weights <= weight_address;
         end

@@ -11,6 +11,8 @@ module macarray_walker (
 
     input  wire [31:0] source_row,    // bytes in the source from one row (pixel) of the result to the next
     input  wire [31:0] source_pixel,
+    input  wire [31:0] second_row,    // ... in the second operand
+    input  wire [31:0] second_pixel,
     input  wire [31:0] result_row,
     input  wire [31:0] result_pixel,
     input  wire [15:0] rows,          // of the result
@@ -20,6 +22,7 @@ module macarray_walker (
     input  wire [16:0] left,
 
     output wire [31:0] source_place,  // bytes from the first pixel
+    output wire [31:0] second_place,
     output wire [31:0] result_place,
     output reg  [16:0] y,             // source row and column
     output reg  [16:0] x,
@@ -30,6 +33,7 @@ module macarray_walker (
     reg [15:0] row, column, row_kept, column_kept;
     reg [16:0] y_kept, x_kept;
     reg [31:0] source_down, source_right, source_down_kept, source_right_kept;
+    reg [31:0] second_down, second_right, second_down_kept, second_right_kept;
     reg [31:0] result_down, result_right, result_down_kept, result_right_kept;
 
     wire at_edge = column == columns - 16'd1;
@@ -41,10 +45,13 @@ module macarray_walker (
     wire [16:0] x_next = at_edge ? left : x + {15'd0, stride};
     wire [31:0] source_down_next = at_edge ? source_down + source_row : source_down;
     wire [31:0] source_right_next = at_edge ? 32'd0 : source_right + source_pixel;
+    wire [31:0] second_down_next = at_edge ? second_down + second_row : second_down;
+    wire [31:0] second_right_next = at_edge ? 32'd0 : second_right + second_pixel;
     wire [31:0] result_down_next = at_edge ? result_down + result_row : result_down;
     wire [31:0] result_right_next = at_edge ? 32'd0 : result_right + result_pixel;
 
     assign source_place = source_down + source_right;
+    assign second_place = second_down + second_right;
     assign result_place = result_down + result_right;
     assign ending = at_edge && row == rows - 16'd1;
     assign last = ending || pixel == 6'd63;
@@ -57,6 +64,8 @@ module macarray_walker (
             x <= load ? left : x_kept;
             source_down <= load ? 32'd0 : source_down_kept;
             source_right <= load ? 32'd0 : source_right_kept;
+            second_down <= load ? 32'd0 : second_down_kept;
+            second_right <= load ? 32'd0 : second_right_kept;
             result_down <= load ? 32'd0 : result_down_kept;
             result_right <= load ? 32'd0 : result_right_kept;
             pixel <= 6'd0;
@@ -67,6 +76,8 @@ module macarray_walker (
             x <= x_next;
             source_down <= source_down_next;
             source_right <= source_right_next;
+            second_down <= second_down_next;
+            second_right <= second_right_next;
             result_down <= result_down_next;
             result_right <= result_right_next;
             pixel <= keep ? 6'd0 : pixel + 6'd1;
@@ -78,6 +89,8 @@ module macarray_walker (
             x_kept <= load ? left : x_next;
             source_down_kept <= load ? 32'd0 : source_down_next;
             source_right_kept <= load ? 32'd0 : source_right_next;
+            second_down_kept <= load ? 32'd0 : second_down_next;
+            second_right_kept <= load ? 32'd0 : second_right_next;
             result_down_kept <= load ? 32'd0 : result_down_next;
             result_right_kept <= load ? 32'd0 : result_right_next;
         end

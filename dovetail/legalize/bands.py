@@ -1,0 +1,131 @@
+"""A network's first layer in bands of rows: the core brings one band of the input into the engine's form while the DMA
+gathers and the engine computes the bands before. Exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise, zip_longest
+
+from dovetail.ir.crop import part
+from dovetail.ir.graph import Graph, Node, prune
+from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Slice
+from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.types import TensorType
+
+Counts = Callable[[Mapping[str, TensorType], Sequence[Node]], int]
+"""How many bands pay for a first layer; told the types of all values and its nodes, the input's reader first."""
+_BEFORE = (Offset, Pad, Im2col)
+_LAYER = ((Conv2d, DepthwiseConv2d), (ScaleShift,), (Clip,))
+
+
+def padding_before_offset(graph: Graph) -> Graph:
+    """The graph with offsets behind the pads whose results are made into patches: what was padded by copying can be
+    offset where it lies."""
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        pad = draft.made_by(node.inputs[0], Pad) if isinstance(node.operator, Im2col) else None
+        offset = draft.made_by(pad.inputs[0], Offset) if pad is not None else None
+        if pad is None or offset is None or max(draft.users(pad.output), draft.users(offset.output)) > 1:
+            return None
+        assert isinstance(pad.operator, Pad) and isinstance(offset.operator, Offset)
+        value, kind = pad.operator.value - offset.operator.offset, draft.types[offset.inputs[0]].dtype
+        if not kind.low <= value <= kind.high or kind.bits != offset.operator.dtype.bits:
+            return None
+        padded = draft.add(replace(pad.operator, value=value), [offset.inputs[0]], pad)
+        return draft.add(node.operator, [draft.add(offset.operator, [padded], offset)], node)
+
+    return run(graph, [rule])
+
+
+def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
+    """A rewrite: what lies between an input that is offset and the first layer's result, that included, is computed in
+    bands of rows, in an order in which the core offsets a band before it has to wait for the engine's operand of the
+    one before.
+
+    Args:
+        counts: how many bands.
+        step: bands have a multiple of so many rows of the result, but for the last.
+    """
+
+    def rewrite(graph: Graph) -> Graph:
+        for name in graph.inputs:
+            chain = _chain(graph, name)
+            kind = graph.types[chain[-1].output] if chain else graph.types[name]
+            if not chain or len(kind.shape) != 4 or kind.shape[0] != 1 or chain[-1].output in graph.outputs:
+                continue
+            count = min(counts(graph.types, chain), kind.shape[1] // step)
+            if count > 1:
+                graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
+        return graph
+
+    return rewrite
+
+
+def _chain(graph: Graph, name: str) -> list[Node]:
+    """The nodes from an input to the result of its first layer; none where something else reads a value between, or
+    the core has nothing to do there."""
+    users, chain, wanted = graph.users(), [], [*_LAYER]
+    while wanted:
+        readers = users.get(name, [])
+        if len(readers) != 1 or readers[0].inputs[0] != name or name in graph.outputs:
+            return []
+        (node,) = readers
+        if isinstance(node.operator, wanted[0]):
+            wanted.pop(0)
+        elif len(wanted) < len(_LAYER) or not isinstance(node.operator, _BEFORE):
+            return []
+        chain.append(node)
+        name = node.output
+    return chain if any(isinstance(node.operator, Offset) for node in chain) else []
+
+
+def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
+    """The rows of each band, half as many in the first and the last: what the core does first and the engine last
+    nothing hides. The middle one has the rest that is no whole step."""
+    shares = [1 if number in (0, count - 1) else 2 for number in range(count)]
+    marks = [round(total // step * upto / sum(shares)) * step for upto in accumulate(shares, initial=0)]
+    ends = [mark + (total % step if number > count // 2 else 0) for number, mark in enumerate(marks)]
+    return [(start, end) for start, end in pairwise(ends) if start < end]
+
+
+def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]]) -> Graph:
+    """The graph with the nodes of a chain once for each band, joined behind them."""
+    result, members = chain[-1].output, {node.output for node in chain}
+    read = {value for node in chain for value in node.inputs if value in graph.constants}
+    types = {value: graph.types[value] for value in (name, *read, *members)}
+    constants = {value: graph.constants[value] for value in read}
+    whole = Graph(graph.name, (name,), (result,), tuple(chain), types, constants)
+    height = (0, graph.types[result].shape[1])
+    others = tuple((0, size) for size in graph.types[result].shape[2:])
+    bands = [part(whole, {result: ((0, 1), span, *others)}, f" rows {span[0]}") for span in rows if span != height]
+    made = list(_in_turn([band.nodes for band in bands]))
+    made.append(Node(Concat(1), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
+    first = graph.nodes.index(chain[0])
+    kept = [
+        [node for node in some if node.output not in members] for some in (graph.nodes[:first], graph.nodes[first:])
+    ]
+    types = {**graph.types, **{value: kind for band in bands for value, kind in band.types.items()}}
+    constants = {**graph.constants, **{value: array for band in bands for value, array in band.constants.items()}}
+    return prune(replace(graph, nodes=(*kept[0], *made, *kept[1]), types=types, constants=constants))
+
+
+def _in_turn(bands: Sequence[Sequence[Node]]) -> list[Node]:
+    """The nodes of all bands: of each in order, what the DMA moves to its first kernel one band ahead of that, and the
+    layer one band behind."""
+    found: list[Node] = []
+    stages = [_stages(band) for band in bands]
+    for now, (ahead, here, behind) in enumerate(
+        zip_longest([*(s[0] for s in stages[1:])], [s[1] for s in stages], [(), *(s[2] for s in stages)], fillvalue=())
+    ):
+        found += [*(stages[0][0] if now == 0 else ()), *ahead, *here, *behind]
+    return found
+
+
+def _stages(band: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node], Sequence[Node]]:
+    """What comes before a band's first kernel of the core, that and the movement behind it, and the layer."""
+    kernel = next(place for place, node in enumerate(band) if not isinstance(node.operator, Pad | Slice))
+    layer = next(place for place, node in enumerate(band) if isinstance(node.operator, Conv2d | DepthwiseConv2d))
+    return band[:kernel], band[kernel:layer], band[layer:]

@@ -1,0 +1,182 @@
+"""Average pools in an engine's arithmetic, where it gives every possible sum the pool's own rounding. Exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Slice
+from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
+from dovetail.ir.rewrite import Draft, run
+from dovetail.ir.types import DType, TensorType
+from dovetail.legalize.bands import rows_of
+from dovetail.legalize.requantisation import Accepts, RequantisationLimits, scaled_layer
+
+_WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
+_CORE_BITS = 20
+"""Bits of the scale where the core divides."""
+_AHEAD = 1
+"""Bands the engine is given beyond the one the core waits for."""
+
+
+def average_pool_as_depthwise(accepts: Accepts, limits: RequantisationLimits) -> Callable[[Graph], Graph]:
+    """A rewrite: offset(clip(average pool)) of bytes becomes a depthwise convolution with one weight everywhere, scaled
+    and shifted, if the engine takes that and a weight, scale, offset and shift give the same result for every sum.
+
+    Args:
+        accepts: whether the engine takes the shape of the pool, as that of a depthwise layer; told of the pool's node.
+        limits: of the engine's requantisation.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        found = _pool(draft, node)
+        if found is None or draft.types[node.output].dtype is not limits.activations:
+            return None
+        pool, clip = found
+        operator, source = pool.operator, pool.inputs[0]
+        assert isinstance(operator, AveragePool2d) and isinstance(node.operator, Offset)
+        if draft.types[source].dtype is not limits.activations or any(map(any, operator.padding)):
+            return None
+        if not accepts(draft.types, pool):
+            return None
+        chosen = _exact(operator, clip, node.operator.offset, limits, _WEIGHTS)
+        if chosen is None:
+            return None
+        weight, kind, parameters = chosen
+        shape = (1, *operator.kernel, draft.types[source].shape[3])
+        weights = draft.constant(np.full(shape, weight, kind.numpy), kind, node.output)
+        one = prod(draft.types[pool.output].shape[1:3]) == 1
+        total = draft.add(DepthwiseConv2d((1, 1) if one else operator.stride), [source, weights], pool)
+        names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in parameters]
+        scaled = draft.add(ScaleShift(), [total, *names], pool)
+        return draft.add(Clip(limits.activations.low, limits.activations.high, limits.activations), [scaled], node)
+
+    return lambda graph: run(graph, [rule])
+
+
+def average_pool_in_bands(counts: Callable[[TensorType], int], step: int) -> Callable[[Graph], Graph]:
+    """A rewrite: offset(clip(average pool)) of a whole image that a scale-shifted 1x1 convolution makes becomes sums of
+    bands of its rows, added and scaled; the core sums one band while the engine computes the next.
+
+    Args:
+        counts: how many bands for an image.
+        step: bands have a multiple of so many rows, but for the last.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        found = _pool(draft, node)
+        if found is None or draft.types[node.output].dtype is not DType.UINT8:
+            return None
+        pool, clip = found
+        image = draft.types[pool.inputs[0]]
+        made = draft.made_by(pool.inputs[0], Clip)
+        scaled, layer = scaled_layer(draft, made, ScaleShift, Conv2d) if made is not None else (None, None)
+        if made is None or scaled is None or layer is None or draft.users(made.output) > 1:
+            return None
+        operator, count = pool.operator, min(counts(image), image.shape[1] // step)
+        assert isinstance(operator, AveragePool2d) and isinstance(node.operator, Offset)
+        whole = image.shape[0] == 1 and operator.kernel == image.shape[1:3] and not any(map(any, operator.padding))
+        pointwise = layer.operator == Conv2d() and draft.types[layer.inputs[1]].shape[1:3] == (1, 1)
+        if not whole or not pointwise or count < 2 or image.dtype is not DType.UINT8:
+            return None
+        chosen = _exact(operator, clip, node.operator.offset, RequantisationLimits(_CORE_BITS, 24), (DType.INT2,))
+        if chosen is None or chosen[0] != 1:
+            return None
+        sums: list[str] = []
+        bands: list[tuple[str, int]] = []
+        for start, stop in [*rows_of(image.shape[1], count, step), *[(0, 0)] * _AHEAD]:
+            if stop:
+                bands.append((_band(draft, (layer, scaled, made), start, stop), stop - start))
+            if len(bands) > _AHEAD + len(sums) or not stop:
+                value, rows = bands[len(sums)]
+                total = draft.add(SumPool2d((rows, operator.kernel[1]), (rows, operator.kernel[1])), [value], pool)
+                sums.append(draft.add(Add(), [total, sums[-1]], pool) if sums else total)
+        names = [draft.constant(np.array([number], np.int32), DType.INT32, node.output) for number in chosen[2]]
+        mean = draft.add(ScaleShift(), [sums[-1], *names], pool)
+        return draft.add(Clip(0, 255, DType.UINT8), [mean], node)
+
+    return lambda graph: run(graph, [rule])
+
+
+def _band(draft: Draft, layer: tuple[Node, Node, Node], start: int, stop: int) -> str:
+    """Some rows of a 1x1 convolution, scale-shifted and clipped."""
+    convolution, scaled, clip = layer
+    _, _, width, channels = draft.types[convolution.inputs[0]].shape
+    rows = Slice((0, start, 0, 0), (1, stop, width, channels), (1, 1, 1, 1))
+    total = draft.add(
+        convolution.operator,
+        [draft.add(rows, convolution.inputs[:1], convolution), *convolution.inputs[1:]],
+        convolution,
+    )
+    shifted = draft.add(scaled.operator, [total, *scaled.inputs[1:]], scaled)
+    return draft.add(clip.operator, [shifted], clip)
+
+
+def _pool(draft: Draft, node: Node) -> tuple[Node, Clip | None] | None:
+    """The pool behind an offset, and the clip between them; None where there is none or something else reads either."""
+    if not isinstance(node.operator, Offset):
+        return None
+    clip = draft.made_by(node.inputs[0], Clip)
+    value = clip.inputs[0] if clip is not None else node.inputs[0]
+    pool = draft.made_by(value, AveragePool2d)
+    if pool is None or draft.users(value) > 1 or draft.users(node.inputs[0]) > 1:
+        return None
+    if clip is None:
+        return pool, None
+    assert isinstance(clip.operator, Clip)
+    return pool, clip.operator
+
+
+Division: TypeAlias = tuple[int, DType, tuple[int, int, int]]
+"""A weight, its type, and scale, offset and shift."""
+
+
+def _exact(
+    pool: AveragePool2d, clip: Clip | None, added: int, limits: RequantisationLimits, kinds: Sequence[DType]
+) -> Division | None:
+    """What gives every sum of bytes the pool's mean, clipped and offset."""
+    taps = prod(pool.kernel)
+    wanted = _means(taps, pool.input_zero_point)
+    return division(np.clip(wanted, clip.low, clip.high) + added if clip else wanted + added, taps, limits, kinds)
+
+
+def _means(taps: int, zero_point: int) -> NDArray[np.int64]:
+    """What an average pool of so many bytes gives for each sum of theirs, from 0 on: rounded half away from zero."""
+    totals = np.arange(255 * taps + 1, dtype=np.int64) - taps * zero_point
+    means: NDArray[np.int64] = np.sign(totals) * ((np.abs(totals) + taps // 2) // taps)
+    return means
+
+
+def division(
+    wanted: NDArray[np.int64], taps: int, limits: RequantisationLimits, kinds: Sequence[DType] = _WEIGHTS
+) -> Division | None:
+    """A weight of the first of some types, scale, offset and shift with which (sum * weight * scale + offset) >> shift,
+    clipped to 0..255, is `wanted[sum]` for every sum; None where there are none."""
+    sums = np.arange(len(wanted), dtype=np.int64)
+    for kind in kinds:
+        for weight in range(1, kind.high + 1):
+            for shift in range(min(limits.most_shift, 24) + 1):
+                nearest = (1 << shift) / (taps * weight)
+                for scale in {int(nearest), int(nearest) + 1}:
+                    if 0 < scale < 1 << limits.scale_bits:
+                        offset = _offset(sums * (weight * scale), wanted, shift)
+                        if offset is not None:
+                            return weight, kind, (scale, offset, shift)
+    return None
+
+
+def _offset(products: NDArray[np.int64], wanted: NDArray[np.int64], shift: int) -> int | None:
+    """What makes (product + offset) >> shift the wanted byte for each product, the bounds of bytes apart: the middle of
+    what does; None where nothing does within 32 bits."""
+    least = ((wanted << shift) - products)[wanted > 0]
+    most = (((wanted + 1) << shift) - 1 - products)[wanted < 255]
+    low, high = int(least.max(initial=-(1 << 31))), int(most.min(initial=(1 << 31) - 1))
+    offset = (low + high) // 2
+    return offset if low <= high and int(products[-1]) + abs(offset) < 1 << 31 else None

@@ -1,0 +1,190 @@
+"""What lies between an engine's layers: bands, pools, pixels computed as one, and jobs that walk a line of pixels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail import legalize
+from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
+from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
+from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize.bands import rows_of
+from dovetail.legalize.pools import division
+from dovetail.targets import ne16
+from dovetail.targets.ne16.job import EDGE, Job, flattened, job_cycles
+
+SIDES = st.integers(1, 12)
+
+
+def subtiles(job: Job) -> int:
+    """Subtiles of 3x3 outputs a job walks over."""
+    return -(-job.out_height // EDGE) * -(-job.out_width // EDGE)
+
+
+@given(height=st.integers(1, 60), width=st.integers(1, 60), pitch=st.integers(16, 48))
+def test_a_line_of_pixels_is_walked_whole_and_in_no_more_subtiles(height: int, width: int, pitch: int) -> None:
+    job = Job(height, width, 16, height, width, 8, pitch, pitch * width, 40, 40 * width, kernel=1)
+    line = flattened(job)
+    apart, rest = divmod(line.in_row_stride, pitch)
+    assert rest == 0 and line.out_row_stride == 40 * apart
+    walked = {row * apart + column for row in range(line.out_height) for column in range(line.out_width)}
+    assert walked == set(range(height * width))
+    assert subtiles(line) <= subtiles(job) and job_cycles(line) <= job_cycles(job)
+
+
+def test_rows_apart_in_memory_and_other_jobs_stay_as_they_are() -> None:
+    job = Job(25, 5, 16, 25, 5, 8, 16, 80, 40, 200, kernel=1)
+    assert subtiles(job) == 18 and subtiles(flattened(job)) == 15
+    for other in (replace(job, in_row_stride=96), replace(job, out_row_stride=240), replace(job, kernel=3)):
+        assert flattened(other) is other
+
+
+def scaled(builder: GraphBuilder, x: str, weights: Array, random: np.random.Generator, depthwise: bool = False) -> str:
+    """A layer with a scale, an offset and a shift of its own for each channel, clipped to bytes."""
+    w = builder.constant("w", weights, DType.INT8)
+    total = builder.add(DepthwiseConv2d() if depthwise else Conv2d(), [x, w], "sum")
+    channels = weights.shape[-1 if depthwise else 0]
+    numbers = ((1, 255), (-1000, 30000), (9, 12))
+    arrays = (random.integers(low, high, channels).astype(np.int32) for low, high in numbers)
+    names = [builder.constant(f"p{index}", array, DType.INT32) for index, array in enumerate(arrays)]
+    shifted = builder.add(ScaleShift(), [total, *names], "scaled")
+    return builder.add(Clip(0, 255, DType.UINT8), [shifted], "bytes")
+
+
+def assert_alike(before: Graph, after: Graph, random: np.random.Generator) -> None:
+    """Both graphs keep the rules and give the same."""
+    verify(after)
+    kind = before.types["x"]
+    for _ in range(2):
+        x = random.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
+        expected, found = evaluate(before, {"x": x}), evaluate(after, {"x": x})
+        np.testing.assert_array_equal(found[after.outputs[0]], expected[before.outputs[0]])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), SIDES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
+def test_pixels_as_one_are_exact(
+    height: int, groups: int, count: int, channels: int, kernel: int, patches: bool, data: st.DataObject
+) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    stride = data.draw(st.integers(1, 3))
+    width = groups * count
+    builder = GraphBuilder("net")
+    if patches:
+        x = builder.input("x", TensorType((1, height + kernel, (width - 1) * stride + kernel, 3), DType.UINT8))
+        source = builder.add(Im2col((kernel, kernel), (1, stride)), [x], "patches")
+    else:
+        source = builder.input("x", TensorType((1, height, width, 3), DType.UINT8))
+    depth = builder.type_of(source).shape[3]
+    weights = random.integers(-128, 128, (channels, 1, 1, depth)).astype(np.int8)
+    before = builder.finish([scaled(builder, source, weights, random)])
+    after = legalize.pixels_as_one(lambda result, _: count if result.shape[2] == width else 1)(before)
+    made = {node.operator for node in after.nodes if isinstance(node.operator, Reshape)}
+    assert bool(made) == (count > 1)
+    assert_alike(before, after, random)
+
+
+def first_layer(height: int, kernel: int, stride: int, im2col: bool, random: np.random.Generator) -> Graph:
+    """An int8 input with a border, offset and convolved, as patches or directly."""
+    builder = GraphBuilder("net")
+    x = builder.input("x", TensorType((1, height, 7, 2), DType.INT8))
+    value = builder.add(Offset(128, DType.UINT8), [x], "unsigned")
+    value = builder.add(Pad((0, 1, 0, 0), (0, 1, 2, 0), 131), [value], "padded")
+    shape = (3, kernel, kernel, 2)
+    if im2col:
+        value = builder.add(Im2col((kernel, kernel), (stride, stride)), [value], "patches")
+        shape = (3, 1, 1, kernel * kernel * 2)
+    value = scaled(builder, value, weights_of(shape, random), random)
+    return builder.finish([builder.add(Clip(0, 250, DType.UINT8), [value], "y")])
+
+
+def weights_of(shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    """Random weights of 8 bits."""
+    return random.integers(-128, 128, shape).astype(np.int8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(4, 30), st.integers(1, 3), st.integers(1, 2), st.booleans(), st.integers(1, 6), st.integers(0, 99))
+def test_first_layers_in_bands_are_exact(
+    height: int, kernel: int, stride: int, im2col: bool, count: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    before = first_layer(height, kernel, stride, im2col, random)
+    swapped = legalize.padding_before_offset(before)
+    kinds = [type(node.operator) for node in swapped.nodes]
+    assert (kinds.index(Pad) < kinds.index(Offset)) == im2col
+    after = legalize.first_layer_in_bands(lambda types, chain: count, 3)(swapped)
+    rows = swapped.types["bytes"].shape[1]
+    joined = [node for node in after.nodes if isinstance(node.operator, Concat)]
+    assert bool(joined) == (min(count, rows // 3) > 1)
+    assert_alike(before, after, random)
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 5))
+def test_bands_are_all_rows_in_order(total: int, count: int, step: int) -> None:
+    rows = rows_of(total, min(count, max(total // step, 1)), step)
+    assert [start for start, _ in rows] == [0, *(end for _, end in rows[:-1])] and rows[-1][1] == total
+    assert all(start < end for start, end in rows)
+
+
+def pooled(kernel: tuple[int, int], channels: int, clip: bool, layer: bool, random: np.random.Generator) -> Graph:
+    """An average pool of a whole image as TFLite has it, its values offset as engines take them."""
+    builder = GraphBuilder("net")
+    value = builder.input("x", TensorType((1, *kernel, channels), DType.UINT8))
+    if layer:
+        value = scaled(builder, value, weights_of((channels, 1, 1, channels), random), random)
+    value = builder.add(AveragePool2d(kernel, kernel, input_zero_point=128), [value], "mean")
+    value = builder.add(Clip(-128, 100 if clip else 127, DType.INT8), [value], "clipped")
+    return builder.finish([builder.add(Offset(128, DType.UINT8), [value], "y")])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 3), st.booleans(), st.integers(0, 99))
+def test_pools_of_three_by_three_become_depthwise_layers_exactly(channels: int, clip: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    before = pooled((3, 3), channels, clip, False, random)
+    after = legalize.average_pool_as_depthwise(lambda types, node: True, ne16.LIMITS)(before)
+    made = any(isinstance(node.operator, DepthwiseConv2d) for node in after.nodes)
+    assert made != clip, "a clip within the bytes is not one the engine has"
+    assert_alike(before, after, random)
+    kind = before.types["x"]
+    for level in range(256):  # every value of all elements, and one more or less in one of them
+        x = np.full(kind.shape, level, np.uint8)
+        x[0, 0, 0] = min(level + seed % 9, 255)
+        np.testing.assert_array_equal(evaluate(after, {"x": x})["y"], evaluate(before, {"x": x})["y"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(6, 26), SIDES, st.integers(2, 5), st.booleans(), st.integers(0, 99))
+def test_pools_in_bands_are_exact(height: int, width: int, count: int, clip: bool, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    before = pooled((height, width), 4, clip, True, random)
+    after = legalize.average_pool_in_bands(lambda image: count, 3)(before)
+    sums = sum(isinstance(node.operator, SumPool2d) for node in after.nodes)
+    assert (sums > 1) != clip
+    assert_alike(before, after, random)
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4, 5, 9, 16, 25, 64, 125, 256])
+def test_a_division_is_right_for_every_sum(taps: int) -> None:
+    wanted = (np.arange(255 * taps + 1) + taps // 2) // taps
+    wide = legalize.RequantisationLimits(20, 24)
+    for limits, kinds in ((ne16.LIMITS, (DType.INT2, DType.INT4, DType.INT8)), (wide, (DType.INT2,))):
+        found = division(wanted, taps, limits, kinds)
+        if found is None:
+            assert limits is ne16.LIMITS and taps > 9
+            continue
+        weight, _, (scale, offset, shift) = found
+        sums = np.arange(255 * taps + 1, dtype=np.int64) * weight
+        np.testing.assert_array_equal(np.clip((sums * scale + offset) >> shift, 0, 255), wanted)
+    odd = wanted.copy()
+    odd[len(odd) // 2] += 2  # no line passes through that
+    assert division(odd, taps, wide, (DType.INT2,)) is None
