@@ -20,7 +20,14 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Scal
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.legalize import ConverterLimits, addition_by_shift, dense_results_of, even_borders, through_converter
+from dovetail.legalize import (
+    ConverterLimits,
+    adapt,
+    addition_by_shift,
+    dense_results_of,
+    even_borders,
+    through_converter,
+)
 from dovetail.program.verify import verify
 from dovetail.read import load_model
 from dovetail.run import open_build, run_build
@@ -147,8 +154,14 @@ def test_requantisation_by_multipliers_is_the_cores() -> None:
         names = [builder.constant(n, np.array([v], np.int32)) for n, v in (("m", 1500000000), ("s", -6))]
         return builder.add(Clip(-128, 127, DType.INT8), [builder.add(Requantize(), [total, *names], "r")], "out")
 
-    where, reason = place(build((1, 16), body))
+    graph = build((1, 16), body)
+    where, reason = place(graph)
     assert where == "core" and "no right shift; dovetail quantize makes networks of shifts" in reason
+    left = adapt(graph, TARGET.policies[0])
+    assert [region.reason for region in partition(left, TARGET)] == [
+        "requantisation: the multiplier of channel 0 is no power of two (0.0109139); "
+        "dovetail quantize makes networks of shifts"
+    ]
 
 
 def ternary(

@@ -247,13 +247,6 @@ def test_narrow_weights_reach_the_ne16_with_their_width(tmp_path: Path) -> None:
     assert sizes[8] == 2 * sizes[4] == 4 * sizes[2]
 
 
-def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "digits.onnx"
-    path.write_bytes(zoo.build("digits"))
-    with pytest.raises(ModelError, match="quantised already"):
-        prepare(load_model(path), path.name)
-
-
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     model = varied()
     array = onnx.numpy_helper.to_array(model.graph.initializer[0]).copy()

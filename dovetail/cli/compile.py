@@ -270,8 +270,9 @@ def _compared(layer: Mapping[str, Any]) -> list[str]:
     if "why" not in layer:
         return []
     costs = ", ".join(f"{one['place']} {one['cycles']:,}" for one in layer["candidates"])
+    costs = "" if all(f"{one['cycles']:,}" in layer["why"] for one in layer["candidates"]) else f"cycles: {costs}"
     refused = [f"{engine}: {sentence}" for engine, sentence in layer["refused"].items()]
-    return [layer["why"] if layer["why"] != layer["reason_not_offloaded"] else "", f"cycles: {costs}", *refused]
+    return [layer["why"] if layer["why"] != layer["reason_not_offloaded"] else "", costs, *refused]
 
 
 def tune(

@@ -26,7 +26,7 @@ SHOWN = 12
 
 
 def quantize(
-    model: Annotated[Path, argument(help="A float .tflite or .onnx file.")],
+    model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
     data: opt.Data,
     target: opt.TargetName,
     result: Annotated[Path, option("--output", "-o", help="The .onnx file to write.")],
@@ -82,13 +82,15 @@ def quantize(
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
 ) -> None:
-    """Quantise a float model with calibration data.
+    """Quantise a float model, or a quantised one anew, with calibration data.
 
     To what the target takes; the result is plain ONNX.
 
     Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
 
     Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
+
+    Example: dovetail quantize net_int8.tflite --data calib.npz --target diana -o net_shifts.onnx
     """
     mixed = "mixed" in (weights, activations)
     _check_together(mixed, budget, {"--plot": plot, "--validation": validation})
@@ -119,11 +121,16 @@ def quantize(
         )
         known = load_target(target)
         report("reading the model")
-        graph = ptq.prepare(load_model(model), model.name)
+        loaded = load_model(model)
+        again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
+        settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
+        graph = ptq.prepare(loaded, model.name)
         named = ptq.named_activations(graph, activation_width or ())
         settings = replace(settings, widths=ptq.named_widths(graph, width or ()), activation_widths=named)
         report("reading the data")
-        read = partial(ptq.read_samples, graph=graph, how=ptq.Preprocessing(scale, offset, resize, samples))
+        read = partial(
+            ptq.read_samples, graph=graph, how=ptq.Preprocessing(scale, offset, resize, samples), steps=steps
+        )
         given, other = read(data), read(validation) if validation is not None else None
         found = ptq.quantise_network(graph, given, known, settings, other, report)
         write_file(result, found.model.SerializeToString(deterministic=True))
@@ -134,6 +141,8 @@ def quantize(
             write_file(plot, frontier_svg(found.search, title).encode())
     from dovetail.tools.ptq.budget import decibel
 
+    if again:
+        note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
     if found.search is not None:
         _print_search(found.search)
     if min(found.widths.values(), default=8) < 8 and not known.quantisation.packed:
@@ -142,6 +151,10 @@ def quantize(
         rows = [(one.name, f"{bits}", f"{one.cost[bits]:,.0f}", f"{decibel(one.noise[bits]):.1f}")
                 for one in found.activations for bits in one.noise]  # fmt: skip
         show_table(("activation", "bits", "bytes", "dB alone"), rows, left=("activation",), fold=("activation",))
+    wants = known.quantisation
+    if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(known)):
+        what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
+        note(f"{what} {known.name} has the rewrite dovetail.legalize.narrow_weights()")
     narrower = f" and {', '.join(width)}" if width else ""
     layers = f"{len(found.widths)} layers ({weights}{narrower})"
     say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")

@@ -40,6 +40,8 @@ class Graph:
     constants: Mapping[str, Array] = field(default_factory=dict)
     states: tuple[Array, ...] = ()
     """Contents of each state before the first inference."""
+    left: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Value -> why a rewrite left what computes it as it is, as a sentence: for `explain` and reports only."""
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -186,6 +188,7 @@ def prune(graph: Graph) -> Graph:
         nodes=tuple(reversed(kept)),
         types={name: kind for name, kind in graph.types.items() if name in needed},
         constants={name: array for name, array in graph.constants.items() if name in needed},
+        left={name: sentence for name, sentence in graph.left.items() if name in needed},
     )
 
 
@@ -202,6 +205,7 @@ def renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
         nodes=tuple(replace(n, inputs=tuple(map(new, n.inputs)), output=new(n.output)) for n in graph.nodes),
         types={new(name): kind for name, kind in graph.types.items()},
         constants={new(name): array for name, array in graph.constants.items()},
+        left={new(name): sentence for name, sentence in graph.left.items()},
     )
 
 

@@ -39,6 +39,8 @@ class Draft:
         self.nodes: list[Node] = []
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, Array] = dict(graph.constants)
+        self.left: dict[str, str] = dict(graph.left)
+        """See `Graph.left`."""
         self._producers: dict[str, Node] = {}
         self._alias: dict[str, str] = {}
         self._rename: dict[str, str] = {}
@@ -74,6 +76,12 @@ class Draft:
         self.constants[name] = frozen(array)
         return name
 
+    def leave(self, node: Node, why: str) -> str | None:
+        """Say in a sentence why a rewrite leaves a node alone that is of its kind; always gives None, which the rewrite
+        returns then."""
+        self.left[node.output] = why
+        return None
+
     def take(self, node: Node, rules: Sequence[Rewrite]) -> bool:
         """Process the next node of the old graph; True when a rewrite replaced it."""
         node = replace(node, inputs=tuple(self._alias.get(name, name) for name in node.inputs))
@@ -87,7 +95,8 @@ class Draft:
     def finish(self) -> Graph:
         """The rebuilt graph."""
         types = {name: kind for name, kind in self.types.items() if name not in self._alias}
-        whole = replace(self.graph, nodes=tuple(self.nodes), types=types, constants=self.constants)
+        nodes, known = tuple(self.nodes), self.constants
+        whole = replace(self.graph, nodes=nodes, types=types, constants=known, left=self.left)
         return prune(renamed(whole, self._rename))
 
     def _append(self, node: Node) -> None:
@@ -131,8 +140,9 @@ def run(graph: Graph, rules: Sequence[Rewrite]) -> Graph:
     Raises:
         RuntimeError: they do not come to an end, which is a bug of the rules.
     """
+    before = graph.left
     for _ in range(MAX_SWEEPS):
-        draft = Draft(graph)
+        draft = Draft(replace(graph, left=before))
         changed = [draft.take(node, rules) for node in graph.nodes]
         graph = draft.finish()
         if not any(changed):

@@ -19,6 +19,7 @@ from dovetail.ir.operators.arithmetic import (
     Requantize,
     Rounding,
     ScaleShift,
+    float_scale,
 )
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
@@ -71,7 +72,7 @@ def _fixed_point_call(
     """The cheapest helper that is exact for these shifts, or for all; its constant arguments as (stem, values). `near`
     says whether the one for values that are not large may be taken."""
     wide = operator.rounding is Rounding.WIDE
-    low, high = (-47, 14) if wide else (-31, 30)
+    low, high = (-47, 14) if wide else (-31, 30 if operator.rounding is not Rounding.FLOAT32 else 127)
     if shift.min() < low or shift.max() > high:
         raise Unsupported(f"a shift of {int(shift.min())}..{int(shift.max())} is outside {low}..{high}.")
     if multiplier.min() < 0 and wide:
@@ -87,6 +88,10 @@ def _fixed_point_call(
     if not shift.any() and normal and not any_shift:
         return "multiply_upper", [("multiplier", doubled)]
     name = f"requantize_{operator.rounding.value}"
+    if operator.rounding is Rounding.DOWN:
+        return name, [("multiplier", multiplier), ("shift", (31 - shift).astype(np.int8))]
+    if operator.rounding is Rounding.FLOAT32:
+        return name, [("scale", float_scale(multiplier, shift))]
     exact = normal or (operator.rounding is Rounding.SINGLE and multiplier.min() >= 0)
     if shift.max() < 0 and exact and not any_shift:
         return name, [("multiplier", doubled), ("shift", (-1 - shift).astype(np.int8))]

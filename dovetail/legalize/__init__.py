@@ -6,6 +6,7 @@ The rewrites here are tools a target chooses from; which it uses, and when, is s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
@@ -20,6 +21,7 @@ from dovetail.legalize.layers import (
 )
 from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
+from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import (
     ConverterLimits,
     RequantisationLimits,
@@ -38,14 +40,19 @@ Stage = Callable[[str, Graph, int], None]
 def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
     """The graph after every rewrite of a policy, in its order."""
     for rewrite in policy.rewrites:
+        before = graph.left
         graph = rewrite.apply(graph)
+        told = {name: f"{rewrite.name}: {why}" for name, why in graph.left.items() if before.get(name) != why}
+        graph = replace(graph, left={**before, **told}) if told else graph
         if done is not None:
             done(rewrite.name, graph, rewrite.lsb)
     return graph
 
 
 __all__ = [
+    "READY",
     "ConverterLimits",
+    "Requantisation",
     "RequantisationLimits",
     "adapt",
     "addition_as_convolution",

@@ -182,13 +182,8 @@ def engine_requantisation(
             return None
         requantize, operator = scaled.operator, linear.operator
         assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
-        kind = draft.types[linear.inputs[0]].dtype  # an input of the network may be narrower
-        if kind.bits > 8 or kind is not limits.activations.narrowed(kind.bits) or operator.weight_zero_point:
-            return None
-        if any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])):
-            return None
-        if requantize.input_zero_point or requantize.left_shift or not accepts(draft.types, linear):
-            return None
+        if reason := _unfit(draft, scaled, linear, limits, accepts):
+            return draft.leave(node, reason)
         filters = draft.constants[linear.inputs[1]]
         weights = _of_channels(operator, filters)
         channels = weights.shape[0]
@@ -208,7 +203,7 @@ def engine_requantisation(
             found, weights = _without_product(factor, weights, sums, limits, pays)
             filters = _to_channels(operator, weights, filters)
         if found is None:
-            return None
+            return draft.leave(node, _unscalable(factor, limits))
         bare = operator.with_zero_points(0)
         kept = linear.inputs[1]
         if filters is not draft.constants[kept]:
@@ -218,6 +213,39 @@ def engine_requantisation(
         return draft.add(node.operator, [shifted], node)
 
     return lambda graph: run(graph, [rule])
+
+
+def _unfit(draft: Draft, scaled: Node, linear: Node, limits: RequantisationLimits, accepts: Accepts) -> str:
+    """Why a requantised layer is none for `engine_requantisation`; empty where it is one."""
+    requantize, operator = scaled.operator, linear.operator
+    assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
+    kind = draft.types[linear.inputs[0]].dtype  # an input of the network may be narrower
+    taken = kind.bits <= 8 and kind is limits.activations.narrowed(kind.bits)
+    tests = (
+        (not taken, f"activations are {kind.text}, not {limits.activations.text}"),
+        (operator.weight_zero_point, f"the weights have the zero point {operator.weight_zero_point}, not 0"),
+        (
+            any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])),
+            "weights, bias or multipliers are not known at compile time",
+        ),
+        (requantize.input_zero_point or requantize.left_shift, "the sum is no plain one of products"),
+    )
+    found = next((sentence for wrong, sentence in tests if wrong), "")
+    return found or ("" if accepts(draft.types, linear) else "the engine has no layer of this shape or window")
+
+
+def _unscalable(factor: NDArray[np.float64], limits: RequantisationLimits) -> str:
+    """Why sums with these factors cannot be brought to their results by an engine."""
+    exponents = np.log2(np.maximum(factor, 2.0**-60))
+    crooked = np.flatnonzero(exponents != np.rint(exponents))
+    if limits.scale_bits == 1 and limits.multiplies and crooked.size:
+        what = f"the multiplier of channel {crooked[0]} is no power of two ({factor[crooked[0]]:.6g})"
+        return f"{what}; dovetail quantize makes networks of shifts"
+    channel = int(factor.argmax())
+    what = f"the multiplier of channel {channel} is {factor[channel]:.6g}: "
+    if not limits.multiplies:
+        return what + "weights that hold it have more than 8 bits, or a sum leaves 32 bits"
+    return what + f"no scale of {limits.scale_bits} bits and shift of at most {limits.most_shift} keep sums in 32 bits"
 
 
 Parameters = tuple[Array, Array, Array]
@@ -341,9 +369,9 @@ def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
         if not isinstance(operator, Linear) or not accepts(draft.types, node):
             return None
         if draft.types[node.inputs[0]].dtype is not DType.UINT8 or operator.weight_zero_point:
-            return None
+            return draft.leave(node, "activations are not uint8, or the weights have a zero point")
         if any(value not in draft.constants for value in node.inputs[1:]):
-            return None
+            return draft.leave(node, "weights or bias are not known at compile time")
         if len(node.inputs) == 2 and operator.input_zero_point == 0:
             return None
         weights = _of_channels(operator, draft.constants[node.inputs[1]])
@@ -387,14 +415,20 @@ def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Gr
             return None
         weights = constants[layer.inputs[1]]
         scale, offset, shift = (constants[name].astype(np.int64) for name in scaled.inputs[1:])
-        if np.abs(weights).max() > 1 or (scale != 1).any() or np.unique(shift).size > 1:
-            return None
+        if np.abs(weights).max() > 1:
+            return draft.leave(
+                node, f"weights reach from {weights.min()} to {weights.max()}; the array has -1, 0 and 1"
+            )
+        if (scale != 1).any() or np.unique(shift).size > 1:
+            return draft.leave(node, "the requantisation is not one shift for the whole layer")
         assert isinstance(node.operator, Clip)
         if (node.operator.low, node.operator.high) == limits.code:
             return None  # a converter's already
         fitted = _fit(weights, offset, int(shift.flat[0]), node.operator, limits)
-        if fitted is None or not accepts(draft.types, layer):
-            return None
+        if fitted is None:
+            return draft.leave(node, "no gain of the converter holds its sums")
+        if not accepts(draft.types, layer):
+            return draft.leave(node, "the array has no room for it")
         gain, after = fitted
         pad = draft.made_by(layer.inputs[0], Pad)
         value = pad.inputs[0] if pad is not None else layer.inputs[0]
@@ -445,7 +479,8 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         channels = draft.types[node.output].shape[3]
         chosen = _of_two(total, limits)
         if chosen is None:
-            return None
+            ratio = f"{total.factors[0]:.6g} and {total.factors[1]:.6g}"
+            return draft.leave(node, f"the operands are multiplied by {ratio}, which no small weights and a shift hold")
         weights, found = chosen
         both = draft.add(Concat(3), total.operands, node)
         diagonal = np.concatenate([np.eye(channels) * weights[0], np.eye(channels) * weights[1]], axis=1)
@@ -531,11 +566,21 @@ def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
 
     def rule(draft: Draft, node: Node) -> str | None:
         found = _sum_of_two(draft, node, DType.INT8)
-        if found is None or found.factors[0] != found.factors[1] or any(found.zeros):
+        if found is None:
             return None
+        if found.factors[0] != found.factors[1]:
+            return draft.leave(
+                node, f"the operands have different scales ({found.factors[0] / found.factors[1]:.6g} to 1)"
+            )
+        if any(found.zeros):
+            return draft.leave(
+                node, f"operands and result have the zero points {', '.join(map(str, found.zeros))}, not 0"
+            )
         shift = -np.log2(found.factors[0])
         if shift != int(shift) or not 0 <= shift <= most_shift:
-            return None
+            return draft.leave(
+                node, f"the scale of the result is no power of two times the operands' ({2.0**shift:.6g})"
+            )
         wide = [draft.add(Offset(0, DType.INT32), [value], node) for value in found.operands]
         total = draft.add(Add(), wide, node)
         shifted = _scale_shifted(draft, total, (1, 0, int(shift)), node, node.output)

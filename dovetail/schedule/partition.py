@@ -153,8 +153,9 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
     if region.offload is None or region.engine is None:
         return ()
     chosen = f"{region.engine.name} {region.offload.name}"
+    how = "preferred" if region.offload.prefer else "declared first"
     return tuple(
-        f"{engine.name} {offload.name} takes it too; {chosen} is declared first"
+        f"{engine.name} {offload.name} takes it too; {chosen} is {how}"
         for engine, offload, found in _Partition(graph, target).attempts(graph.producers()[region.output])
         if isinstance(found, Match) and not offload.lossy
         if engine.name == region.engine.name and offload.name != region.offload.name
@@ -196,6 +197,9 @@ class _Partition:
                 return ""
             if found.depth > best.depth:
                 best = Mismatch(f"{engine.name} {offload.name}: {found.sentence}", found.depth)
+        left = self._graph.left.get(node.output)
+        if left is not None and best.depth <= len(self._graph.nodes):  # no pattern is there for a limit to be asked of
+            return left
         if best.depth or not self._target.engines:
             return best.sentence
         return f"no engine has a pattern that ends in {type(node.operator).__name__}"
@@ -218,9 +222,12 @@ class _Partition:
         return any(isinstance(found, Match) for _, _, found in self.attempts(node))
 
     def _on_engine(self, node: Node) -> Region | None:
-        """The first offload's that takes what ends in a node, and nothing another region has."""
-        for engine, offload, found in self.attempts(node):
-            if isinstance(found, Match) and all(one.output not in self._claimed for one in found.nodes.values()):
+        """The offload's that takes most of what ends in a node, and nothing another region has; of several that take as
+        much the first. One that is to be preferred comes before others."""
+        tried = self.attempts(node)
+        matches = [(engine, offload, found) for engine, offload, found in tried if isinstance(found, Match)]
+        for engine, offload, found in sorted(matches, key=lambda one: (not one[1].prefer, -len(one[2].nodes))):
+            if all(one.output not in self._claimed for one in found.nodes.values()):
                 return Region("", found.graph, found, engine, offload, "", _origins(found.graph))
         return None
 
@@ -319,7 +326,8 @@ class _Partition:
         inputs = tuple(value for value in read if value not in graph.constants)
         constants = {value: graph.constants[value] for value in read if value in graph.constants}
         types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
-        return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants)
+        left = {value: why for value, why in graph.left.items() if value in types}
+        return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants, left=left)
 
 
 def _reached(root: Node, members: Mapping[str, Node]) -> dict[str, Node]:

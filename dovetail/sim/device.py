@@ -244,6 +244,34 @@ def watch(bus: Bus, inner: dict[str, Any], file: str) -> Watched:
     return Watched(make_device(DeviceSpec(**inner), bus), file)
 
 
+def hurried(spec: DeviceSpec) -> DeviceSpec:
+    """The same device in no time: what it is given is done at once, so that nobody can wait too little."""
+    inner = {"factory": spec.factory, "base": spec.base, "size": spec.size, "arguments": dict(spec.arguments)}
+    return replace(spec, factory="dovetail.sim.device:hurry", arguments={"inner": inner})
+
+
+def hurry(bus: Bus, inner: dict[str, Any]) -> Hurried:
+    """The factory the simulator calls."""
+    return Hurried(make_device(DeviceSpec(**inner), bus))
+
+
+class Hurried:
+    """A device that passes everything on to another one, and lets it end all it has to do after every write."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the device has."""
+        return getattr(self._device, name)
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """See `Device.write`."""
+        self._device.write(offset, value, now)
+        while (event := self._device.next_event()) is not None:
+            self._device.advance(event)
+
+
 class Watched:
     """A device that passes everything on to another one, and notes reads and writes."""
 

@@ -179,6 +179,11 @@ class Core:
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
 
+    @property
+    def is_host(self) -> bool:
+        """True for the computer that compiles, whose cycles nobody counts."""
+        return self.isa == "host"
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -270,6 +275,9 @@ class Struct:
     """Member -> content; a structure within a structure lies in it."""
 
 
+Cases = Callable[[Mapping[str, int]], Graph]
+"""An integer network for settings of sizes and numbers, as `Offload.cases` gives it."""
+
 CValue = int | Pointer | Struct
 """What a C function is given: a number, a pointer to an operand, or (a pointer to) a structure."""
 
@@ -327,6 +335,15 @@ class Offload:
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
     one piece after the other."""
+    prefer: bool = False
+    """Whether it is taken wherever it fits, without a comparison with other offloads and the core. Else what takes the
+    fewest cycles does a layer, by `cycles`, the DMA's and an estimate of the core's."""
+    cases: Cases | None = None
+    """Networks for `dovetail check` beside the layers it makes from the pattern: an integer graph, as it is before the
+    policies' rewrites, in which something becomes this offload's. Called with settings by name: "rows", "columns",
+    "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
+    a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
+    no such network."""
 
     def layouts_of(self, match: Match) -> Mapping[str, Layout]:
         """The layouts for a region, or a tile of it."""
@@ -457,6 +474,8 @@ class Rewrite:
 
     name: str
     apply: Callable[[Graph], Graph]
+    """The graph in that form. Of what it leaves alone, the result may say why (`Graph.left`, `Draft.leave`): that is
+    what `explain` and the report then print of a layer no engine takes."""
     lsb: int
     """How far each 8-bit value that remains may move, computed from the same operands; 0 when every bit is kept."""
 

@@ -37,7 +37,8 @@ class Explained:
     def rows(self) -> list[dict[str, Any]]:
         """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
         own = core_traits(self.target.core)
-        candidates = told(self.assignment.layers, self.assignment.schedule) if self.assignment.schedule else {}
+        planned = self.assignment.schedule
+        candidates = told(self.assignment.layers, planned) if planned else self.assignment.compared
         shares = _core_shares(self.program) if self.program else None
         rows: list[dict[str, Any]] = []
         for number, region in enumerate(self.regions):
@@ -49,7 +50,7 @@ class Explained:
                 "offload": region.offload.name if region.offload else "",
                 "macs": region.macs,
                 "reason_not_offloaded": why_not_offloaded(region),
-                "offloads_not_used": list(rivals(self.graph, self.target, region)),
+                "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
                 "instructions_not_used": list(kernels.unused_instructions(region.graph, own)) if computed else [],
             }
             if region.name in candidates:

@@ -28,6 +28,15 @@ class Rounding(enum.Enum):
     """TOSA and XNNPACK: one 64-bit product, one rounding shift (half up)."""
     WIDE = "wide"
     """TFLite Micro for 64-bit accumulators: the multiplier cut to 16 bits, one rounding shift (half up)."""
+    DOWN = "down"
+    """One 64-bit product, one shift that rounds down: what is shifted out is lost."""
+    FLOAT32 = "float32"
+    """In float32: the integer, times multiplier * 2**(shift - 31), rounded to the nearest (half to even), within 2**20
+    on either side of 0."""
+
+
+MOST_FLOAT = 1 << 20
+"""Where `Rounding.FLOAT32` saturates."""
 
 
 def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding: Rounding) -> Array:
@@ -46,12 +55,22 @@ def fixed_point(x: Array, multiplier: Array | int, shift: Array | int, rounding:
     if rounding is Rounding.SINGLE:
         total = 31 - shift
         return (x * multiplier + (np.int64(1) << (total - 1))) >> total
+    if rounding is Rounding.DOWN:
+        return np.asarray((x * multiplier) >> (31 - shift))
+    if rounding is Rounding.FLOAT32:
+        product = np.rint(x.astype(np.float32) * float_scale(multiplier, shift))
+        return np.asarray(np.clip(product, -MOST_FLOAT, MOST_FLOAT).astype(np.int64))
     left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
     product = (x << left).astype(np.int32).astype(np.int64) * multiplier
     high = (product + (1 << 30)) >> 31
     mask = (np.int64(1) << right) - 1
     threshold = (mask >> 1) + (high < 0)
     return np.asarray((high >> right) + ((high & mask) > threshold))
+
+
+def float_scale(multiplier: Array, shift: Array) -> Array:
+    """multiplier * 2**(shift - 31) as float32, which keeps 24 bits of a multiplier."""
+    return np.asarray(np.ldexp(multiplier.astype(np.float64), shift.astype(np.int64) - 31), np.float32)
 
 
 def _onnx_single(body: OnnxBody, x: str, multiplier: str, total_shift: str) -> str:
@@ -61,10 +80,24 @@ def _onnx_single(body: OnnxBody, x: str, multiplier: str, total_shift: str) -> s
     return body.shift_right(product, total_shift)
 
 
+def _onnx_float(body: OnnxBody, x: str, multiplier: str, shift: str) -> str:
+    """x * multiplier * 2**(shift - 31) in float32, rounded and limited."""
+    exponent = body.real64(body.add("Sub", [shift, body.number(31)]))
+    power = body.add("Pow", [body.real64_scalar(2.0), exponent])
+    scale = body.cast(body.add("Mul", [body.real64(multiplier), power]), DType.FLOAT32)
+    product = body.add("Round", [body.add("Mul", [body.cast(x, DType.FLOAT32), scale])])
+    bounds = [body.real64_scalar(bound) for bound in (-MOST_FLOAT, MOST_FLOAT)]
+    return body.cast(body.add("Clip", [body.real64(product), *bounds]), DType.INT64)
+
+
 def _onnx_fixed_point(body: OnnxBody, x: str, multiplier: str, shift: str, rounding: Rounding) -> str:
     """`fixed_point` of int64 values as nodes."""
     if rounding is Rounding.SINGLE:
         return _onnx_single(body, x, multiplier, body.add("Sub", [body.number(31), shift]))
+    if rounding is Rounding.DOWN:
+        return body.shift_right(body.add("Mul", [x, multiplier]), body.add("Sub", [body.number(31), shift]))
+    if rounding is Rounding.FLOAT32:
+        return _onnx_float(body, x, multiplier, shift)
     if rounding is Rounding.WIDE:
         fits = body.add("Less", [multiplier, body.number(0x7FFF0000)])
         raised = body.add("Add", [multiplier, body.number(1 << 15)])

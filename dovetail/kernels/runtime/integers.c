@@ -194,6 +194,18 @@ static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, i
     return (int32_t)(((int64_t)value * multiplier + ((int64_t)1 << (right - 1))) >> right);
 }
 
+/* value * multiplier * 2^-right, rounded down. */
+static inline int32_t requantize_down(int32_t value, int32_t multiplier, int32_t right)
+{
+    return (int32_t)(((int64_t)value * multiplier) >> right);
+}
+
+/* value * scale in float32, rounded to the nearest integer (halves to even), within 2^20 of 0. */
+static inline int32_t requantize_float32(int32_t value, float scale)
+{
+    return round_even((float)value * scale, -1048576, 1048576);
+}
+
 /* value * multiplier * 2^-right for a value of 48 bits and a multiplier of 16, rounded once (halves up). */
 static inline int32_t requantize_wide(int64_t value, int32_t multiplier, int32_t right)
 {

@@ -3,7 +3,8 @@
 Every layer has candidates: each engine that takes it, several engines at once (each a part of the rows or channels of
 its result), and the core. Each candidate has a cost in cycles of engines, DMA and core; between two layers stand the
 cycles of relayouts and of copies from one engine's memory to another's. What is minimised is when the network ends,
-with everything at the same time that can be. With one engine and no pins there is nothing to decide. A pin is a layer
+with everything at the same time that can be. With one engine and no pins layers come one after the other, and each is
+computed where it takes the fewest cycles (`cheaper.py`). A pin is a layer
 or operator the user wants in a place: NAME=ENGINE on the command line, or a file that says it for many.
 """
 
@@ -13,7 +14,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -23,22 +24,11 @@ from dovetail.errors import PlaceError
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, without_offloads
+from dovetail.schedule.assign.cheaper import cheaper
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
 from dovetail.schedule.partition import Region, partition
 from dovetail.target.description import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Why one layer is where it is, and its costs elsewhere."""
-
-    candidates: tuple[tuple[str, int], ...]
-    """Each place, and its cycles for this layer alone."""
-    refused: Mapping[str, str]
-    """Engine -> why it does not take it."""
-    why: str
-    """Why it is where it is."""
 
 
 def told(layers: tuple[LayerOptions, ...], schedule: Schedule) -> dict[str, Told]:
@@ -227,6 +217,8 @@ class Assignment:
     schedule: Schedule | None = None
     bound: int = 0
     """Cycles, by the same estimate, that no placement can be below."""
+    compared: Mapping[str, Told] = field(default_factory=dict)
+    """Region name -> what there is to say of a layer that was compared by itself, with one engine."""
     note: str = ""
     """A sentence about what was given up for want of memory; empty for nothing."""
 
@@ -264,7 +256,8 @@ def assign(
     """
     wishes = resolve(pins, regions, target)
     if len(target.engines) < 2 and not wishes:
-        return Assignment(regions)
+        chosen, compared = cheaper(graph, regions, target, held)
+        return Assignment(chosen, compared=compared)
     known = layers(graph, regions, target, wishes, held)
     dma = target.dma.name if target.dma else CORE
     found, bound = heuristic(known, dma), lower_bound(known, dma)

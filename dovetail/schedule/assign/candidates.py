@@ -151,16 +151,52 @@ def _candidates(
             refused[name] = _refusal(region.graph, target, name)
             continue
         mixed = without_offloads(target, {other: other in wanted for other in (name, *engines)})
-        for way in (parts, partition(region.graph, mixed)) if len(parts) > 1 else (parts,):
+        ways = [parts, *([partition(region.graph, mixed)] if len(parts) > 1 else [])]
+        ways += [way for way in others(region.graph, parts, sole) if {part.place for part in way} == {name}]
+        for way in ways:
             try:
-                alone.append(_candidate(region, way, graph, target))
+                alone.append(as_regions(region, way, graph, target))
             except PlanError as error:
                 refused[name] = error.what
-    alone = [one for index, one in enumerate(alone) if one.place not in {other.place for other in alone[:index]}]
-    return (*alone, *_together(alone, graph, target), *_on_core(region, graph, target, refused))
+        if any(one.members == {name} for one in alone):
+            refused.pop(name, None)
+    best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals
+    alone = [one for one in alone if best[one.place] is one]
+    return (*alone, *_together(alone, graph, target), *on_core(region, graph, target, refused))
 
 
-def _candidate(region: Region, parts: Sequence[Region], graph: Graph, target: Target) -> Candidate:
+_MOST_WAYS = 4
+"""Other ways of computing a layer on one engine that are compared."""
+
+
+def others(graph: Graph, parts: Sequence[Region], target: Target) -> Iterator[tuple[Region, ...]]:
+    """The same layer by other offloads of its engines: each time without those used before.
+
+    Args:
+        graph: the layer.
+        parts: how it is computed first; nothing else is tried for an offload that is preferred.
+        target: the machine, with the offloads that may be used.
+    """
+    left = target
+    for _ in range(_MOST_WAYS):
+        used = {(part.engine.name, part.offload.name) for part in parts if part.engine and part.offload}
+        if not used or any(part.offload.prefer for part in parts if part.offload):
+            return
+        engines = []
+        for one in left.engines:
+            kept = tuple(offload for offload in one.offloads if (one.name, offload.name) not in used)
+            engines.append(replace(one, offloads=kept))
+        left = replace(left, engines=tuple(engines))
+        try:
+            parts = partition(graph, left)
+        except ModelError:  # the core has no kernel for a part
+            return
+        if not any(part.engine for part in parts):
+            return
+        yield parts
+
+
+def as_regions(region: Region, parts: Sequence[Region], graph: Graph, target: Target) -> Candidate:
     """A layer computed as some regions, which get its name."""
     names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
     parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
@@ -179,13 +215,14 @@ def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Itera
             continue
 
 
-def _on_core(region: Region, graph: Graph, target: Target, refused: dict[str, str]) -> Iterator[Candidate]:
+def on_core(region: Region, graph: Graph, target: Target, refused: dict[str, str]) -> Iterator[Candidate]:
+    """The layer on the core, its cycles doubled, for they are an estimate; nothing where it has no kernel for it."""
     try:
         parts = partition(region.graph, without_offloads(target, {}))
     except ModelError as error:
         refused[CORE] = error.what
         return
-    found = _candidate(region, [replace(part, reason="") for part in parts], graph, target)
+    found = as_regions(region, [replace(part, reason="") for part in parts], graph, target)
     steps = []
     for one in found.steps:  # their cycles are an estimate, an engine's a formula
         uses = tuple(replace(use, length=use.length * _DOUBT) for use in one.uses)
@@ -203,7 +240,8 @@ def _refusal(graph: Graph, target: Target, engine: str) -> str:
             costly = next(offload.lossy for offload in lossy.engine(engine).offloads if offload.lossy)
             return f"{costly}; it is used for layers that are pinned to it only"
     own = [sentence for sentence in sentences if sentence.startswith(f"{engine} ")]
-    return own[0].removeprefix(f"{engine} ") if own else "it has no pattern for this layer"
+    left = [graph.left[node.output] for node in reversed(graph.nodes) if node.output in graph.left]
+    return own[0].removeprefix(f"{engine} ") if own else left[0] if left else "it has no pattern for this layer"
 
 
 def _wished(

@@ -92,6 +92,18 @@ class LayerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Why one layer is where it is, and its costs elsewhere."""
+
+    candidates: tuple[tuple[str, int], ...]
+    """Each place, and its cycles for this layer alone."""
+    refused: Mapping[str, str]
+    """Engine -> why it does not take it."""
+    why: str
+    """Why it is where it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A candidate and a time for every layer."""
 

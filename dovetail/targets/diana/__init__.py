@@ -296,7 +296,7 @@ TERNARY = (
 )
 
 
-NO_SHIFT = "the requantisation is no right shift; dovetail quantize makes networks of shifts from float ones"
+NO_SHIFT = "the requantisation is no right shift; dovetail quantize makes networks of shifts"
 
 
 def _scaled(value: dt.Pattern) -> dt.Pattern:

@@ -15,9 +15,22 @@ from itertools import combinations, pairwise, product
 from pathlib import Path
 
 from dovetail.sim.worker import BUG
-from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.description import Cases, Engine, Offload, Target
 from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
-from dovetail.tools.check.layers import LEAST, NUMBERS, OWN, PADS, SIZES, MadeLayer, Point, setting, single
+from dovetail.tools.check.layers import (
+    LEAST,
+    MADE,
+    NUMBERS,
+    OWN,
+    PADS,
+    SIZES,
+    MadeLayer,
+    Point,
+    Underivable,
+    setting,
+    single,
+)
+from dovetail.tools.check.networks import NETWORKS, FromNetworks
 
 
 def raised(error: Exception) -> str:
@@ -63,6 +76,9 @@ QUICK, FULL = Limits(150_000, 12_000, 120), Limits(2_000_000, 100_000, 4_000, al
 _FEWEST = 4
 _WEAK = {("x", 0), ("weights", 0)}
 """Settings with which little can be wrong: for smallest forms only."""
+_BESIDE: tuple[dict[str, int], ...]
+_BESIDE = ({"bottom": 0, "right": 0}, {"rows": 6, "columns": 6}, {"kernel_rows": 1, "kernel_columns": 1}, {"groups": 2})
+"""What else is changed for a number that is refused otherwise."""
 _TOLD = 3
 """Settings of a case that are named."""
 _BINS = 4
@@ -107,13 +123,16 @@ class Unasked(Exception):
 def ask(offload: Offload, point: Point) -> Tried | None:
     """Make the layer of a point and ask every limit; None where there is no such layer.
     Raises Underivable where no layer can be made from the pattern, Unasked where a limit raises."""
-    return _asked(offload.pattern, offload.constraints, tuple(sorted(point.items())))
+    settings = tuple(sorted(point.items()))
+    return _asked(offload.pattern, offload.cases, offload.constraints, settings)
 
 
 @lru_cache(maxsize=2048)
-def _asked(pattern: Pattern, limits: tuple[Constraint, ...], settings: tuple[tuple[str, int], ...]) -> Tried | None:
+def _asked(
+    pattern: Pattern, cases: Cases | None, limits: tuple[Constraint, ...], settings: tuple[tuple[str, int], ...]
+) -> Tried | None:
     try:
-        graph, layer = single(pattern, dict(settings))
+        graph, layer = single(pattern, cases, dict(settings))
     except ValueError:
         return None
     match = match_pattern(pattern, graph, layer.root)
@@ -139,18 +158,50 @@ def _asked(pattern: Pattern, limits: tuple[Constraint, ...], settings: tuple[tup
 
 def choices(axis: str) -> tuple[int, ...]:
     """Every setting of an axis worth trying, the simplest last for numbers and first for sizes."""
+    if axis in MADE:
+        return ()
     if axis in SIZES:
         return tuple(size for size in (0, *_LADDER, 7) if LEAST[axis] <= size <= 64)
     return NUMBERS[axis] if axis in NUMBERS else OWN[axis.split(":")[0]]
 
 
-def base(offload: Offload) -> Point | None:
-    """A layer the limits take, as near to the defaults as can be found; None where none is.
+def bases(offload: Offload) -> list[Point]:
+    """Layers the limits take, to begin with: one made from the pattern, one of the port's own networks if it has any,
+    and where neither is to be had one of each usual network that comes to it. Empty if there is none.
 
-    Raises: as `ask`.
+    Raises: as `ask`; Underivable only where there is nothing else.
     """
+    networks = offload.cases if isinstance(offload.cases, FromNetworks) else None
+    own: list[Point] = [{"made": 1}] if networks is not None and networks.own is not None else []
+    usual: list[Point] = [{"made": 1, "model": number + 1} for number in range(len(NETWORKS) if networks else 0)]
+    missing: Underivable | None = None
+    found: list[Point] = []
+    for made in (_FROM_PATTERN, *own, *usual):
+        if found and made in usual and made.get("model", 0) == 1:
+            break
+        try:
+            point = _within_limits(offload, made)
+        except Underivable as error:
+            missing = error
+            continue
+        found += [point] if point is not None else []
+    if not found and missing is not None:
+        raise missing
+    return found
+
+
+_FROM_PATTERN: Point = {}
+
+
+def base(offload: Offload) -> Point | None:
+    """The first of `bases`; None where there is none."""
+    return next(iter(bases(offload)), None)
+
+
+def _within_limits(offload: Offload, made: Point) -> Point | None:
+    """A layer made in one way that the limits take, as near to the defaults as can be found; None where none is."""
     for pairs in (False, True):  # two axes at a time only where one at a time leads nowhere
-        for start in _BASES:
+        for start in ({**made, **one} for one in _BASES):
             misses = _misses(offload, start)
             found: tuple[int, Point] | None = None if misses is None else (misses, start)
             while found is not None and found[0]:
@@ -244,7 +295,10 @@ class _Wishes:
         return found is not None and not found.failures and set(changes) <= set(found.layer.used)
 
     def kind(self, changes: Point) -> int:
-        """Which changes go into one layer: a size of 1 may hide what a stride of 2 does, or a parameter per channel."""
+        """Which changes go into one layer: a size of 1 may hide what a stride of 2 does, or parameters per channel, and
+        a multiplier that is a power of two how other sums are rounded."""
+        if "multiplier" in changes:
+            return 3
         if not any(axis in SIZES for axis in changes):
             return 0
         return 2 if any(value > setting(self.start, axis) for axis, value in changes.items()) else 1
@@ -255,7 +309,19 @@ class _Wishes:
             return
         for value in choices(axis):
             if value != setting(self.start, axis) and (axis, value) not in _WEAK:
-                self._keep({axis: value}, f"{axis.replace(':', ' of ')} = {value}")
+                why = f"{axis.replace(':', ' of ')} = {value}"
+                self._keep({axis: value}, why)
+                self._keep_beside({axis: value}, why)
+
+    def _keep_beside(self, changes: Point, why: str) -> None:
+        """Note a setting that is refused in the layer cases start from with what else it may be taken beside."""
+        if self.takes(changes):
+            return
+        for others in _BESIDE:
+            more = {axis: value for axis, value in others.items() if axis in self.used}
+            if self.takes({**more, **changes}):
+                self._keep({**more, **changes}, why)
+                return
 
     def both_ways(self) -> None:
         """Note sizes of axes that limits often want to be equal."""

@@ -6,7 +6,7 @@ operators of a pattern stands in `_MAKERS`; a pattern with another operator cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.target.description import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
 
 Point = Mapping[str, int]
@@ -39,10 +40,17 @@ RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-3
 """Limits of a clip before those of its type."""
 NUMBERS: dict[str, tuple[int, ...]] = {
     **{"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3)},
-    **dict.fromkeys(("type", "weight_type", "rounding"), (0, 1, 2)),
+    **dict.fromkeys(("type", "weight_type"), (0, 1, 2)),
+    "rounding": tuple(range(len(Rounding))),
     **{"per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0), "x": (1, 0)},
+    **{"multiplier": (0, 1, 2, 3), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
 }
-"""Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1."""
+"""Axes of other numbers: the default first. `weights` and `x`: 0 all the same, 1 random, 2 weights of -1, 0 and 1.
+`multiplier`: of a requantisation, 0 any, 1 a power of two, 2 one of 15 bits, 3 of 8. Of networks (`networks.py`):
+`scales`: 0 any, 1 powers of two, those of activations all the same; `relu`: whether it is there; `variant`: the port's
+own."""
+MADE = {"made": (0, 1), "model": (0,)}
+"""How a layer is made, which stays as it is: `made` 1 is from a network, `model` says which; 0 is the port's own."""
 ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
 """Permutations of a transposition."""
 FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
@@ -71,6 +79,8 @@ def setting(point: Point, axis: str) -> int:
         return point[axis]
     if axis in SIZES:
         return SIZES[axis]
+    if axis in MADE:
+        return 0
     return NUMBERS[axis][0] if axis in NUMBERS else OWN[axis.split(":")[0]][0]
 
 
@@ -104,6 +114,12 @@ class Making:
         self.arrays[value] = array
         return value
 
+    def given(self, leaf: str, name: str, kind: TensorType, array: Array) -> str:
+        """Add a run-time operand."""
+        value = self.builder.input(f"{self.prefix}{name}", kind)
+        self.arrays[value], self.inputs[leaf] = array.astype(kind.dtype.numpy), value
+        return value
+
     def add(self, operator: Operator, *inputs: str) -> str:
         """Add an operator and compute it; raises ValueError where it does not take its operands."""
         kinds = [self.builder.type_of(name) for name in inputs]
@@ -134,21 +150,65 @@ class MadeLayer:
         return {axis: setting(point, axis) for axis in self.used}
 
 
-def add_layer(builder: GraphBuilder, pattern: Pattern, point: Point, prefix: str) -> MadeLayer:
-    """Put a layer of the pattern into a graph; its numbers depend on nothing but the point. Raises ValueError where
-    there is no such layer, e.g. a kernel larger than its image, Underivable for an operator that cannot be made."""
-    seed = [abs(setting(point, axis)) for axis in (*SIZES, *NUMBERS)]
+def add_layer(builder: GraphBuilder, pattern: Pattern, cases: Cases | None, point: Point, prefix: str) -> MadeLayer:
+    """Put a layer of a pattern, or of a network, into a graph; its numbers depend on nothing but the point. Raises
+    ValueError where there is no such layer, e.g. a kernel larger than its image, Underivable for an operator that
+    cannot be made."""
+    seed = [abs(setting(point, axis)) for axis in _SEEDING]
     making = Making(builder, point, prefix, np.random.default_rng(seed))
     making.matrix = FullyConnected in operators(pattern)
-    root = _make(making, pattern)
+    root = _of_network(making, cases) if setting(point, "made") else _make(making, pattern)
     arrays = {name: making.arrays[name] for name in making.inputs.values()}
     return MadeLayer(root, arrays, making.arrays[root], tuple(making.used), making.work)
 
 
-def single(pattern: Pattern, point: Point) -> tuple[Graph, MadeLayer]:
+_SEEDING = (*SIZES, *(axis for axis in NUMBERS if axis not in ("multiplier", "scales", "relu", "variant")))
+"""Axes the random numbers depend on."""
+
+
+class _Settings(Mapping[str, int]):
+    """The settings of a point, which notes what is asked for."""
+
+    def __init__(self, making: Making) -> None:
+        self._making = making
+
+    def __getitem__(self, axis: str) -> int:
+        if axis not in self:
+            raise KeyError(axis)
+        return self._making.get(axis)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*SIZES, *NUMBERS))
+
+    def __len__(self) -> int:
+        return len(SIZES) + len(NUMBERS)
+
+    def __contains__(self, axis: object) -> bool:
+        return axis in SIZES or axis in NUMBERS or axis in MADE
+
+
+def _of_network(making: Making, cases: Cases | None) -> str:
+    """The part of a network that the offload takes; its value."""
+    making.get("made")
+    if cases is None:
+        raise ValueError("there are no networks for it")
+    part = cases(_Settings(making))
+    names = {name: making.constant(name, array, part.types[name].dtype) for name, array in part.constants.items()}
+    for name in part.inputs:
+        kind, low = part.types[name], part.types[name].dtype.low
+        array = np.full(kind.shape, low + 3)
+        if making.get("x"):
+            array = making.generator.integers(max(low, -(1 << 11)), min(kind.dtype.high, 1 << 11) + 1, kind.shape)
+        names[name] = making.given(name, name, kind, array)
+    for node in part.nodes:
+        names[node.output] = making.add(node.operator, *(names[name] for name in node.inputs))
+    return names[part.outputs[0]]
+
+
+def single(pattern: Pattern, cases: Cases | None, point: Point) -> tuple[Graph, MadeLayer]:
     """A network of one layer; raises as `add_layer`."""
     builder = GraphBuilder("case")
-    layer = add_layer(builder, pattern, point, "")
+    layer = add_layer(builder, pattern, cases, point, "")
     return builder.finish([layer.root]), layer
 
 
@@ -191,9 +251,7 @@ def _leaf(making: Making, leaf: Leaf, along: int = 0, more: int = 0) -> str:
     array = np.full(shape, dtype.low + 3)
     if making.get("x"):
         array = making.generator.integers(max(dtype.low, -(1 << 11)), min(dtype.high, 1 << 11) + 1, shape)
-    value = making.builder.input(f"{making.prefix}{leaf.name}", kind)
-    making.arrays[value], making.inputs[leaf.name] = array.astype(dtype.numpy), value
-    return value
+    return making.given(leaf.name, leaf.name, kind, array)
 
 
 def _weights(making: Making, shape: tuple[int, ...]) -> str:
@@ -265,7 +323,9 @@ def _spread(making: Making, value: str) -> Array:
 def _requantize(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     mantissa, exponent = np.frexp(_spread(making, x))
-    multiplier = np.minimum(np.rint(mantissa * (1 << 31)), (1 << 31) - 1).astype(np.int32)
+    bits = {0: 31, 1: 1, 2: 15, 3: 8}[making.get("multiplier")]
+    whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
+    multiplier = (whole << 31 - bits).astype(np.int32)
     rounding = tuple(Rounding)[making.get("rounding")]
     operator = Requantize(rounding, output_zero_point=making.get("output_zero"))
     constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
@@ -281,7 +341,8 @@ def _scale_shift(making: Making, part: Apply) -> str:
     exponent = np.clip(np.floor(bits - np.log2(np.maximum(factors, 1e-9))), 0, 31).astype(np.int64)
     shift = np.full(factors.size, exponent.min()) if mode else exponent
     scale = np.ones(factors.size) if mode else np.clip(np.rint(factors * 2.0**shift), 1, 255)
-    steps = making.generator.integers(-700, 701, factors.size)
+    count = making.arrays[x].shape[-1] if making.get("per_channel") else 1
+    steps = making.generator.integers(-700, 701, count)
     offset = {0: scale * steps + (steps % np.maximum(scale, 1)), 1: scale * steps, 2: steps * 0}[odd]
     constants = {"scale": scale, "offset": offset, "shift": shift}
     names = [making.constant(name, array.astype(np.int32)) for name, array in constants.items()]

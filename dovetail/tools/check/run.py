@@ -25,7 +25,7 @@ from dovetail.program.interpret import Machine
 from dovetail.program.ir import Launch, View, dense_view, element_places, load, store
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.assign import first
-from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, make_device
+from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
 from dovetail.sim.launch_queue import FINISHED, START
 from dovetail.target.description import Command, Engine, LibraryCall, Offload, Operand, Target
 from dovetail.target.devices import JOB
@@ -235,6 +235,19 @@ class _Room:
         return View(name, kind, view.strides, self.take(stop - start, self._alignment), layout)
 
 
+def in_no_time(target: Target) -> Target:
+    """The target with engines that do at once what they are given."""
+
+    def made(engine: Engine) -> Engine:
+        if engine.device is None:
+            return engine
+        d = engine.device
+        spec = hurried(DeviceSpec(d.factory, d.base, d.size, d.arguments))
+        return replace(engine, device=replace(d, factory=spec.factory, arguments=spec.arguments))
+
+    return replace(target, engines=tuple(made(engine) for engine in target.engines))
+
+
 INSTRUCTIONS = 30_000_000
 """That a batch may take on the simulated chip at most."""
 SECONDS = 60.0
@@ -311,7 +324,8 @@ def _refused(target: Target, cases: Mapping[int, Case]) -> dict[int, Outcome]:
     """Cases outside of a limit: whether the engine leaves them alone. What the core makes of them is not asked."""
     done: dict[int, Outcome] = {}
     for index, case in cases.items():
-        graph, layer = single(offload_of(target, case).pattern, case.point)
+        offload = offload_of(target, case)
+        graph, layer = single(offload.pattern, offload.cases, case.point)
         regions = first(graph, _alone(target, case))
         taken = any(region.engine and region.graph.outputs == (layer.root,) for region in regions)
         error = f"the engine took it, against its limit: {case.failure}" if taken else ""
@@ -384,8 +398,10 @@ def compiled_cases(
     Raises DovetailError where it cannot be compiled."""
     machine = _alone(target, cases[0])
     builder = GraphBuilder("check")
-    pattern = offload_of(target, cases[0]).pattern
-    layers = tuple(add_layer(builder, pattern, case.point, f"c{index}_") for index, case in enumerate(cases))
+    given = offload_of(target, cases[0])
+    layers = tuple(
+        add_layer(builder, given.pattern, given.cases, case.point, f"c{index}_") for index, case in enumerate(cases)
+    )
     graph = builder.finish([layer.root for layer in layers])
     compiled = compile_graph(graph, machine, Options(), interpret=False)
     return compiled, {name: array for layer in layers for name, array in layer.inputs.items()}, layers
@@ -412,7 +428,7 @@ def _outcome(case: Case, layer: MadeLayer, origin: str, compiled: Compiled, outp
 
 def _alone(target: Target, case: Case) -> Target:
     """The target with one engine and one offload only, and with as much memory as the case says."""
-    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy=""),))
+    engine = replace(target.engine(case.engine), offloads=(replace(offload_of(target, case), lossy="", prefer=True),))
     cut = engine.memory if case.room else None
     memories = tuple(replace(m, size=case.room) if m.name == cut else m for m in target.memories)
     return replace(target, engines=(engine,), memories=memories)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
@@ -20,16 +20,19 @@ from dovetail.tools.check.cases import (
     Limits,
     Unasked,
     ask,
-    base,
+    bases,
     derive,
     lint_cost,
     lint_target,
     nearest_failure,
 )
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
-from dovetail.tools.check.run import SECONDS, Outcome, has_model, run
-from dovetail.tools.check.suspect import shrink, suspicions
+from dovetail.tools.check.networks import NETWORKS, through_policies
+from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
+from dovetail.tools.check.suspect import Shrunk, explained, shrink, suspicions
 
+_MANY, _FEW = 9, 2
+"""Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
 _TILED = 3
 """Cases of each offload that are computed in tiles too."""
 
@@ -99,6 +102,7 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
         DovetailError: its Verilog is asked for and does not build.
     """
+    target = through_policies(target)
     if not target.engines:
         raise TargetError("it has no engine to check", where=target.name, hint="give a target with an engine")
     if "rtl" in order.simulators:
@@ -153,11 +157,13 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        found.findings += _explained(target, offload, simulator, outcomes, order, right, progress)
+        said = {finding.suspicions[0] for finding in found.findings}
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, said, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
         counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason, left)
-        found.tested.append(Tested(engine.name, offload.name, simulator, *counted, left_out(offload.pattern)))
+        unmade = () if any("made" in case.point for case in cases) else left_out(offload.pattern)
+        found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
         if all(one.skipped for one in outcomes if one.case.taken):
             sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
             found.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
@@ -170,13 +176,17 @@ def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tu
     """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
     where = f"{engine.name} {offload.name}"
     try:
-        start = base(offload)
-        if start is None:
+        starts = bases(offload)
+        if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
             found.findings.append(Finding(sentence, (sentence,)))
             return [], 0, "no layer reaches it"
-        found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-        cases, left = derive(engine, offload, start, order.limits)
+        cases: list[Case] = []
+        left = 0
+        for start in starts:
+            found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+            more, others = derive(engine, offload, start, order.limits)
+            cases, left = [*cases, *more], left + others
         return cases, left, ""
     except Underivable as error:
         sentence = f"{where}: no case was tried: {error}"
@@ -210,9 +220,11 @@ def _explained(
     outcomes: Sequence[Outcome],
     order: Order,
     right: Sequence[str],
+    said: Collection[str],
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """One finding for wrong results, one for errors, each in its smallest form."""
+    """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less
+    is tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
     for kind, word in ((False, "wrong results"), (True, "errors")):
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
@@ -222,11 +234,18 @@ def _explained(
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
-        small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear)
+        known = explained(failed, offload) if dear and not kind else []
+        of_time: list[str] = []
+        if simulator == "iss" and not kind and not known:
+            of_time = list(_of_time(target, outcomes, failed, simulator, order))
+        small = Shrunk(first, ())
+        if not of_time and not set(known[:1]) & set(said):
+            rounds = _FEW if known else _MANY
+            small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, offload)
-        if simulator == "model" and not kind:
+        if simulator == "model" and not small.outcome.hangs:
             found[:0] = _where_it_lies(target, small.outcome, order)
         if right:  # what is left where something else computes all cases rightly
             parts = ["the driver"] if "iss" not in right else []
@@ -235,7 +254,25 @@ def _explained(
             found.insert(kind, f"{left}: all cases are right on {' and '.join(right)}")
         if first.case.room:
             found.insert(0, "only in tiles: strides or addresses of parts, padding at inner edges")
+        found[:0] = of_time
         yield Finding(title, tuple(found), simulator, small.outcome, small.needed)
+
+
+def _of_time(
+    target: Target, outcomes: Sequence[Outcome], failed: Sequence[Outcome], simulator: str, order: Order
+) -> Iterator[str]:
+    """Whether all is well where the engine takes no time, or where nothing was launched before."""
+    same = [outcome.case for outcome in outcomes if outcome.case.taken and outcome.case.room == failed[0].case.room]
+    if not any(one.failed or one.skipped for one in run(in_no_time(target), same, simulator, order.seconds)):
+        yield (
+            "results are read before they are there: all is well where the engine takes no time, so the driver does "
+            "not wait, or the engine says too early that it has finished"
+        )
+    elif len(same) > 1 and not run(target, [failed[0].case], simulator, order.seconds)[0].failed:
+        yield (
+            "what a launch before left behind: all is well where there is none, so a register is not written, or a "
+            "buffer, or a cache of the engine's keeps what is old"
+        )
 
 
 def _where_it_lies(target: Target, outcome: Outcome, order: Order) -> Iterator[str]:
@@ -300,6 +337,10 @@ def _described(finding: Finding) -> str:
             choices = {"type": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[axis]
             if value:
                 words.append(f"{axis} {getattr(choices[value], 'text', choices[value].value)}")
+        elif axis == "model":
+            words.append(f"from {NETWORKS[value - 1][0]}")
+        elif axis == "made" and "model" not in case.point:
+            words.append("from the port's own networks")
         elif axis in SIZES and (value != LEAST[axis] or axis in ("rows", "columns", "channels", "outputs")):
             words.append(f"{axis} {value}")
         elif axis in NUMBERS and value and axis not in ("per_channel", "bias"):

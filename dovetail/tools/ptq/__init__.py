@@ -1,4 +1,4 @@
-"""Calibrate: from a float network and data to a quantised one that a target takes, and how much that costs.
+"""Calibrate: from a float network, or what a quantised one stands for, and data to a quantised one that a target takes.
 
 `quantise_network` is the table of contents. The result is in QDQ form, which the quantize stage takes.
 """
@@ -20,6 +20,7 @@ from dovetail.tools.ptq.calibration import (
     Settings,
     calibrate,
     choose_layers,
+    finds_two_bits,
     named_activations,
     named_widths,
     weight_widths,
@@ -31,12 +32,13 @@ from dovetail.tools.ptq.prepare import prepare
 from dovetail.tools.ptq.qdq import qdq_graph
 from dovetail.tools.ptq.search import Search, activation_costs, search
 from dovetail.tools.ptq.steps import Method
+from dovetail.tools.ptq.unquantise import input_steps, is_quantised
 
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["Method", "Preprocessing", "Quantised", "Samples", "Settings", "named_activations", "named_widths"]
-__all__ += ["prepare", "quantise_network", "read_samples"]
+__all__ = ["Method", "Preprocessing", "Quantised", "Samples", "Settings", "input_steps", "is_quantised"]
+__all__ += ["finds_two_bits", "named_activations", "named_widths", "prepare", "quantise_network", "read_samples"]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+import numpy as np
+
 from dovetail.errors import DovetailError, TargetError
-from dovetail.ir.graph import Graph
+from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.activation import LogSoftmax, Softmax
-from dovetail.ir.types import Array
+from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import adapt
 from dovetail.target.description import Quantisation, Target
 from dovetail.tools.ptq import steps as stepping
 from dovetail.tools.ptq.budget import Budget
@@ -160,6 +164,16 @@ def _steps(
     narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
     spare = dict.fromkeys(stepping.operands_of(graph, narrow), 8 - wanted.operand_bits)
     return stepping.shiftable(graph, steps, spare)
+
+
+def finds_two_bits(target: Target) -> bool:
+    """Whether a policy of the target finds out that weights a file holds in 4 bits have 2."""
+    builder = GraphBuilder("narrow")
+    x = builder.input("x", TensorType((1, 4), DType.INT8))
+    weights = builder.constant("w", np.array([[-2, -1, 0, 1]] * 4, np.int8), DType.INT4)
+    graph = builder.finish([builder.add(FullyConnected(), [x, weights])])
+    made = (adapt(graph, policy) for policy in target.policies)
+    return any(one.types[name].dtype is DType.INT2 for one in made for name in one.constants)
 
 
 def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
+from dovetail.tools.ptq.steps import Steps
+from dovetail.tools.ptq.unquantise import as_reals
 
 MOST_PIXELS = 1 << 26
 """Pixels an image may have."""
@@ -111,7 +113,7 @@ class Samples:
         return len(next(iter(self.inputs.values())))
 
 
-def read_samples(path: Path, graph: Graph, how: Preprocessing) -> Samples:
+def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: Mapping[str, Steps] | None = None) -> Samples:
     """Read the data a path holds.
 
     Args:
@@ -120,6 +122,8 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing) -> Samples:
             of PNG or JPEG images.
         graph: the network they are for.
         how: what is done to the elements.
+        steps: of inputs that were quantised in the model's file, what their integers stand for: data of that integer
+            type is taken so, and not preprocessed.
 
     Raises:
         InputError: missing, empty, damaged, too large, of wrong names, shapes or types, or not finite.
@@ -132,7 +136,11 @@ def read_samples(path: Path, graph: Graph, how: Preprocessing) -> Samples:
     else:
         raise InputError("there is no such file or folder", where=str(path), hint="give an .npz file or a folder")
     labels = arrays.pop(LABELS, None)
-    inputs = {name: _samples(name, arrays[name], graph.types[name], path, how) for name in graph.inputs}
+    inputs = {}
+    for name in graph.inputs:
+        real = as_reals(arrays[name], (steps or {}).get(name))
+        own = replace(how, scale=1.0, offset=0.0) if real is not arrays[name] else how
+        inputs[name] = _samples(name, real, graph.types[name], path, own)
     counts = {name: len(array) for name, array in inputs.items()}
     if len(set(counts.values())) > 1:
         hint = "give each input the same number of samples"

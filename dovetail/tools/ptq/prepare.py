@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
+from dovetail.ir.operators.arithmetic import Add, Dequantize
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected, Linear
 from dovetail.ir.operators.movement import Pad, Reshape
@@ -24,20 +24,17 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
 from dovetail.tools.ptq.composites import gather_gelu, gather_normalisation
+from dovetail.tools.ptq.unquantise import is_quantised, unquantised
 
 _REORDERED = ("_nhwc", "_ohwi")
 """Endings the ONNX frontend adds to the names of images and weights in the graph's order."""
 
 
 def prepare(graph: Graph, file_name: str) -> Graph:
-    """The float graph of a model, simplified and folded, its weights checked.
-    Raises ModelError where it is quantised already, or a constant holds NaN or infinity."""
+    """The float graph of a model, simplified and folded, its weights checked; of a quantised one what its integers
+    stand for. Raises ModelError where a constant holds NaN or infinity, or integers are computed with as such."""
+    graph = unquantised(graph) if is_quantised(graph) else graph
     graph = own_names(run(simplify(graph), (real_constants,)))
-    for node in graph.nodes:
-        if isinstance(node.operator, Quantize | Dequantize):
-            what = f"the model is quantised already: {node.origin or node.output}"
-            hint = "give the float model; dovetail compile takes this one as it is"
-            raise ModelError(what, where=file_name, hint=hint)
     for name, array in graph.constants.items():
         if array.dtype == np.float32 and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())

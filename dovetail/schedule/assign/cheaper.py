@@ -1,0 +1,118 @@
+"""The cheaper way of each layer where layers come one after the other: another offload of the engine, or the core.
+
+Where the core is far slower by estimate and no other offload takes a layer, nothing is worked out: it stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dovetail.errors import PlanError
+from dovetail.ir.graph import Graph
+from dovetail.program.ir import CORE
+from dovetail.schedule.assign.candidates import as_regions, on_core, others
+from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, without_offloads
+from dovetail.schedule.partition import Region
+from dovetail.schedule.tiles import LAUNCH_CYCLES, dma_cycles
+from dovetail.target.description import Target
+from dovetail.user_file import asking
+
+_FAR = 4
+"""How many times slower the core must look for an engine to be taken without a closer look."""
+
+
+def cheaper(
+    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str]
+) -> tuple[tuple[Region, ...], dict[str, Told]]:
+    """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
+
+    Args:
+        graph: the whole network.
+        regions: of the partition.
+        target: the machine, with one engine.
+        held: names of the regions that stay as they are.
+    """
+    if target.core.is_host:
+        return tuple(regions), {}
+    makers = {region.output: region for region in regions}
+    readers: dict[str, list[Region]] = {}
+    for region in regions:
+        for value in region.graph.inputs:
+            readers.setdefault(value, []).append(region)
+    found: list[Region] = []
+    said: dict[str, Told] = {}
+    for region in regions:
+        known = () if region.name in held else tuple(_candidates(region, graph, target))
+        if len(known) < 2:
+            found.append(region)
+            continue
+        costs = [one.cycles + _around(one, makers, readers, target) for one in known]
+        best = min(range(len(known)), key=lambda at: (costs[at], at))
+        parts = [step.region for step in known[best].steps] if best else [region]
+        told = _told(known, costs, best)
+        found += [replace(part, reason=told.why) if told and part.place == CORE else part for part in parts]
+        said |= dict.fromkeys((part.name for part in parts), told) if told else {}
+    return tuple(found), said
+
+
+def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told | None:
+    """What there is to say of the ways that are not far slower than the best, and of the first if it is not that; None
+    where there are no others."""
+    names = [_label(one) for one in known]
+    near = [at for at, cost in enumerate(costs) if at in (0, best) or costs[best] < cost < _FAR * costs[best]]
+    near = [at for at in near if at == best or costs[at] > costs[best]]
+    if len(near) < 2:
+        return None
+    other = min((at for at in near if at != best), key=lambda at: (costs[at], at))
+    why = f"fastest there: {costs[best]:,} cycles, {costs[other]:,} on {names[other]}"
+    return Told(tuple((names[at], costs[at]) for at in near), {}, why)
+
+
+def _candidates(region: Region, graph: Graph, target: Target) -> Iterator[Candidate]:
+    """The layer as it is, by other offloads, and on the core; nothing where it is clear which."""
+    if region.engine is None or region.offload is None or region.offload.prefer:
+        return
+    lossless = without_offloads(target, {engine.name: False for engine in target.engines})
+    ways = list(others(region.graph, [region], lossless))
+    if not ways and core_cycles(region.graph) >= _FAR * _about(region, target):
+        return
+    for way in ((region,), *ways):
+        try:
+            yield as_regions(region, way, graph, target)
+        except PlanError:  # no memory for it; where that is all there is, the plan says so
+            if way == (region,):
+                return
+    yield from on_core(region, graph, target, {})
+
+
+def _about(region: Region, target: Target) -> int:
+    """About how long the engine takes, in one piece and with everything copied."""
+    assert region.engine is not None and region.offload is not None and region.match is not None
+    types, constants = region.graph.types, region.graph.constants
+    with asking(f"the cycles of {region.offload.name} for {region.name}"):
+        try:
+            own = region.offload.cycles(region.match)
+        except ValueError:  # not in one piece
+            return core_cycles(region.graph)
+    values = (*region.graph.inputs, region.output, *constants)
+    moved = sum(types[value].nbytes for value in values)
+    near = target.dma is None or target.works_in_place(region.engine)
+    return own + LAUNCH_CYCLES + (0 if near else dma_cycles(target.dma, moved, len(values)))
+
+
+def _around(
+    candidate: Candidate, makers: Mapping[str, Region], readers: Mapping[str, list[Region]], target: Target
+) -> int:
+    """Cycles of relayouts between a layer computed so and its neighbours as they are."""
+    steps = [step.region for step in candidate.steps]
+    before = sum(
+        border(value, makers[value], one, target) for one in steps for value in one.graph.inputs if value in makers
+    )
+    return before + sum(border(steps[-1].output, steps[-1], one, target) for one in readers.get(steps[-1].output, ()))
+
+
+def _label(candidate: Candidate) -> str:
+    """Who computes it, by which offloads."""
+    parts = (step.region for step in candidate.steps if not (step.region.is_view or step.region.still))
+    return " then ".join(f"{one.place} {one.offload.name}" if one.offload else one.place for one in parts)

@@ -1,0 +1,95 @@
+"""The kit of standard faults in a small form: its edits fit the ports, and some of each kind are found and named.
+
+`python scripts/port_faults.py` plants all of them and tries the default check (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dovetail.targets import load_target
+from dovetail.tools.check.cases import Limits
+from dovetail.tools.check.suite import Order, check
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
+STANDARD = 20
+TINY, SMALL = Limits(8_000, 1_500, 60), Limits(30_000, 6_000, 60)
+
+
+def script() -> ModuleType:
+    """scripts/port_faults.py."""
+    spec = importlib.util.spec_from_file_location("port_faults", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["port_faults"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+KIT = script()
+FAULTS = {f"{fault.port} {fault.name}": fault for fault in KIT.faults()}
+ON_MODEL = (
+    "rounding",
+    "clamp",
+    "wrap",
+    "zero point",
+    "stride",
+    "halo",
+    "mode word",
+    "per-channel index",
+    "sign",
+    "shift",
+)
+ON_CHIP = (
+    ("macarray no wait", "dense"),
+    ("macarray early finish", "dense"),
+    ("macarray cache", "dense"),
+    ("ne16 per-channel index", "dense"),
+    ("diana bias", "dense"),
+    ("diana swapped operands", "sum"),
+)
+
+
+def test_every_port_has_every_fault(tmp_path: Path) -> None:
+    names = [fault.name for fault in FAULTS.values() if fault.port == "macarray"]
+    assert len(names) == STANDARD
+    for port in ("macarray", "ne16", "diana"):
+        assert [fault.name for fault in FAULTS.values() if fault.port == port] == names
+    for number, fault in enumerate(FAULTS.values()):
+        KIT.planted(fault, tmp_path / str(number))  # raises where an edit no longer fits
+
+
+def first_suspicion(fault: str, offload: str, simulator: str, folder: Path) -> str:
+    """Of a small check of a port with that fault."""
+    file = KIT.planted(FAULTS[fault], folder)
+    target = load_target(str(file))
+    found = check(target, Order(SMALL if simulator == "model" else TINY, (simulator,), (offload,)))
+    assert found.findings, fault
+    return found.findings[0].suspicions[0]
+
+
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose package is imported anew, in simulators' processes too."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPT.parents[1]}")
+    for name in [name for name in sys.modules if name.split(".")[0] == KIT.PACKAGE]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ON_MODEL)
+def test_faults_of_a_model(name: str, importable: Path) -> None:
+    fault = FAULTS[f"macarray {name}"]
+    assert re.search(fault.means, first_suspicion(f"macarray {name}", "convolution", "model", importable))
+
+
+@pytest.mark.parametrize(("name", "offload"), ON_CHIP)
+def test_faults_on_the_chip(name: str, offload: str, importable: Path) -> None:
+    assert re.search(FAULTS[name].means, first_suspicion(name, offload, "iss", importable))
