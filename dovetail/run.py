@@ -13,8 +13,8 @@ import numpy as np
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BoardError, BuildError, DovetailError
-from dovetail.ir.layout import from_notation, from_physical, to_physical
-from dovetail.ir.types import Array, DType
+from dovetail.ir.layout import from_bytes, from_notation, to_bytes
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
 from dovetail.sim.device import DeviceSpec
 from dovetail.sim.line import Board
@@ -388,15 +388,14 @@ def _place(port: Mapping[str, Any]) -> str:
 def _contents(port: Mapping[str, Any], array: Array) -> bytes:
     """The bytes of an input; row-major unless the port says otherwise."""
     layout = port.get("layout")
-    return (to_physical(array, from_notation(layout)) if layout else np.ascontiguousarray(array)).tobytes()
+    return to_bytes(array, from_notation(layout) if layout else None).tobytes()
 
 
 def _outputs(build: Build, result: InferenceResult) -> dict[str, Array]:
     found = {}
     for port in build.manifest["outputs"]:
-        dtype = next(kind for kind in DType if kind.text == port["dtype"]).numpy
-        array, shape = np.frombuffer(result.outputs[_place(port)], dtype), tuple(port["shape"])
-        if port.get("layout"):
-            array = from_physical(array, from_notation(port["layout"]), shape)
-        found[port["name"]] = array.reshape(shape)
+        dtype = next(kind for kind in DType if kind.text == port["dtype"])
+        layout = from_notation(port["layout"]) if port.get("layout") else None
+        held = np.frombuffer(result.outputs[_place(port)], np.uint8)
+        found[port["name"]] = from_bytes(held, layout, TensorType(tuple(port["shape"]), dtype))
     return found

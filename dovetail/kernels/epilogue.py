@@ -247,10 +247,10 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
         if name not in values:
             kind = graph.types[name]
             if name in graph.constants:
-                array = scope.constant(name, "addends", graph.constants[name])
+                text = scope.element(scope.constant(name, "addends", graph.constants[name]), kind.shape)
             else:
-                array = scope.input(name)
-            values[name] = expression_of(scope.element(array, kind.shape), kind.dtype)
+                text = scope.loaded(name, scope.input(name), index(kind.shape))
+            values[name] = expression_of(text, kind.dtype)
         return values[name]
 
     users = graph.users()
@@ -265,8 +265,9 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     kind = graph.types[output]
     final = value_of(output)
     stored = c_type(kind.dtype)
-    text = final.text if stored == final.c_type else f"({stored}){atom(final.text)}"
-    return [*scope.lines, f"output[{index(kind.shape)}] = {text};"]
+    plain = stored == final.c_type or scope.shares(output)
+    text = final.text if plain else f"({stored}){atom(final.text)}"
+    return [*scope.lines, scope.stored(index(kind.shape), text)]
 
 
 CALLS: Mapping[UnaryKind, str] = {

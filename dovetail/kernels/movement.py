@@ -56,7 +56,7 @@ def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, 
         walks = [broadcast_walk(result, result, box), source]
         loops = merge([stop - start for start, stop in box], walks)
         run = loops[-1] if loops else (1, (1, 1))
-        size = run[0] * (kind.bits // 8)
+        size = run[0] * kind.numpy.itemsize
         if run[1] == (1, 1) and size >= _SHORT:
             outer = [(count, strides) for count, strides in loops[:-1]]
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
@@ -91,7 +91,7 @@ def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number:
     if kind.dtype is DType.FLOAT32:
         return _computed(region, scope, result, full_box(result), lambda _: Expression(real(number), "float"), None)
     value = int(number)
-    if not region.tree and kind.dtype.bits == 8:
+    if not region.tree and kind.dtype.bits <= 8:
         return [f"__builtin_memset(output, {value & 255}, {prod(result)});"]
     constant = Expression(integer(value), "int32_t", value, value)
     return _computed(region, scope, result, full_box(result), lambda _: constant, None)
@@ -112,10 +112,10 @@ def _run(region: Region, scope: Scope, length: int, channel_base: str, source: s
     result from flat index `place` on, which is at `channel_base` along its last axis."""
     kind = region.source_dtype
     number = source.lstrip("-").isdigit()
-    if not region.tree and number and kind.bits == 8:
+    if not region.tree and number and kind.bits <= 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
-    if not region.tree and not number and length * kind.bits // 8 >= _SHORT:
-        return [f"__builtin_memcpy(output + place, {source}, {length * kind.bits // 8});"]
+    if not region.tree and not number and length * kind.numpy.itemsize >= _SHORT:
+        return [f"__builtin_memcpy(output + place, {source}, {length * kind.numpy.itemsize});"]
     index = anchored(region.output_shape, "place + channel", total(channel_base, "channel"))
     value = Expression(source, "int32_t", int(source), int(source)) if number else expression_of("from[channel]", kind)
     lines = finish(scope, region.tree, index, (region.node.output, value))

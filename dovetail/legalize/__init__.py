@@ -18,6 +18,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.requantisation import (
     ConverterLimits,
@@ -56,6 +57,7 @@ __all__ = [
     "engine_requantisation",
     "even_borders",
     "first_layer_in_bands",
+    "narrow_activations",
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",

@@ -182,7 +182,8 @@ def engine_requantisation(
             return None
         requantize, operator = scaled.operator, linear.operator
         assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
-        if draft.types[linear.inputs[0]].dtype is not limits.activations or operator.weight_zero_point:
+        kind = draft.types[linear.inputs[0]].dtype  # an input of the network may be narrower
+        if kind.bits > 8 or kind is not limits.activations.narrowed(kind.bits) or operator.weight_zero_point:
             return None
         if any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])):
             return None

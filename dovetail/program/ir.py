@@ -15,12 +15,13 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, axis_offsets, check_part, physical_shape
+from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
 from dovetail.target.pattern import Match
 
@@ -65,8 +66,8 @@ class View:
     type: TensorType
     """What it is: shape and elements, whatever the layout."""
     strides: tuple[int, ...]
-    """Bytes from one index to the next along each physical dimension: each axis of the shape, unless `layout` says
-    otherwise."""
+    """Bytes from one index to the next along each physical dimension but one within a byte: each axis of the shape,
+    unless `layout` says otherwise."""
     offset: int = 0
     """Bytes from the start of the buffer."""
     layout: Layout | None = None
@@ -74,8 +75,8 @@ class View:
 
     @cached_property
     def physical(self) -> Shape:
-        """Sizes of the physical dimensions, unused parts of last blocks included."""
-        return self.type.shape if self.layout is None else physical_shape(self.layout, self.type.shape)
+        """Sizes of the physical dimensions, unused parts of last blocks included; elements in one byte count once."""
+        return self.type.shape if self.layout is None else stored_shape(self.layout, self.type.shape)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -125,11 +126,20 @@ class View:
         if self.layout is None:
             starts = [begin for begin, _ in box]
         else:
-            coarsest = ((axis, step, self.layout.block(axis)) for axis, step in self.layout.dims)
+            coarsest = ((axis, step, self.layout.block(axis)) for axis, step in self.layout.stored)
             starts = [box[axis][0] // step if step == block else 0 for axis, step, block in coarsest]
         start = sum(begin * stride for begin, stride in zip(starts, self.strides, strict=True))
         kind = TensorType(box_shape(box), self.type.dtype)
         return View(self.buffer, kind, self.strides, self.offset + start, self.layout)
+
+    @cached_property
+    def bytewise(self) -> View:
+        """A packed view as one of bytes, each of which stands for the elements in it; any other as it is."""
+        if self.layout is None or not self.layout.packed:
+            return self
+        axis, share = self.layout.dims[-1][0], self.layout.fields
+        shape = tuple(-(-size // share) if place == axis else size for place, size in enumerate(self.type.shape))
+        return View(self.buffer, TensorType(shape, DType.UINT8), self.strides, self.offset, self.layout.bytewise)
 
     def seen_as(self, layout: Layout | None) -> View:
         """The same bytes under another layout in which every element lies where it does now.
@@ -144,6 +154,16 @@ class View:
         return dense_view(self.buffer, self.type, self.offset, layout)
 
 
+def in_order_of(view: View, layout: Layout | None) -> Layout | None:
+    """The layout a kernel that works in the order of another one finds a view's elements in: of wide ones the order
+    itself, of narrow ones that or their own, if it packs just this order without gaps."""
+    order, own = layout.order if layout is not None else None, view.layout
+    if own is None or not own.packed or own.order != order:
+        return order
+    elements = view.type.shape if order is None else physical_shape(order, view.type.shape)
+    return own if prod(physical_shape(own, view.type.shape)) == prod(elements) else order
+
+
 def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
     """Row-major byte strides."""
     return tuple(dtype.numpy.itemsize * step for step in dense_steps(shape))
@@ -151,7 +171,7 @@ def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
 
 def dense_view(buffer: str, kind: TensorType, offset: int = 0, layout: Layout | None = None) -> View:
     """A whole value lying densely from `offset`, row-major unless a layout is given."""
-    shape = kind.shape if layout is None else physical_shape(layout, kind.shape)
+    shape = kind.shape if layout is None else stored_shape(layout, kind.shape)
     return View(buffer, kind, dense_strides(shape, kind.dtype), offset, layout)
 
 
@@ -355,6 +375,10 @@ def load(memory: Array, view: View, base: int) -> Array:
     """A copy of the logical array that lies in `view`, whose buffer begins at byte `base` of `memory` (uint8)."""
     if view.layout is None:
         return _strided(memory, view, base).copy()
+    if view.layout.packed:
+        bits = 8 // view.layout.fields
+        raw = memory[element_places(view, base)] >> (bits * field_numbers(view.layout, view.type.shape))
+        return from_field(raw, view.type.dtype)
     found = memory[byte_places(view, base)].view(view.type.dtype.numpy)
     return np.asarray(found.reshape(view.type.shape))
 
@@ -365,7 +389,21 @@ def store(memory: Array, view: View, base: int, array: Array) -> None:
         _strided(memory, view, base)[...] = array
         return
     held = np.ascontiguousarray(array, dtype=view.type.dtype.numpy)
+    if view.layout.packed:
+        _store_fields(memory, element_places(view, base), view.layout, held)
+        return
     memory[byte_places(view, base)] = held.reshape(*held.shape, 1).view(np.uint8)
+
+
+def _store_fields(memory: Array, places: Array, layout: Layout, array: Array) -> None:
+    """Write elements to their fields of the bytes at `places`; other fields are left as they are."""
+    bits = 8 // layout.fields
+    fields = np.broadcast_to(field_numbers(layout, array.shape), array.shape)
+    for field_number in range(layout.fields):
+        chosen, shift = fields == field_number, bits * field_number
+        mask = np.uint8(((1 << bits) - 1) << shift)
+        mine = (array[chosen].astype(np.uint8) << shift) & mask
+        memory[places[chosen]] = (memory[places[chosen]] & ~mask) | mine
 
 
 def element_places(view: View, base: int) -> Array:

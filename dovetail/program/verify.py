@@ -10,6 +10,8 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.ir.crop import reads_in_place
+from dovetail.ir.layout import packing_fits
+from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array
 from dovetail.kernels import may_overwrite
 from dovetail.program.ir import (
@@ -25,6 +27,7 @@ from dovetail.program.ir import (
     View,
     Wait,
     byte_places,
+    in_order_of,
     overwritten,
     print_statement,
     queue_of,
@@ -267,11 +270,18 @@ def _check_streamed_copy(state: _State, copy: Copy) -> None:
 
 
 def _check_layouts(statement: Launch | Call) -> None:
-    """An engine finds each value in the layout it takes; the core finds all in one, densely."""
+    """An engine finds each value in the layout it takes; the core finds the elements of all in one order, densely, and
+    converts between two of which one shares bytes."""
     graph = statement.graph
     views = {**{name: statement.operands[name] for name in graph.inputs}, graph.outputs[0]: statement.result}
+    converts = isinstance(statement, Call) and isinstance(graph.nodes[0].operator, Relayout)
     for name, view in views.items():
-        expected = statement.layouts.get(name) if isinstance(statement, Launch) else statement.result.layout
+        if not packing_fits(view.layout, view.type.dtype):
+            raise ProgramError(f"'{name}' is {view.type} and lies {view.layout}, whose bytes it cannot fill")
+        if isinstance(statement, Call):
+            expected = view.layout if converts else in_order_of(view, statement.result.layout)
+        else:
+            expected = statement.layouts.get(name)
         if view.layout != expected:
             found, wanted = (layout or "row-major" for layout in (view.layout, expected))
             raise ProgramError(f"'{name}' lies {found}, expected {wanted}", hint=_LAYOUT)
@@ -295,7 +305,8 @@ def _check_apart(state: _State, statement: Statement) -> None:
                 raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
     if over is None or not isinstance(statement, Call):
         return
-    if not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
+    same = statement.operands[over].layout == statement.result.layout
+    if not same or not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
         raise ProgramError(f"writes its result over '{over}', which it reads at other places too: lifetimes overlap")
 
 

@@ -1,7 +1,7 @@
 """The public interface a target is written against."""
 
 from dovetail.ir.crop import Tile, crop
-from dovetail.ir.layout import Layout, blocked, from_notation
+from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
 from dovetail.target.description import (
@@ -62,4 +62,5 @@ __all__ = [
     "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory",
     "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams", "Struct", "Target",
     "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of", "operand",
+    "packed",
 ]  # fmt: skip

@@ -172,6 +172,9 @@ class Core:
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""
+    packs: bool = False
+    """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
+    instructions. (Beside engines that take them so, its kernels do in any case.)"""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -232,8 +235,8 @@ class Operand:
     """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob, but
     in a stream their address as well."""
     strides: tuple[int, ...]
-    """Bytes between neighbours along each physical dimension of the layout the offload takes the operand in (along
-    each axis of the logical shape if that is row-major)."""
+    """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
+    operand in (along each axis of the logical shape if that is row-major)."""
 
 
 @dataclass(frozen=True)
@@ -304,9 +307,10 @@ class Offload:
     """Tiles are cut at multiples of this many output channels."""
     row_step: int = 1
     """Tiles are cut at multiples of this many output rows and columns."""
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, Layout] | Callable[[Match], Mapping[str, Layout]] = field(default_factory=dict)
     """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
-    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes."""
+    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes. A function where it
+    depends on the region, such as on the widths of its values: it must give every tile what it gives the whole."""
     strided: bool = True
     """False when it takes operands, and gives a result, that lie whole and densely: then nothing is cut where it lies,
     nor put inside another value."""
@@ -323,6 +327,10 @@ class Offload:
     starting: Callable[[Match], int] = lambda match: 0
     """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
     one piece after the other."""
+
+    def layouts_of(self, match: Match) -> Mapping[str, Layout]:
+        """The layouts for a region, or a tile of it."""
+        return self.layouts(match) if callable(self.layouts) else self.layouts
 
 
 @dataclass(frozen=True)
@@ -489,6 +497,9 @@ class Quantisation:
     """Weights of 2 bits are -1, 0 or 1."""
     operand_bits: int = 8
     """Bits that operands of layers with 2-bit weights are to keep within."""
+    activation_bits: tuple[int, ...] = (8,)
+    """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
+    gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
 
 
 @dataclass(frozen=True)

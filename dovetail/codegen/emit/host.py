@@ -13,6 +13,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
+from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, Launch, View
 from dovetail.program.transfers import Transfer
 from dovetail.target.description import Command, Engine
@@ -38,7 +39,7 @@ def host_source(unit: Unit) -> str | None:
         name, command = steps[-1]
         found, between = _launch_kernels(launch, name, shared, functions)
         helpers += [helper for kernel in found for helper in kernel.helpers]
-        functions.append(_host_task(unit, launch, name, found, between))
+        functions.append(_host_task(unit, launch, name, found, between, helpers))
         if index in listed:
             continue
         with_blob.update((command.function, command.constants) for _, command in steps)
@@ -138,19 +139,23 @@ def _computable(graph: Graph) -> tuple[Graph, ...]:
     raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out")
 
 
-def _host_task(unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str]) -> str:
+def _host_task(
+    unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str], helpers: list[str]
+) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
-    give each other."""
+    give each other, `helpers` gains the functions it calls."""
     kinds = [launch.graph.types[value] for value in between]
     aligned = "__attribute__((aligned(16)))"
     lines = [f"    static {c_type(kind.dtype)} between[{kind.elements}] {aligned};" for kind in kinds]
     for kernel in found:
-        block = _host_kernel_call(unit, launch, kernel, between)
+        block = _host_kernel_call(unit, launch, kernel, between, helpers)
         lines += ["    {", *block, "    }"] if between else block
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
-def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str]) -> list[str]:
+def _host_kernel_call(
+    unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str], helpers: list[str]
+) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
@@ -174,36 +179,36 @@ def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: C
             continue
         lines.append(f"    static {element} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
         arguments.append(stem)
-        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result))
+        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
     return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
 
 
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: list[str]) -> str:
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
-    offset = " + ".join(_steps(view, indices))
+    kind, offset = view.type.dtype, " + ".join(_steps(view, indices))
     dense = "0"
     for index, size in sizes:
         dense = f"({dense}) * {size} + {index}"
     const = "" if scatter else "const "
     strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
+    if view.layout is not None and view.layout.packed:
+        helpers.append(name := f"{'put' if scatter else 'packed' if kind.signed else 'unsigned'}_{kind.bits}")
+        field = field_text(view.layout, indices)
+        call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
+        body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
+        return f"    {loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
     return f"    {loops}{{ {body} }}"
 
 
 def _steps(view: View, indices: list[str]) -> list[str]:
-    """C terms of an element's offset, one per physical dimension."""
+    """C terms of an element's offset, one per physical dimension but one within a byte."""
     if view.layout is None:
         return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
-    found = []
-    for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
-        coarser = view.layout.coarser(axis, step)
-        place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
-        place += f" % {coarser // step}" if coarser else ""
-        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
-        found.append(f"({down}{place}) * {stride}")
-    return found
+    dims = zip(view.layout.stored, view.strides, strict=True)
+    return [f"({index_text(view.layout, dimension, indices)}) * {stride}" for dimension, stride in dims]
 
 
 def main_source(unit: Unit) -> str:

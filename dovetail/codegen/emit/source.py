@@ -96,10 +96,11 @@ def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:
 def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]:
     """What the header says of an input or output, and the function between its integers and real numbers."""
     stem, element, steps = f"{unit.model.upper()}_{kind.upper()}_{index}", c_type(view.type.dtype), unit.steps.get(name)
+    shared = view.layout is not None and view.layout.packed
     lines = [
         f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */",
-        f"#define {stem}_ELEMENTS {view.type.elements}",
-        f"#define {stem} (({element} *)(void *)({unit.first_byte(view)}))",
+        f"#define {stem}_ELEMENTS {view.type.elements}{' /* several in a byte */' if shared else ''}",
+        f"#define {stem} (({'uint8_t' if shared else element} *)(void *)({unit.first_byte(view)}))",
     ]
     if steps is None:
         return lines

@@ -13,8 +13,9 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import physical_shape
+from dovetail.ir.layout import Layout, physical_shape
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.c import identifier
@@ -375,7 +376,8 @@ def kernel_calls(
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
     lanes = _common_lanes(graphs, list(calls.values()), core)
-    made = kernels.generate_all(graphs, functions, little, core, over, lanes)
+    layouts = {place: _packings(call) for place, call in enumerate(calls.values())}
+    made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
@@ -450,7 +452,8 @@ def _work(graph: Graph) -> int:
 def as_it_lies(call: Call) -> Graph:
     """The computation of a call over the physical dimensions of its values, in which they are row-major."""
     layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
-    if layout is None:
+    layout = layout.order if layout is not None else None
+    if layout is None or isinstance(graph.nodes[0].operator, Relayout):
         return graph
     physical = physical_shape(layout, shape)
     types = {
@@ -458,6 +461,14 @@ def as_it_lies(call: Call) -> Graph:
         for name, kind in graph.types.items()
     }
     return replace(graph, types=types)
+
+
+def _packings(call: Call) -> dict[str, Layout]:
+    """The layouts a call's kernel has to know: those of values whose elements share bytes, of a relayout all."""
+    views = {**call.operands, call.graph.outputs[0]: call.result}
+    converts = isinstance(call.graph.nodes[0].operator, Relayout)
+    found = ((name, view.layout) for name, view in views.items())
+    return {name: layout for name, layout in found if layout is not None and (converts or layout.packed)}
 
 
 def dma_transfers(copy: Copy) -> list[Transfer]:

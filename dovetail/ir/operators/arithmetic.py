@@ -175,7 +175,9 @@ class Clip(Pointwise):
         return TensorType(inputs[0].shape, self.dtype)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        return np.clip(inputs[0], self.low, self.high).astype(self.dtype.numpy)
+        (x,) = inputs
+        wide = x.astype(np.int32) if x.dtype.itemsize == 1 else x  # bounds may lie outside of a narrow operand's type
+        return np.asarray(np.clip(wide, self.low, self.high).astype(self.dtype.numpy))
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         wide = body.cast(inputs[0], DType.INT64)  # ONNX Runtime clips no 16-bit integers

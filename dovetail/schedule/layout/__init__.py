@@ -16,6 +16,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
+from dovetail.program.transfers import same_packing
 from dovetail.schedule.layout.choose import Inside, choose, inside, others
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
@@ -161,6 +162,8 @@ def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
     types = {value: draft.types[value] for value in (source, result)}
     layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
     mover = target.mover
+    if not same_packing(layouts.get(source), layouts.get(result)):  # bytes are put together and taken apart
+        mover = ""
     inner = Graph(name, (source,), (result,), (node,), types)
     return Region(name, inner, None, None, None, "", (), mover, layouts)
 
@@ -235,6 +238,9 @@ def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, nati
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
     """
-    placed, known, layouts = insert(graph, choose(graph, regions), target, native)
+    # Narrow ends lie as the network has them: to pack or unpack them is up to who gives and takes them.
+    narrow = [name for name in (*graph.given, *graph.results) if graph.types[name].dtype.bits < 8]
+    chosen = choose(graph, regions, target.core.packs)
+    placed, known, layouts = insert(graph, chosen, target, {*native, *narrow})
     known = tuple(_converted(region, layouts) for region in known)
     return LaidOut(placed, known, layouts, inside(placed, known))

@@ -372,7 +372,7 @@ def _may_share(call: Call, value: str, buffers: Mapping[str, Buffer]) -> bool:
     old, new = buffers[call.operands[value].buffer], buffers[call.result.buffer]
     views = ((call.operands[value], old), (call.result, new))
     filled = all(view.is_dense and view.span == (0, buffer.nbytes) for view, buffer in views)
-    if old.memory != new.memory or not filled:
+    if old.memory != new.memory or not filled or call.operands[value].layout != call.result.layout:
         return False
     alone = sum(view.buffer == old.name for view in call.operands.values()) == 1
     return alone and reads_in_place(call.graph, value) and kernels.may_overwrite(call.graph)

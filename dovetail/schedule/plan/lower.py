@@ -200,7 +200,8 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
         source = context.operand(region, region.graph.inputs[0])
-        context.values[region.output] = dense_view(source.buffer, kind, source.offset)
+        layout = region.layouts.get(region.output)
+        context.values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
         return Parts()
     result = context.values[region.output] = _result(context, region)
     if region.still:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.movement import Concat, Pad
@@ -83,8 +84,16 @@ class _Writer:
             source = self.builder.input(name, TensorType(kind.shape, steps.dtype))
         else:
             self.builder.input(name, kind)
-            source = self.builder.add(Quantize(steps.dtype), [name, *parameters], self._fresh(f"{name}_quantized"))
+            source = self._quantized(name, steps, parameters, name, self._fresh(f"{name}_quantized"))
         self.names[name] = self.builder.add(Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized"))
+
+    def _quantized(self, real: str, steps: Steps, parameters: list[str], name: str, stem: str, origin: str = "") -> str:
+        """The integers of a value; those of fewer than 8 bits are 8-bit ones, as every reader of ONNX takes them, whose
+        floats are limited first."""
+        if steps.dtype.bits < 8:
+            low, high = ((end - steps.zero_point) * steps.scale for end in (steps.dtype.low, steps.dtype.high))
+            real = self.builder.add(Clamp(low, high), [real], self._fresh(f"{name}_limited"), origin)
+        return self.builder.add(Quantize(steps.dtype.narrowed(8)), [real, *parameters], stem, origin)
 
     def _node(self, node: Node) -> None:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]
@@ -104,7 +113,7 @@ class _Writer:
         parameters = self._parameters(node.output, np.array(steps.scale), np.array(steps.zero_point))
         whole = is_output and self.scheme.integer_ends
         stem = node.output if whole else self._fresh(f"{node.output}_quantized")
-        integers = self.builder.add(Quantize(steps.dtype), [real, *parameters], stem, node.origin)
+        integers = self._quantized(real, steps, parameters, node.output, stem, node.origin)
         stem = node.output if is_output and not whole else self._fresh(f"{node.output}_dequantized")
         value = self.builder.add(Dequantize(), [integers, *parameters], stem, node.origin)
         self.names[node.output] = value

@@ -255,7 +255,7 @@ def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
 
 def steps_of(graph: Graph, activations: Mapping[str, Steps], value: str) -> Steps | None:
     """The steps of a value, its own or those of the value whose elements it has."""
-    return activations.get(_source(graph, value, activations))
+    return activations.get(source_of(graph, value, activations))
 
 
 def shiftable(graph: Graph, steps: Mapping[str, Steps], spare: Mapping[str, int]) -> dict[str, Steps]:
@@ -292,10 +292,10 @@ def _coarser(steps: Steps, scale: float) -> Steps:
 
 def operands_of(graph: Graph, layers: Collection[str]) -> set[str]:
     """The quantised values that layers, by their results, read their activations from."""
-    return {_source(graph, node.inputs[0]) for node in graph.nodes if node.output in layers}
+    return {source_of(graph, node.inputs[0]) for node in graph.nodes if node.output in layers}
 
 
-def _source(graph: Graph, value: str, known: Collection[str] = ()) -> str:
+def source_of(graph: Graph, value: str, known: Collection[str] = ()) -> str:
     """The value whose elements a value has, or the first of those it was moved through that is known."""
     producers = graph.producers()
     while value not in known and value in producers and carries(producers[value]):
@@ -308,7 +308,7 @@ def _sums(graph: Graph, steps: Mapping[str, Steps]) -> list[tuple[tuple[str, ...
     users = graph.users()
     found = []
     for node in (node for node in graph.nodes if isinstance(node.operator, Add)):
-        operands, result = tuple(_source(graph, value) for value in node.inputs), _limited(users, steps, node.output)
+        operands, result = tuple(source_of(graph, value) for value in node.inputs), _limited(users, steps, node.output)
         if all(name in steps for name in (*operands, result)):
             found.append((operands, result))
     return found
