@@ -60,7 +60,7 @@ def network_file(name: str) -> Path:
 
 def integer_graph(model: Path) -> Graph:
     """The integer graph before any target's rewrites, the value before a final softmax a second output."""
-    graph = quantize(simplify(load_model(model)), Options().rounding)
+    graph = quantize(simplify(load_model(model)))
     logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
     return replace(graph, outputs=(*graph.outputs, *logits))
 
