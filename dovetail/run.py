@@ -19,8 +19,10 @@ from dovetail.kernels import Optimize
 from dovetail.sim.device import DeviceSpec
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
+from dovetail.sim.stretches import with_lists
 from dovetail.target.description import DeviceModel, Target, with_cores
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.fields import changed, fields_of
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
@@ -99,6 +101,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         cores = int(manifest["cores"]) if "cores" in manifest else None
         int(manifest.get("delay", 0))
+        settings = {str(key): value for key, value in dict(manifest.get("settings", {})).items() if value >= 0}
         if manifest["schema"] != 1:
             hint = "compile the model again"
             raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
@@ -108,6 +111,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         what = f"the build was made for '{name}', the target of a file of your own"
         raise BuildError(what, where=str(folder), hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)
+    found = changed(found, {name: value for name, value in settings.items() if name in fields_of(found)})
     if found.name != name:
         hint = "give the file with --target"
         raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)
@@ -174,7 +178,9 @@ def run_build(
         raise DovetailError(
             f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
         )
-    simulation = replace(simulation, inferences=simulation.inferences[delay:])
+    stretches = build.manifest.get("stretches", ())
+    inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
+    simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, f"{simulator}, core {core}" if core else simulator, outputs, simulation, sizes)
 
@@ -244,7 +250,7 @@ def _run_iss(
     elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
     setup = SimulationSetup(
         elf,
-        tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories),
+        tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories),
         tuple(devices),
         target.core.isa,
         target.core.costs,

@@ -33,7 +33,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.rewrite import simplify  # noqa: E402
 from dovetail.kernels import Optimize  # noqa: E402
 from dovetail.quantize import quantize  # noqa: E402
-from dovetail.read import load_model  # noqa: E402
+from dovetail.read import load_model, own_rounding  # noqa: E402
 from dovetail.run import RunResult, open_build, run_build  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
 from dovetail.targets.maeri import target as maeri  # noqa: E402
@@ -136,7 +136,7 @@ def difference_from_micro(network: str, target: str, policy: str) -> tuple[int, 
     """
     from oracles import references
 
-    graph = quantize(simplify(load_model(model_file(network))), Options().rounding)
+    graph = quantize(simplify(load_model(model_file(network))), own_rounding(model_file(network)))
     logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
     graph = replace(graph, outputs=(*graph.outputs, *logits))
     for rewrite in load_target(target).policy(policy).rewrites:

@@ -22,7 +22,7 @@ from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.read import load_model, own_rounding
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools import zoo
@@ -69,7 +69,7 @@ def measure(found: Quantised, reference: Graph, test: Samples, target: Target) -
         path = Path(folder) / "model.onnx"
         path.write_bytes(found.model.SerializeToString(deterministic=True))
         qdq = simplify(load_model(path))
-        integer = adapt(quantize(qdq, allow_float=True), target.policy(None))
+        integer = adapt(quantize(qdq, own_rounding(path), allow_float=True), target.policy(None))
 
         def firmware(inputs: Sequence[dict[str, Array]]) -> list[Array]:
             return firmware_outputs(path, target, "iss", inputs, lambda text: None)

@@ -149,7 +149,10 @@ def prepare(test: NodeTest, target: Target) -> Prepared | str:
     """The test's graph as `dovetail compile --float` makes it, or why it cannot."""
     try:
         model, feeds = _frozen(test)
-        graph = load_onnx(test.name, model.SerializeToString(), test.name, Path())
+        told: list[str] = []
+        graph = load_onnx(test.name, model.SerializeToString(), test.name, Path(), None, told.append)
+        if told:
+            return told[0]
         graph = quantize(simplify(graph), allow_float=True)
         if any(name not in graph.producers() for name in graph.outputs):
             return "the result is no computed value"

@@ -1,6 +1,6 @@
 """C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
 
-from dovetail.kernels import compact, convolution, depthwise, epilogue, movement, recurrent, rows, window  # noqa: F401
+from dovetail.kernels import compact, convolution, depthwise, epilogue, gated, movement, recurrent, rows, window  # noqa: F401
 from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, unused_instructions
 from dovetail.kernels.kernel import (
     BLOCK,

@@ -139,7 +139,7 @@ def operand(region: Region, scope: Scope, position: int, name: str) -> str:
     """The C identifier of an operand of the anchor, computed or constant."""
     value = region.node.inputs[position]
     if value in region.graph.constants:
-        return scope.constant(region.node.output, name, region.graph.constants[value])
+        return scope.constant(value, name, region.graph.constants[value])
     return scope.input(value, name)
 
 

@@ -211,7 +211,7 @@ def _dequantize(scope: Scope, node: Node, operator: Dequantize, x: Expression) -
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
     if low < INT32[0] or high > INT32[1]:
-        if x.high > 1 << 62 or x.low < -(1 << 62):
+        if zero_point.any() and x.reach > 1 << 62:
             raise Unsupported("Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
     text = f"(float)({x.text} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"

@@ -19,6 +19,8 @@ from dovetail.target.description import CoreInstruction, Streams
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
+_DEFINED = re.compile(r"const \w+ (\w+) =")
+"""A statement of `Scope.define`."""
 BLOCK = "layer"
 """Name of the parameter that points to a layer's block, and key for the block's C name."""
 
@@ -256,8 +258,11 @@ class Scope:
         """The C identifier of a region input, `name` if it is new."""
         if value not in self._inputs:
             wanted = name or ("addend" if self._inputs else "input")
-            taken = list(self._inputs.values()).count
-            self._inputs[value] = wanted if not taken(wanted) else f"{wanted}_{len(self._inputs) + 1}"
+            taken, count = {*self._inputs.values(), *self.constants}, len(self._inputs)
+            self._inputs[value] = wanted
+            while self._inputs[value] in taken:
+                count += 1
+                self._inputs[value] = f"{wanted}_{count}"
         return self._inputs[value]
 
     def constant(self, owner: str, stem: str, array: Array) -> str:
@@ -265,7 +270,7 @@ class Scope:
         place = (owner, stem)
         if place not in self._kept:
             name, count = stem, 1
-            while name in self.constants:
+            while name in self.constants or name in self._inputs.values():
                 count += 1
                 name = f"{stem}_{count}"
             self._kept[place], self.constants[name] = name, np.ascontiguousarray(array)
@@ -305,9 +310,14 @@ class Scope:
         return self.graph.constants[value]
 
     def define(self, stem: str, kind: str, text: str) -> str:
-        """Add a statement that names an intermediate value."""
-        taken = sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
-        name = f"{stem}_{taken + 1}" if taken else stem
+        """Add a statement that names an intermediate value, by a name nothing else in the function has."""
+        count = 1 + sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
+        taken = {found[1] for line in self.lines if (found := _DEFINED.match(line))}
+        taken.update(self.constants, self._inputs.values())
+        name = stem if count == 1 else f"{stem}_{count}"
+        while name in taken:
+            count += 1
+            name = f"{stem}_{count}"
         self.lines.append(f"const {kind} {name} = {text};")
         return name
 

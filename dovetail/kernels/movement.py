@@ -46,10 +46,12 @@ _SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
 
 
-def _copy(region: Region, scope: Scope, result: Shape, box: Box, value: str, source: Walk) -> list[str]:
-    """The loops that fill `box` of the result from a region input, the pointwise tree applied."""
-    kind = region.graph.types[value].dtype
-    name = scope.input(value, "input" if value == region.node.inputs[0] else "other")
+def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
+    """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
+    kind = region.type(position).dtype
+    if kind.bits < 8:
+        raise Unsupported(f"a constant of {kind.text} is not moved on the core.")
+    name = operand(region, scope, position, "other" if position else "input")
     if not region.tree:
         walks = [broadcast_walk(result, result, box), source]
         loops = merge([stop - start for start, stop in box], walks)
@@ -77,13 +79,10 @@ def _pieces(region: Region, scope: Scope, operator: Operator) -> list[str]:
     """The strided copies that compute a movement."""
     types, lines = region.graph.types, list[str]()
     for piece in operator.pieces([types[value] for value in region.node.inputs]) or ():
-        value = region.node.inputs[piece.operand]
-        if value in region.graph.constants:
-            raise Unsupported(f"{type(operator).__name__} of the constant {value!r} is not computed on the core.")
-        dense = row_major(types[value].shape)
+        dense = row_major(region.type(piece.operand).shape)
         start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
         walks = tuple(step * dense[axis] for axis, step in piece.walks) or row_major(box_shape(piece.box))
-        lines += _copy(region, scope, region.output_shape, piece.box, value, Walk(walks, start))
+        lines += _copy(region, scope, region.output_shape, piece.box, piece.operand, Walk(walks, start))
     return lines
 
 
@@ -105,7 +104,7 @@ def _pad(region: Region, scope: Scope, operator: Pad) -> list[str]:
         raise Unsupported(f"Pad of {kind} is not computed on the core.")
     box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
     filled = _fill(region, scope, shape, kind, operator.value)
-    return [*filled, *_copy(region, scope, shape, box, value, Walk(row_major(kind.shape)))]
+    return [*filled, *_copy(region, scope, shape, box, 0, Walk(row_major(kind.shape)))]
 
 
 def _run(region: Region, scope: Scope, length: int, channel_base: str, source: str) -> list[str]:

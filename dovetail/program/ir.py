@@ -3,12 +3,16 @@
 Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
 `Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
 `print_program` writes it as text for people.
+
+Statements with a `stream` are commands of that engine's list: the engine itself issues them, in order, to its own queue
+and its DMA's. Those that follow one another are one list (`lists`), which core 0 starts at the first of them; where it
+waits for one, it waits for all of the list. A `Wait` of a stream holds only the engine.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -50,7 +54,7 @@ class Buffer:
     nbytes: int
     role: Role
     address: int | None = None
-    """First byte; None until allocated, and always for constants, which the linker places."""
+    """First byte; None until allocated, and for constants the linker places: all but those of streams."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,10 @@ class Copy:
     before: Shape = ()
     """Elements of padding per axis ahead of the source; empty for none."""
     fill: int = 0
+    queue: str = ""
+    """The engine's DMA that copies in a stream; empty for the program's own queue of copies."""
+    stream: str = ""
+    """Engine whose list it is a command of; empty for none."""
 
     @property
     def fills_border(self) -> bool:
@@ -204,6 +212,8 @@ class Launch:
     queue: str = ""
     """`CORE` where the core does it itself, so that it has finished when the next statement begins; empty for the
     engine's own queue."""
+    stream: str = ""
+    """Engine whose list it is a command of; empty for none."""
 
     @property
     def graph(self) -> Graph:
@@ -227,11 +237,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """Hold the core until `queue` has finished the statement at index `statement` (and all before it)."""
+    """Hold the core, or an engine's list, until `queue` has finished the statement at index `statement` (and all before
+    it)."""
 
     layer: int
     queue: str
     statement: int
+    stream: str = ""
+    """Engine whose list it is a command of; empty where the core waits."""
 
 
 Statement: TypeAlias = Begin | Copy | Launch | Call | Wait
@@ -282,10 +295,31 @@ class Move:
 def queue_of(statement: Statement, dma: str) -> str:
     """The queue a statement runs on."""
     if isinstance(statement, Copy):
-        return dma
+        return statement.queue or dma
     if isinstance(statement, Call) and statement.core:
         return core_queue(statement.core)
     return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
+
+
+def stream_of(statement: Statement) -> str:
+    """The engine whose list a statement is a command of; empty for those that core 0 issues."""
+    return "" if isinstance(statement, Begin | Call) else statement.stream
+
+
+def lists(statements: Sequence[Statement]) -> tuple[tuple[int, ...], ...]:
+    """The indices of the commands of each list, in order."""
+    found: list[list[int]] = []
+    before = ""
+    for index, statement in enumerate(statements):
+        if isinstance(statement, Begin):
+            continue
+        stream = stream_of(statement)
+        if stream and stream != before:
+            found.append([])
+        if stream:
+            found[-1].append(index)
+        before = stream
+    return tuple(map(tuple, found))
 
 
 def core_queue(core: int) -> str:
@@ -398,17 +432,19 @@ def print_statement(program: Program, index: int) -> str:
 def _body(program: Program, statement: Statement) -> str:
     if isinstance(statement, Copy):
         padding = f" padded from {list(statement.before)} with {statement.fill}" if any(statement.before) else ""
+        queue = queue_of(statement, program.dma)
         if statement.fills_border:
             fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
-            return f"{program.dma}: fill the border of {_view(statement.destination)} from {fill}"
-        return f"{program.dma}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
+            return f"{queue}: fill the border of {_view(statement.destination)} from {fill}"
+        return f"{queue}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
     if isinstance(statement, Launch | Call):
         who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(_view, statement.operands.values()))
         return f"{who}: {kinds} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Wait):
-        return f"wait for {statement.queue} to finish {statement.statement}"
+        who = f"{statement.stream}: " if statement.stream else ""
+        return f"{who}wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")
 
 

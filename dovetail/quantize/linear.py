@@ -46,7 +46,10 @@ def linear(ask: Request[Linear]) -> str:
     total = ask.add(on_integers, operands, "accumulator")
     # All in double: kernel_util.cc's PopulateConvolutionQuantizationParams for convolutions. For dense layers older
     # sources multiply in float32; what TensorFlow Lite Micro computes today fits the double product alone.
-    factors = [x.form.scale * float(scale) / ask.target.scale for scale in weights.scale]
+    # Of uint8 the product of the scales is a float32 (GetQuantizedConvolutionMultipler, found in LiteRT's results).
+    old = x.kind.dtype is DType.UINT8 and ask.emitter.rounding is Rounding.DOUBLE
+    products = [float(x.scale[0] * scale) if old else x.form.scale * float(scale) for scale in weights.scale]
+    factors = [product / ask.target.scale for product in products]
     # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
     narrow = isinstance(bias, Quantised) and bias.kind.dtype is DType.INT32
     rounding = Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else None

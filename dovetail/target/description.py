@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, DType
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
@@ -58,7 +59,7 @@ IN_PLACE_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory of the chip, at a fixed address, reachable by the core."""
+    """One memory of the chip, at a fixed address."""
 
     name: str
     base: int
@@ -67,6 +68,13 @@ class Memory:
     """Bytes."""
     alignment: int = 8
     """Bytes every buffer is aligned to."""
+    reach: tuple[str, ...] = ()
+    """Who reads and writes it: "core", engines and DMAs by their names; empty for everybody. What the core does not
+    reach has no variable in the C."""
+
+    def is_reached_by(self, name: str) -> bool:
+        """Whether "core", an engine or a DMA reads and writes it."""
+        return not self.reach or name in self.reach
 
 
 @dataclass(frozen=True)
@@ -170,11 +178,59 @@ class Core:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A copy as an engine's own DMA does it: rows of bytes, addresses and strides in bytes."""
+
+    source: int
+    target: int
+    row_bytes: int
+    rows: int
+    source_stride: int
+    """From the start of one row to that of the next; 0 to read one row again and again."""
+    target_stride: int
+    load: bool
+    """True into the engine's memory, from wherever; False out of it."""
+
+
+@dataclass(frozen=True)
+class StreamDma:
+    """An engine's own DMA, whose transfers are commands of the engine's stream."""
+
+    name: str
+    """As in the timeline; memories are reached by this name."""
+    bytes_per_cycle: int
+    setup_cycles: int
+    """Cycles a transfer costs beyond its rows; each row begins a new beat of `bytes_per_cycle`."""
+    move: Callable[[Rows], tuple[int, ...]]
+    """The words of the command that copies."""
+
+
+@dataclass(frozen=True)
+class CommandStream:
+    """How an engine takes lists of commands: consecutive launches, their DMA's transfers and what waits between them,
+    made at compile time with final addresses, started once and ended by one interrupt.
+
+    The engine hands commands to their units in order: those of offloads to itself, transfers to its `dma`. Each unit
+    works in order; both at the same time, as far as waiting commands let them. A list begins when the one before has
+    ended, which is when all of its commands have.
+    """
+
+    start: str
+    """C function `uint32_t f(const uint32_t *words, uint32_t count)` that starts a list; its ticket is for `wait`."""
+    wait: Callable[[str, int], tuple[int, ...]]
+    """The words of the command that holds those behind it until at most so many commands of a unit, named as the
+    engine or its DMA, have not ended."""
+    end: tuple[int, ...] = ()
+    """Words behind the last command of a list."""
+
+
+@dataclass(frozen=True)
 class Operand:
     """Where a launch finds one of its operands."""
 
     address: int
-    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob."""
+    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob, but
+    in a stream their address as well."""
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension of the layout the offload takes the operand in (along
     each axis of the logical shape if that is row-major)."""
@@ -367,7 +423,14 @@ class Engine:
     """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     constants: str = ""
-    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
+    """The memory it reads its packed constants in; empty for `memory`. In the memory of the code they are read where
+    they lie; into any other they are copied."""
+    stream: CommandStream | None = None
+    """How it takes lists of commands; None where the driver starts it for each launch. The words of an offload's
+    commands are then parts of a list, their functions are not looked at."""
+    dma: StreamDma | None = None
+    """What copies its operands and results in the same stream; None where the target's DMA or the core does. It takes
+    and gives values in any layout: its transfers convert."""
     mirror: Mirror | None = None
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
@@ -397,6 +460,9 @@ class Policy:
     name: str
     sentence: str
     rewrites: tuple[Rewrite, ...]
+    rounding: Rounding | None = None
+    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
+    that of the runtime of the model's format."""
 
 
 @dataclass(frozen=True)
@@ -492,8 +558,23 @@ class Target:
         return {memory.name: memory for memory in self.memories}[name]
 
     def reads_constants(self, engine: Engine) -> bool:
-        """True when an engine reaches the memory of the constants, so that it reads them where they lie."""
-        return engine.device is None or engine.memory == self.code
+        """True when an engine reads packed constants where the linker puts them."""
+        return engine.device is None or (engine.constants or engine.memory) == self.code
+
+    @property
+    def dmas(self) -> tuple[Dma | StreamDma, ...]:
+        """Everything that copies: the target's DMA, and engines' own."""
+        own = tuple(engine.dma for engine in self.engines if engine.dma)
+        return (*([self.dma] if self.dma else []), *own)
+
+    @property
+    def mover(self) -> str:
+        """What copies where elements only move: the DMA's name, an engine's own where there is no other, or "core"."""
+        return self.dmas[0].name if self.dmas else "core"
+
+    def dma_of(self, engine: Engine) -> Dma | StreamDma | None:
+        """What copies an engine's operands and results; None where the core does."""
+        return engine.dma or self.dma
 
     def works_in_place(self, engine: Engine) -> bool:
         """True when an engine reaches constants and values where they lie: the planner cuts and copies nothing."""

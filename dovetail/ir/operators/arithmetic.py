@@ -84,8 +84,8 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     The multiplier is in [2**30, 2**31), or 0 for factors below 2**-32, as TFLite Micro computes it
     (kernels/internal/quantization_util.cc).
     """
-    if real == 0.0:
-        return 0, 0
+    if not 0.0 < real < math.inf:  # scales near the ends of float32 give 0, infinity, or neither
+        return ((1 << 31) - 1, 30) if real > 0.0 else (0, 0)
     fraction, shift = math.frexp(real)
     multiplier = math.floor(fraction * (1 << 31) + 0.5)
     if multiplier == 1 << 31:

@@ -90,5 +90,5 @@ TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000),
-    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", ()),),
+    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", (), dt.Rounding.DOUBLE),),
 )  # fmt: skip

@@ -97,8 +97,9 @@ def _steps(
         if name not in known:
             found[name] = stepping.choose(seen[name], method, dtype, symmetric)
         else:  # without symmetry what TFLite fixes for a softmax
-            fixed = Steps(dtype, 2.0**-8, dtype.low)
-            found[name] = stepping.spanning(*known[name], dtype, True) if symmetric else fixed
+            low, high = known[name]
+            fixed = Steps(dtype, (high - low) * 2.0**-8, round(-low / (high - low) * 2**8) + dtype.low)
+            found[name] = stepping.spanning(low, high, dtype, True) if symmetric else fixed
     return {name: found[owner[name]] for name in points}
 
 

@@ -21,7 +21,7 @@ from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Gather, Pad, Reshape, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise
 from dovetail.ir.types import DType
 
 TO_IMAGE = (0, 3, 1, 2)
@@ -172,6 +172,10 @@ class _Writer(OnnxBody):
                     self.node("Clip", [x, *limits], output)
             case Unary():
                 self._meaning(node, image)
+            case Normalise(epsilon=epsilon, centred=True, summed=False):
+                ones = np.ones(self.types[first].shape[-1], np.float32)
+                factor = self.initializer(self.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
+                self.node("LayerNormalization", [self.read(first), factor], self.result(node), epsilon=epsilon)
             case Softmax(beta=1.0):
                 self.node("Softmax", [self.read(first)], self.result(node), axis=-1)
             case Add() | Binary() as operator:

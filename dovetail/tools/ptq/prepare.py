@@ -23,6 +23,7 @@ from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
+from dovetail.tools.ptq.composites import gather_gelu, gather_normalisation
 
 _REORDERED = ("_nhwc", "_ohwi")
 """Endings the ONNX frontend adds to the names of images and weights in the graph's order."""
@@ -42,6 +43,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
             bad = int(array.size - np.isfinite(array).sum())
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
+    graph = run(graph, (gather_normalisation, gather_gelu))
     return own_names(simplify(run(graph, (fold_normalisation, multiply_by_reciprocal))))
 
 
