@@ -9,6 +9,7 @@ import pytest
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.tools.check.cases import Limits, base
 from dovetail.tools.check.layers import left_out
+from dovetail.tools.check.networks import through_policies
 from dovetail.tools.check.suite import Order, check, finding_text
 
 LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
@@ -36,7 +37,7 @@ def test_a_built_in_target_passes(name: str, offloads: tuple[str, ...], simulato
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_offload_has_layers(name: str) -> None:
-    for engine in load_target(name).engines:
+    for engine in through_policies(load_target(name)).engines:
         for offload in engine.offloads:
             assert base(offload) is not None, offload.name
             assert left_out(offload.pattern) == (), offload.name
