@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core_kernel_cases import Case, Maker
+from core_kernel_cases import Case, Maker, padded
 from dovetail.errors import TargetError
 from dovetail.ir.graph import evaluate
-from dovetail.ir.operators.linear import Conv2d
+from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, generate, unused_instructions
 from dovetail.target import CoreInstruction
@@ -42,6 +42,23 @@ def test_kernels_equal_the_graph(family: object, tmp_path: Path) -> None:
     used = sum(kernel.instructions == ("unpack", "smlad") for kernel in kernels)
     print(f"{used} of {len(cases)} kernels use smlad")
     assert used >= len(cases) // 2
+    check(cases, kernels, tmp_path)
+
+
+@needs_compiler
+def test_all_taps_of_a_block_as_one_instruction(tmp_path: Path) -> None:
+    """Two pixels and two channels of images, four channels of single pixels; a column more than blocks have, and three
+    taps more than vectors have, as products one by one."""
+    maker = Maker("blocks")
+    image = padded(maker, maker.input((1, 3, 5, 3), DType.INT8), (3, 3), (1, 1), 5)
+    value = maker.add(Conv2d((1, 1), (1, 1), 5, 0), image, maker.constant((3, 3, 3, 3), DType.INT8))
+    cases = [maker.case(maker.clip(maker.requantize(value)))]
+    maker = Maker("blocks of a row")
+    rows = maker.add(FullyConnected(0, 0), maker.input((1, 24), DType.INT8), maker.constant((6, 24), DType.INT8))
+    cases.append(maker.case(rows))
+    kernels = [generate(c.graph, f"kernel_{n}", CoreTraits(6, M4.core.instructions, 6144)) for n, c in enumerate(cases)]
+    assert kernels[0].instructions == ("unpack", "smlad_2x2", "smlad") and "smlad_2x2((6), &sum[0]" in kernels[0].source
+    assert kernels[1].instructions == ("unpack", "smlad_1x4") and "smlad_1x4((6), &sum[0]" in kernels[1].source
     check(cases, kernels, tmp_path)
 
 

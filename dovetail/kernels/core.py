@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.types import DType
 from dovetail.kernels.convolution import ONCE, write_sums
 from dovetail.kernels.elements import write_pointwise
@@ -24,6 +25,7 @@ from dovetail.kernels.kernel import (
     Unsupported,
     needed_helpers,
 )
+from dovetail.kernels.planes import write_planes
 from dovetail.kernels.region import BORDERS, COMPACT, FAMILIES, FLOAT_FAMILIES, WINDOWED, Compact, Family, Region, split
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
 from dovetail.kernels.sums import products_of
@@ -41,6 +43,15 @@ def _write(
     region = split(graph)
     notes: tuple[str, ...] = ()
     family, operator = _family(region)
+    if core.instructions and isinstance(operator, DepthwiseConv2d):
+        scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        try:
+            found = write_planes(region, scope, products_of(region, scope, merged=False), core.instructions)
+        except Unsupported:  # as ever, then
+            pass
+        else:
+            assert found.write is not None
+            return _kernel(name, scope, found.write, found)
     if core.instructions and family is write_sums:
         scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         products = products_of(region, scope)

@@ -87,7 +87,8 @@ class RegisterMemory:
 
     A meaning names it where other operands have DRAM: `a: [i8][2] @ PAIR`. The last dimension is what one register
     holds, all before count registers. Only instructions read and write it; a kernel stages its operands there with the
-    instruction whose meaning is a copy from DRAM, `for p in seq(0, P): for i in seq(0, N): to[p, i] = of[...]`.
+    instruction whose meaning is a copy from DRAM, `for p in seq(0, P): for i in seq(0, N): to[p, i] = of[...]`. The
+    elements share the register's bits equally, the first in the lowest, each sign-extended.
     """
 
     name: str
@@ -110,10 +111,11 @@ class CoreInstruction:
     """A C identifier."""
     meaning: str
     """One Exo procedure of that name: windows of constant size @ DRAM (`a: [i8][4] @ DRAM`) and loops of constant
-    length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32."""
+    length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32. One with a first
+    operand `n: size` is a function for all taps of a block, n vectors of them; its sums are [pixels, channels]."""
     c: str
     """One C statement that does the same, `{operand}` standing for a pointer to the operand's first element (its first
-    register)."""
+    register), or for a size."""
     declarations: str = ""
     """C text `c` needs before it, e.g. a static inline function around inline assembly. What is compiled with
     DOVETAIL_HOST, or for another instruction set, must do the same in plain C."""

@@ -70,13 +70,95 @@ static inline void smlad(int32_t *acc, const uint32_t *a, const uint32_t *b)
     memories=(PAIR,),
 )
 
+_STEPS = 8
+"""Steps of four taps written out."""
+
+
+def smlad_block(pixels: int, channels: int) -> CoreInstruction:
+    """All products of some pixels and channels: UNPACK of the weights and SMLAD, four taps a step.
+
+    Loads that follow each other take a cycle each but the first, so those of a step all do; compilers would pair them,
+    in three cycles. With sums, operands and the two pointers it is to have 13 registers at most.
+    """
+    name, sums = f"smlad_{pixels}x{channels}", pixels * channels
+    meaning = f"""
+def {name}(n: size, acc: [i32][{pixels}, {channels}] @ DRAM, a: [i8][n, {pixels}, 2, 2] @ PAIR,
+           w: [i8][n, {channels}, 4] @ DRAM):
+    assert stride(acc, 0) == {channels}
+    assert stride(acc, 1) == 1
+    assert stride(w, 0) == {4 * channels}
+    assert stride(w, 1) == 4
+    assert stride(w, 2) == 1
+    for v in seq(0, n):
+        for x in seq(0, {pixels}):
+            for c in seq(0, {channels}):
+                for p in seq(0, 2):
+                    for i in seq(0, 2):
+                        acc[x, c] += a[v, x, p, i] * w[v, c, 2 * i + p]
+"""
+    held = ", ".join(f"sum_{number} = acc[{number}]" for number in range(sums))
+    back = "".join(f"    acc[{number}] = sum_{number};\n" for number in range(sums))
+    c = f"""\
+/* Sums of {pixels} pixels (a) and {channels} channels (w) over n steps of four taps. */
+{_step(pixels, channels)}
+static inline void {name}(int32_t n, int32_t *acc, const uint32_t *a, const int8_t *w)
+{{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    int32_t {held};
+    uint32_t t[{2 * pixels + channels + 1}];
+#if defined(__clang__)
+#pragma clang loop unroll(disable)
+#endif
+    for (int32_t turn = n / {_STEPS}; turn > 0; --turn) {{
+{_steps(pixels, channels, _STEPS)}    }}
+"""
+    for count in (4, 2, 1):
+        c += f"    if (n & {count}) {{\n{_steps(pixels, channels, count)}    }}\n"
+    c += f"""{back}#else
+    for (int32_t i = 0; i < {4 * sums} * n; ++i) {{
+        const int32_t step = i / {4 * sums}, x = i / {4 * channels} % {pixels}, c = i / 4 % {channels}, tap = i % 4;
+        const uint32_t pair = a[(step * {pixels} + x) * 2 + tap % 2];
+        acc[x * {channels} + c] += (int16_t)(pair >> (tap / 2 * 16)) * w[(step * {channels} + c) * 4 + tap];
+    }}
+#endif
+}}
+"""
+    return CoreInstruction(name, meaning, f"{name}({{n}}, {{acc}}, {{a}}, {{w}});", c, alignment=4, memories=(PAIR,))
+
+
+def _step(pixels: int, channels: int) -> str:
+    """The macro that is the text of one step."""
+    acts = [f"%{pixels * channels + number}" for number in range(2 * pixels)]
+    words = [f"%{pixels * channels + 2 * pixels + number}" for number in range(channels)]
+    even, a, w = (f"%{pixels * channels + 2 * pixels + channels + number}" for number in range(3))
+    lines = [f'"ldr {x}, [{a}, #{8 * pixels} * " #at " + {4 * n}]' for n, x in enumerate(acts)]
+    lines += [f'"ldr {x}, [{w}, #{4 * channels} * " #at " + {4 * n}]' for n, x in enumerate(words)]
+    for channel, word in enumerate(words):
+        lines += [f'"sxtb16 {even}, {word}', f'"sxtb16 {word}, {word}, ror #8']
+        for part, weight in enumerate((even, word)):
+            for pixel in range(pixels):
+                total = f"%{pixel * channels + channel}"
+                lines.append(f'"smlad {total}, {acts[2 * pixel + part]}, {weight}, {total}')
+    head = f"#define SMLAD_{pixels}X{channels}(at)"
+    return " \\\n    ".join([head, *(f'{line}\\n\\t"' for line in lines)])
+
+
+def _steps(pixels: int, channels: int, count: int) -> str:
+    """Statements for so many steps, which move the pointers on."""
+    sums, temporaries = pixels * channels, 2 * pixels + channels + 1
+    text = " ".join(f"SMLAD_{pixels}X{channels}({number})" for number in range(count))
+    outputs = [*(f'"+r"(sum_{n})' for n in range(sums)), *(f'"=&r"(t[{n}])' for n in range(temporaries))]
+    lines = [f"__asm__ volatile({text}", f"    : {', '.join(outputs)}", '    : "r"(a), "r"(w) : "memory");']
+    lines += [f"a += {2 * pixels * count};", f"w += {4 * channels * count};"]
+    return "".join(f"        {line}\n" for line in lines)
+
 
 def cortex_m(number: int) -> Target:
     """The microcontroller with a Cortex-M of that number: 4, 7 or 33."""
     return Target(
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{number} core alone (DSP extension, no floating point), 1 MiB flash, 256 KiB RAM",
-        core=Core(f"cortex-m{number}", stack=8192, instructions=(UNPACK, SMLAD)),
+        core=Core(f"cortex-m{number}", stack=8192, instructions=(UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),
             Memory("ram", base=0x20000000, size=256 * 1024),

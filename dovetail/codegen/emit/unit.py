@@ -17,6 +17,7 @@ from dovetail.ir.layout import physical_shape
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.c import identifier
+from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
 from dovetail.program.ir import CORE, Call, Copy, Launch, Program, Role, View, Wait, overwritten
 from dovetail.program.transfers import Transfer, strips, transfers
@@ -63,13 +64,17 @@ class Unit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way."""
+        """For each instruction of the core that no kernel uses, where it came nearest and what was in its way.
+
+        Nothing is said of those on whose operands others do the same, if one of them is used.
+        """
         found = []
+        used = {name for kernel, _ in self.calls.values() for name in kernel.instructions}
         for instruction in self.target.core.instructions:
             if self.optimize is Optimize.SIZE:
                 found.append(f"{instruction.name} is not used in code made for size")
                 continue
-            if any(instruction.name in kernel.instructions for kernel, _ in self.calls.values()):
+            if any(other.name in used for other in same_kind(instruction, self.target.core.instructions)):
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
             own = [sentence for sentence in sentences if sentence.startswith(f"{instruction.name}:")]

@@ -41,6 +41,62 @@ static inline int32_t saturate(int32_t value)
 #endif
 }
 
+/* sum + the lower 16 bits of left * the lower of right, signed. */
+static inline int32_t add_low_low(int32_t sum, uint32_t left, uint32_t right)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    __asm__("smlabb %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    return sum + (int16_t)left * (int16_t)right;
+#endif
+}
+
+/* sum + the lower 16 bits of left * the upper of right, signed. */
+static inline int32_t add_low_high(int32_t sum, uint32_t left, uint32_t right)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    __asm__("smlabt %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    return sum + (int16_t)left * ((int32_t)right >> 16);
+#endif
+}
+
+/* sum + the upper 16 bits of left * the lower of right, signed. */
+static inline int32_t add_high_low(int32_t sum, uint32_t left, uint32_t right)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    __asm__("smlatb %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    return sum + ((int32_t)left >> 16) * (int16_t)right;
+#endif
+}
+
+/* sum + the upper 16 bits of left * the upper of right, signed. */
+static inline int32_t add_high_high(int32_t sum, uint32_t left, uint32_t right)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    __asm__("smlatt %0, %1, %2, %0" : "+r"(sum) : "r"(left), "r"(right));
+    return sum;
+#else
+    return sum + ((int32_t)left >> 16) * ((int32_t)right >> 16);
+#endif
+}
+
+/* The lower 16 bits of both, those of the first below. */
+static inline uint32_t lower_halves(uint32_t first, uint32_t second)
+{
+    return (first & 0xFFFFu) | second << 16;
+}
+
+/* The upper 16 bits of both, those of the first below. */
+static inline uint32_t upper_halves(uint32_t first, uint32_t second)
+{
+    return first >> 16 | (second & 0xFFFF0000u);
+}
+
 /* The 64-bit value limited to [low, high]. */
 static inline int32_t clip_wide(int64_t value, int32_t low, int32_t high)
 {

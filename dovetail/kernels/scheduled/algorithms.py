@@ -98,6 +98,8 @@ class Knobs:
     """Most vectors of taps per turn of the innermost loop."""
     staging: Staging | None = None
     """How operands come into the registers an instruction wants them in."""
+    fused: bool = field(default=False, repr=False)
+    """Whether one instruction is all taps of a block."""
     straight: bool = field(default=False, repr=False)
     """Whether the loops over vectors of taps stay rolled and each sum is requantised where it is: see `streams.py`."""
 

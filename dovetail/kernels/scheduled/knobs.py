@@ -41,6 +41,7 @@ def choose_knobs(
     staging: Staging | None,
     room: int,
     straight: bool = False,
+    block: tuple[int, int] | None = None,
 ) -> Knobs:
     """The register block with the fewest instructions, the smallest of equals.
 
@@ -53,6 +54,7 @@ def choose_knobs(
         staging: how the instruction's operands come into its registers.
         room: bytes of stack for the taps of a block.
         straight: as `Knobs.straight`.
+        block: pixels and channels of one instruction that is all taps of a block; None for others.
 
     Raises:
         Unsupported: the taps of one pixel need more stack.
@@ -63,11 +65,11 @@ def choose_knobs(
     unroll = 1 if straight else _unroll(sizes, vector, gathered, staging)
     most = accumulators if straight else _sums(accumulators, staging)
     candidates = [
-        Knobs(pixels, lanes, vector, group, gathered, unroll, staging, straight)
+        Knobs(pixels, lanes, vector, group, gathered, unroll, staging, block is not None, straight)
         for pixels in range(1, _MOST_PIXELS + 1)
         for lanes in range(group, min(_MOST_LANES, outputs) + 1, group)
         if pixels * lanes <= most and pixels <= sizes.result[1]
-        if pixels * needed <= room
+        if pixels * needed <= room and block in (None, (pixels, lanes))
     ]
     if not candidates:
         raise Unsupported(f"the {sizes.taps} taps of a pixel need {needed} bytes of stack, there are {room}.")
@@ -129,6 +131,29 @@ def is_product(instruction: CoreInstruction) -> bool:
         TargetError: its meaning is no procedure.
     """
     return isinstance(_innermost(_function(instruction)), ast.AugAssign)
+
+
+def same_kind(instruction: CoreInstruction, instructions: Sequence[CoreInstruction]) -> list[CoreInstruction]:
+    """The instruction and those that do the same with registers of the same memories: copy into them, or multiply."""
+    others = [i for i in instructions if i.memories and i.memories == instruction.memories]
+    return [instruction, *(i for i in others if is_product(i) == is_product(instruction))]
+
+
+def block_of(product: CoreInstruction) -> tuple[int, int] | None:
+    """Pixels and channels of a product that is all taps of a block, as its sums say; None for other products."""
+    shape = _shape(_function(product).args.args[1]) if _sized(product) else []
+    return (shape[0], shape[1]) if len(shape) == 2 else None
+
+
+def _sized(product: CoreInstruction) -> bool:
+    """Whether the first operand says how many turns the outermost loop has."""
+    kind = _function(product).args.args[0].annotation
+    return kind is not None and ast.unparse(kind) == "size"
+
+
+def operands(instruction: CoreInstruction) -> tuple[str, ...]:
+    """The names of an instruction's operands, in the order of its meaning."""
+    return tuple(operand.arg for operand in _function(instruction).args.args)
 
 
 def staging_of(product: CoreInstruction, instructions: Sequence[CoreInstruction]) -> Staging | None:

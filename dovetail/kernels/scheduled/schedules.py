@@ -158,6 +158,10 @@ def block(q: Procedure, sizes: Sizes, knobs: Knobs, inside: bool, select: Select
     for nest in ([*taps], rest):
         for tap in nest:
             q = reorder_loops(reorder_loops(q, f"lane {tap}"), f"xi {tap}")
+    if staged and knobs.fused:
+        whole = select(q)
+        if not _has_products(whole):
+            return _unroll(whole, "", knobs)
     if staged and knobs.staging:
         q = stage_weights(q, knobs.staging)
     if knobs.group > 1:
@@ -307,6 +311,11 @@ def _renamed(q: Procedure, loop: Any, name: str) -> Procedure:
     loop = q.find_loop(loop) if isinstance(loop, str) else q.forward(loop)
     q = divide_loop(q, loop, 1, [name, "turn"], perfect=True)
     return unroll_loop(q, q.forward(loop).body()[0])
+
+
+def _has_products(q: Procedure) -> bool:
+    """Whether products of registers are left that no instruction took."""
+    return any(is_a(s, "Reduce") and s.rhs().lhs().name() == "wide" for s in statements(q.body()))
 
 
 def _loops(body: Any) -> list[Any]:

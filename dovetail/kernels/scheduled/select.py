@@ -58,7 +58,9 @@ def register_memory(memory: RegisterMemory) -> Any:
 @cache
 def meaning(instruction: CoreInstruction) -> Procedure:
     """The instruction as Exo knows it; raises TargetError when its meaning is no procedure of its name."""
-    call = re.sub(r"\{(\w+)\}", r"&{\1_data}", instruction.c).rstrip().rstrip(";") + ";"
+    sizes = re.findall(r"\b(\w+): size\b", instruction.meaning)
+    call = re.sub(r"\{(\w+)\}", lambda m: m[0] if m[1] in sizes else f"&{{{m[1]}_data}}", instruction.c)
+    call = call.rstrip().rstrip(";") + ";"
     where = f"core instruction '{instruction.name}'"
     try:
         names = {memory.name: register_memory(memory) for memory in instruction.memories}
@@ -116,6 +118,8 @@ def _misaligned(p: Procedure, instruction: CoreInstruction) -> str:
     homes = {home.name(): home for home in (*(a for a in p.args() if a.is_tensor()), *allocated)}
     for call in p.find(f"{instruction.name}(_)", many=True):
         for operand in call.args():
+            if not hasattr(operand, "name"):
+                continue  # a size
             home = homes[operand.name()]
             if home.mem() is not scope()["DRAM"]:
                 continue

@@ -15,7 +15,7 @@ from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Scope, Unsupported
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, Packing, Sizes, conv2d, fully_connected
-from dovetail.kernels.scheduled.knobs import choose_knobs, is_product, staging_of
+from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product, staging_of
 from dovetail.kernels.scheduled.printed import c_functions, write_functions
 from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
@@ -162,10 +162,13 @@ def _best(
     notes: dict[str, None] = {}
     for instruction in filter(is_product, instructions):
         group, vector = extents(instruction.meaning)
-        staging = staging_of(instruction, instructions)
-        vector = staging.vector if staging else vector
+        staging, fused = staging_of(instruction, instructions), block_of(instruction)
+        if fused and (fused[0] > sizes.result[1] or fused[1] > sizes.result[2]):
+            continue
+        vector, group = staging.vector if staging else vector, 1 if fused else group
         straight = streams and bool(instruction.assembly) and not staging
-        knobs = choose_knobs(sizes, inside, vector, group, scope.accumulators, staging, scope.room, straight)
+        registers, room = scope.accumulators, scope.room
+        knobs = choose_knobs(sizes, inside, vector, group, registers, staging, room, straight, fused)
         loops = _loops(sizes, inside, knobs, extras, instructions)
         if loops.used:
             return loops, knobs
@@ -187,7 +190,7 @@ def _loops(
     dense = sizes.kernel == (1, 1) and sizes.image[0] == sizes.stride[1] == 1 and not any(sizes.before)
     text = (fully_connected if dense else conv2d)(sizes, packing, extras)
     described = [text, sizes, inside, knobs, [(i.name, i.meaning, i.c, i.alignment, i.memories) for i in instructions]]
-    described += ["straight"] if knobs.straight else []
+    described += [*(["fused"] if knobs.fused else []), *(["straight"] if knobs.straight else [])]
 
     def make() -> Loops | None:
         if not find_spec("exo"):

@@ -1,0 +1,280 @@
+"""Depthwise convolutions on a core that multiplies pairs: each channel's image side by side, two columns to a register.
+
+In memory the neighbours of an element are other channels, so an instruction that adds up neighbouring products finds
+nothing to add. Some channels at a time are therefore copied into planes on the stack, padding included: a register
+holds two neighbouring columns of one channel. Then all pixels are computed alike, whether at the border or not, and a
+register serves two of them: of three taps, one pixel wants the pair (0, 1) and half of the next register, the pixel
+right of it half of the first and the pair (1, 2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from dovetail.ir.types import Array, DType
+from dovetail.kernels.c import block, c_type, function, loop, product, total, words
+from dovetail.kernels.epilogue import finish
+from dovetail.kernels.kernel import Scope, Unsupported, declarations
+from dovetail.kernels.region import Region
+from dovetail.kernels.scheduled.knobs import is_product, operands, staging_of
+from dovetail.kernels.scheduled.write import Scheduled, extents
+from dovetail.kernels.sums import Products, SumNest, sums_of
+from dovetail.kernels.window import COLUMN, ROW, anchored
+from dovetail.target.description import CoreInstruction
+
+_CHANNELS = 4
+"""Channels copied together: what one load of the core brings."""
+_PIXELS = 4
+"""Neighbouring pixels computed together, at most."""
+_MOST_TAPS = 49
+_REGISTER = 4
+"""Bytes."""
+_OF_CHANNEL = re.compile(r"\b(\w+)\[at\]")
+_HALVES = ("low", "high")
+Halves = tuple[int | None, int | None]
+"""The tap, if any, for the low and the high half of a register."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The instructions of a core that multiplies two pairs of int8, each in half of a 32-bit register."""
+
+    load: CoreInstruction
+    """Four elements to two registers: 0 and 2, 1 and 3."""
+    product: CoreInstruction
+    """Adds the products of both halves to a sum."""
+
+
+def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
+    """Those among a core's instructions, by their meanings; None where they are not all there."""
+    for one in filter(is_product, instructions):
+        staging = staging_of(one, instructions)
+        if staging is None or staging.memory.c_type != "uint32_t" or extents(one.meaning) != (1, 2):
+            continue
+        if (staging.memory.elements, staging.parts, staging.interleaved) == (2, 2, True):
+            loads = (i for i in instructions if not is_product(i) and staging.memory in i.memories)
+            return Pairs(next(loads), one)
+    return None
+
+
+def write_planes(
+    region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]
+) -> Scheduled:
+    """A depthwise kernel with the core's products of pairs.
+
+    Raises:
+        Unsupported: the core has none, or the layer is not of the kind they are for.
+    """
+    pairs = pairs_of(instructions)
+    if pairs is None:
+        raise Unsupported("the core multiplies no pairs.")
+    sums, window = sums_of(region, products), products.window
+    if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
+        raise Unsupported("pairs are of int8, and their sums of int32.")
+    if window.batch > 1 or window.channels % _CHANNELS or not products.channelwise:
+        raise Unsupported(f"planes are of one image and {_CHANNELS} channels.")
+    if window.dilation[COLUMN] > 1 or window.stride[COLUMN] > 2:
+        raise Unsupported("pairs are of neighbouring columns, and begin at every or every second one.")
+    if prod(window.kernel) > _MOST_TAPS:
+        raise Unsupported(f"the products of at most {_MOST_TAPS} taps are written out.")
+    nest = _Planes(region, scope, window, sums, pairs)
+    if nest.band == 0:
+        raise Unsupported(f"the rows of one output take more than {scope.room} bytes of stack.")
+    used = (pairs.load, pairs.product)
+    return Scheduled(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
+
+
+@dataclass(frozen=True)
+class _Planes(SumNest):
+    """One kernel being written."""
+
+    pairs: Pairs
+
+    @property
+    def width(self) -> int:
+        """Registers of a row of a plane: what the last pixels read, whole."""
+        last = self.window.stride[COLUMN] * (self.window.outputs[COLUMN] - 1)
+        return (last + self.window.kernel[COLUMN] + 1) // 2
+
+    def lines(self, rows: int) -> int:
+        """Rows of the image that so many rows of the result read."""
+        span = (self.window.kernel[ROW] - 1) * self.window.dilation[ROW] + 1
+        return (rows - 1) * self.window.stride[ROW] + span
+
+    @property
+    def band(self) -> int:
+        """Rows of the result computed from one filling of the planes: all of them, or equal shares; 0 where one takes
+        too much stack."""
+        rows = self.window.outputs[ROW]
+        for shares in range(1, rows + 1):
+            band = -(-rows // shares)
+            if _CHANNELS * _REGISTER * self.width * self.lines(band) <= self.scope.room:
+                return band
+        return 0
+
+    def reads(self, pixels: int) -> list[tuple[int, int, Halves]]:
+        """What pixels read of a row of a plane: pixel, number of the register, the taps its halves are for."""
+        taps, found = self.window.kernel[COLUMN], []
+        for pixel in range(pixels):
+            first = pixel * self.window.stride[COLUMN]
+            for number in range(first // 2, (first + taps - 1) // 2 + 1):
+                low, high = (tap if 0 <= tap < taps else None for tap in (2 * number - first, 2 * number + 1 - first))
+                found.append((pixel, number, (low, high)))
+        return found
+
+    @property
+    def taps(self) -> list[Halves]:
+        """The taps in each register of a kernel row's weights: all pairs that are read, then what is in none."""
+        pairs = list(dict.fromkeys(halves for _, _, halves in self.reads(2) if None not in halves))
+        held = {tap for pair in pairs for tap in pair}
+        return [*pairs, *((tap, None) for tap in range(self.window.kernel[COLUMN]) if tap not in held)]
+
+    def packed(self) -> Array:
+        """The weights, [channels, kernel rows, registers of one]."""
+        halves = self.sums.weights[..., 0].astype(np.int64) & 0xFFFF
+        none = np.zeros_like(halves[..., 0])
+        registers = [
+            halves[..., low] + (halves[..., high] << 16 if high is not None else none)
+            for low, high in self.taps
+            if low is not None
+        ]
+        return np.stack(registers, axis=-1).astype(np.uint32)
+
+    def _multiplied(self, sum_name: str, register: str, halves: Halves) -> str:
+        """The statement that adds the products of a register of columns."""
+        taps = self.taps
+        if halves in taps and None not in halves:
+            places = (sum_name, register, _weight(taps.index(halves)))
+            return _call(self.pairs.product, places)
+        side = 0 if halves[0] is not None else 1
+        at, half = next((at, pair.index(halves[side])) for at, pair in enumerate(taps) if halves[side] in pair)
+        return f"{sum_name} = add_{_HALVES[side]}_{_HALVES[half]}({sum_name}, {register}, {_weight(at)});"
+
+    def _pixels(self, pixels: int) -> list[str]:
+        """Neighbouring pixels of one channel, from the register `from` points at on, laid down where `to` points."""
+        names, count = [f"sum_{pixel}" for pixel in range(pixels)], len(self.taps)
+        lines = [f"int32_t {name} = start;" for name in names]
+        reads = sorted(self.reads(pixels), key=lambda read: read[1])
+        numbers = list(dict.fromkeys(number for _, number, _ in reads))
+        for row in range(self.window.kernel[ROW]):
+            line = row * self.window.dilation[ROW] * self.width
+            sums = [self._multiplied(names[pixel], f"columns_{n}", halves) for pixel, n, halves in reads]
+            used = [n for n in range(count) if _weight(n) in words(sums)]
+            inner = [f"const uint32_t {_weight(n)} = tap[{row * count + n}];" for n in used]
+            inner += [f"const uint32_t columns_{n} = from[{line + n}];" for n in numbers]
+            inner += sums
+            lines += block("", [*inner, *(f"{name} = held({name});" for name in names)])
+        for pixel, name in enumerate(names):
+            lines += block("", self._finished(name, pixel * self.outputs))
+        step = pixels * self.outputs
+        return [*lines, f"to += {step};", *([f"place += {step};"] if self._reads_place else [])]
+
+    def _finished(self, name: str, place: int) -> list[str]:
+        """The epilogue of a sum, with what it reads of a channel in variables."""
+        index = anchored(self.region.output_shape, total("place", place), "at")
+        lines = finish(self.scope, self.region.tree, index, (self.region.node.output, self.sums.value(name)))
+        lines[-1] = f"to[{place}] = {lines[-1].split(' = ', 1)[1]}"
+        return [_OF_CHANNEL.sub(r"\1_at", line) for line in lines]
+
+    @property
+    def _reads_place(self) -> bool:
+        return any("place" in words([line]) for line in self._finished("sum", 0))
+
+    def _channel(self) -> list[str]:
+        """What is read once per channel: weights, the start of its sums, what the epilogue wants."""
+        taps = self.window.kernel[ROW] * len(self.taps)
+        weights, bias = self.scope.constant("sums", "weights", self.packed().reshape(-1)), self.starts(False)
+        lines = ["const int32_t at = channel + lane;", f"const uint32_t *tap = {weights} + at * {taps};"]
+        lines.append(f"const int32_t start = {bias}[at];")
+        index = anchored(self.region.output_shape, "place", "at")
+        plain = finish(self.scope, self.region.tree, index, (self.region.node.output, self.sums.value("sum")))
+        types = {parameter.name: parameter.c_type for parameter in self.scope.parameters()}
+        for name in dict.fromkeys(found[1] for line in plain for found in _OF_CHANNEL.finditer(line)):
+            lines.append(f"const {types[name]} {name}_at = {name}[at];")
+        return lines
+
+    def _computed(self) -> list[str]:
+        """All pixels of a band, of one channel after the other."""
+        columns, step = self.window.outputs[COLUMN], self.window.stride[COLUMN]
+        lines = [*self._channel(), f"const uint32_t *from = planes + lane * {self.lines(self.band) * self.width};"]
+        place = total(product("band", columns * self.outputs), "at")
+        lines.append(f"{c_type(self.region.graph.types[self.region.graph.outputs[0]].dtype)} *to = output + {place};")
+        lines += [f"int32_t place = {place};"] if self._reads_place else []
+        whole = columns // _PIXELS * _PIXELS
+        moved = _PIXELS * step // 2
+        hidden = '__asm__("" : "+r"(tap));'  # else compilers read all weights ahead, and have no registers for them
+        row = _turns("column", whole, _PIXELS, [hidden, *self._pixels(_PIXELS), f"from += {moved};"])
+        if whole < columns:
+            row += block("", [hidden, *self._pixels(columns - whole)])
+        row.append(f"from += {self.window.stride[ROW] * self.width - whole // _PIXELS * moved};")
+        return loop("lane", _CHANNELS, [*lines, *loop("row", "end", row, start="band")])
+
+    def _pair(self, left: str | None, right: str | None) -> list[str]:
+        """Two columns of some channels, each at its place in memory or padding, into one register of each plane."""
+        size, padding = self.lines(self.band) * self.width, f"{(self.sums.pad_value & 0xFFFF) * 0x10001:#010x}u"
+        lines = []
+        for name, place in (("left", left), ("right", right)):
+            lines.append(f"uint32_t {name}[2]{f' = {{{padding}, {padding}}}' if place is None else ''};")
+            lines += [] if place is None else [_call(self.pairs.load, (f"{name}[0]", place))]
+        for lane in range(_CHANNELS):
+            half = "upper" if lane >= 2 else "lower"
+            lines.append(f"to[{lane * size}] = {half}_halves(left[{lane % 2}], right[{lane % 2}]);")
+        return [*lines, "++to;"]
+
+    def _filled(self) -> list[str]:
+        """Some channels of the rows a band reads, in planes."""
+        (height, width), (above, before) = self.window.size, self.window.before
+        channels = self.window.channels
+        first = min(-(-before // 2), self.width)
+        end = max(min((width + before) // 2, self.width), first)
+
+        def edge(pair: int) -> list[str]:
+            columns = (2 * pair - before, 2 * pair + 1 - before)
+            return block("", self._pair(*(f"line[{x * channels}]" if 0 <= x < width else None for x in columns)))
+
+        image = self.scope.input(self.region.source(), "input")
+        head = [f"const int32_t y = {total(product('band', self.window.stride[ROW]), 'down', -above)};"]
+        head.append(f"uint32_t *to = planes + down * {self.width};")
+        if self.window.padded(ROW) or self.window.outputs[ROW] % self.band:
+            outside = [*_turns("pair", self.width, 1, self._pair(None, None)), "continue;"]
+            head += block(f"if (y < 0 || y >= {height})", outside)
+        head.append(f"const int8_t *line = {image} + (y * {width * channels} + channel);")
+        lines = [text for pair in range(first) for text in edge(pair)]
+        if end > first:
+            lines.append(f"const int8_t *from = line + {(2 * first - before) * channels};")
+            inner = self._pair("from[0]", f"from[{channels}]")
+            lines += _turns("pair", end - first, 1, [*inner, f"from += {2 * channels};"])
+        lines += [text for pair in range(end, self.width) for text in edge(pair)]
+        return block(f"for (int32_t down = 0; down < {self.lines(self.band)}; ++down)", [*head, *lines])
+
+    def write(self, name: str) -> list[str]:
+        """The kernel under this name."""
+        rows, channels = self.window.outputs[ROW], self.window.channels
+        end = f"band + {self.band}"
+        end = f"{end} < {rows} ? {end} : {rows}" if rows % self.band else end
+        size = _CHANNELS * self.lines(self.band) * self.width
+        lines = [f"const int32_t end = {end};", *self._filled(), *self._computed()]
+        lines = block(f"for (int32_t band = 0; band < {rows}; band += {self.band})", lines)
+        lines = [f"uint32_t planes[{size}];", *loop("channel", channels, lines, step=_CHANNELS)]
+        return function(f"static void {name}", declarations(self.scope.parameters()), lines)
+
+
+def _turns(name: str, stop: int, step: int, lines: list[str]) -> list[str]:
+    """A counting loop, with braces also where there is one turn."""
+    return block("", lines) if stop == step else loop(name, stop, lines, step=step)
+
+
+def _call(instruction: CoreInstruction, places: Sequence[str]) -> str:
+    """The statement that executes an instruction on operands that begin at these places."""
+    given = {name: f"&{place}" for name, place in zip(operands(instruction), places, strict=True)}
+    return instruction.c.format(**given).rstrip().rstrip(";") + ";"
+
+
+def _weight(at: int) -> str:
+    """The variable that holds a register of a kernel row's weights."""
+    return f"weight_{at}"
