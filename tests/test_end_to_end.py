@@ -39,11 +39,7 @@ from oracles import NETWORKS, derived_file, references
 pytestmark = pytest.mark.oracles
 
 MOST_CYCLES = {"ic_resnet8": 206_000, "vww_mobilenetv1": 264_000, "ad_autoencoder": 38_000, "kws_dscnn": 125_000}
-<<<<<<< HEAD
-"""A little above what is measured; GAP9 silicon has this engine: published are 227,841, 415,924, 65,046 and 175,723."""
-=======
 """A little above what is measured; GAP9 silicon, which has this engine, publishes 227,841, 415,924, 65,046, 175,723."""
->>>>>>> main
 MOST_OVER_BUSY = 1.15
 """All cycles of a network over those in which the busier of engine and DMA works."""
 MOST_LSB = {"ic_resnet8": 5, "vww_mobilenetv1": 2, "ad_autoencoder": 3, "kws_dscnn": 4}
@@ -64,7 +60,7 @@ def network_file(name: str) -> Path:
 
 def integer_graph(model: Path) -> Graph:
     """The integer graph before any target's rewrites, the value before a final softmax a second output."""
-    graph = quantize(simplify(load_model(model)), Options().rounding)
+    graph = quantize(simplify(load_model(model)))
     logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
     return replace(graph, outputs=(*graph.outputs, *logits))
 
