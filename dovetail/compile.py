@@ -16,6 +16,7 @@ from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.rewrite import simplify
+from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
@@ -23,7 +24,8 @@ from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.quantize.ends import integer_inputs, integer_outputs
+from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one
 from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
@@ -31,7 +33,7 @@ from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.stripe import Striped, Striping, within
-from dovetail.target.description import Target, check_cores
+from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
 
 CODE_RESERVE = 24 * 1024
@@ -47,8 +49,19 @@ class Options:
 
     policy: str | None = None
     """Requantisation policy of the target; None for its default."""
-    rounding: Rounding = Rounding.DOUBLE
-    """Rounding of the model's own requantisations."""
+    rounding: Rounding | None = None
+    """Rounding of the model's own requantisations; None for that of the policy, or of the runtime of the model's
+    format."""
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    """Of inputs whose sizes the model leaves open, by name."""
+    integer_inputs: bool = False
+    """Take inputs as the integers the network computes with, where a float input is only quantised."""
+    integer_outputs: bool = False
+    """Give outputs as integers, where a float output is only dequantised."""
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the target was changed in, by the names of its fields; only noted down, to run what was compiled."""
+    tell: Progress = lambda sentence: None
+    """Is told in a sentence what was taken for granted of the model."""
     save_stages: Path | None = None
     """Folder for an ONNX model after every stage."""
     check: bool = False
@@ -71,6 +84,11 @@ class Options:
     """C name of an array of the user's own for the values, which networks may share; None for an array of the build."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
+
+    def rounding_of(self, model: Path | None, target: Target) -> Rounding:
+        """The rounding for a model file, TFLite Micro's without one; raises TargetError for a policy there is not."""
+        of_format = own_rounding(model) if model else Rounding.DOUBLE
+        return self.rounding or _policy(target, self).rounding or of_format
 
 
 @dataclass(frozen=True)
@@ -113,12 +131,15 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
-    graph = simplify(load_model(model))
+    graph = simplify(load_model(model, options.shapes, options.tell))
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
-    graph = trim(quantize(graph, options.rounding, options.allow_float))
+    graph = trim(quantize(graph, options.rounding_of(model, target), options.allow_float))
     stages.add("integer", graph, lsb=1)
+    graph, scales = integer_inputs(graph) if options.integer_inputs else (graph, {})
+    graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
+    stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     dead = 0
     if not options.keep_dead:
         alive = without_dead(graph)
@@ -126,7 +147,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return _Prepared(adapt(graph, _policy(target, options), stages.add), dead, steps)
+    return _Prepared(adapt(graph, _policy(target, options), stages.add), dead, {**steps, **scales, **others})
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -144,7 +165,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     choices: Mapping[str, Choice] = {}
     if options.tuning is not None:
         policy = _policy(target, options).name
-        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding.value)
+        of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
     return replace(made, dead_macs=prepared.dead_macs)
@@ -200,7 +221,7 @@ def compile_graph(
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
         cores = pipeline.cores if pipeline else None
-        found = plan(laid, target, reserved(graph, target), near, cores)
+        found = plan(laid, target, reserved(graph, target), near, cores, progress)
         return _Planned(assignment, laid, found, next(p.peak for p in found.placements if p.memory == target.values))
 
     def in_stripes(striped: Striped) -> tuple[_Planned, int]:
@@ -222,8 +243,14 @@ def compile_graph(
     progress("writing C")
     delay = pipeline.delay if pipeline else 0
     unit = make_unit(planned.program, laid.regions, target, options.optimize, delay)
-    unit = replace(unit, steps=steps or {}, shared_arena=_shared_arena(unit, options.arena))
-    asked = {"policy": target.policy(options.policy).name, "rounding": options.rounding.value, "memory_budget": budget}
+    rounding = options.rounding_of(model, target)
+    unit = replace(unit, rounding=rounding, steps=steps or {}, shared_arena=_shared_arena(unit, options.arena))
+    asked: dict[str, Any] = {
+        "policy": target.policy(options.policy).name,
+        "rounding": rounding.value,
+        "memory_budget": budget,
+    }
+    asked |= {"settings": dict(options.settings)} if options.settings else {}
     described = manifest(model, target, asked, made.assignment, laid, planned, options.pins, striped, pipeline)
     project = replace(emit_project(unit, described), graph=meant)
     project = project.with_file(PLAN, plan_text(laid.graph, laid.regions, planned, target))
@@ -294,7 +321,7 @@ class _Stages:
         self.count += 1
 
 
-def _policy(target: Target, options: Options) -> Any:
+def _policy(target: Target, options: Options) -> Policy:
     try:
         return target.policy(options.policy)
     except KeyError:

@@ -13,14 +13,16 @@ import numpy as np
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines
 from dovetail.errors import BoardError, BuildError, DovetailError
-from dovetail.ir.layout import from_notation, from_physical, to_physical
-from dovetail.ir.types import Array, DType
+from dovetail.ir.layout import from_bytes, from_notation, to_bytes
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
 from dovetail.sim.device import DeviceSpec
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
+from dovetail.sim.stretches import with_lists
 from dovetail.target.description import DeviceModel, Target, with_cores
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.fields import changed, fields_of
 
 SIMULATORS = ("iss", "rtl", "host")
 """Simulators a build runs on."""
@@ -99,6 +101,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         name, optimize = manifest["target"], Optimize(manifest.get("optimize", Optimize.SPEED))
         cores = int(manifest["cores"]) if "cores" in manifest else None
         int(manifest.get("delay", 0))
+        settings = {str(key): value for key, value in dict(manifest.get("settings", {})).items() if value >= 0}
         if manifest["schema"] != 1:
             hint = "compile the model again"
             raise BuildError(f"the build has schema {manifest['schema']}, expected 1", where=str(path), hint=hint)
@@ -108,6 +111,7 @@ def open_build(folder: Path, target: Target | None = None) -> Build:
         what = f"the build was made for '{name}', the target of a file of your own"
         raise BuildError(what, where=str(folder), hint="give the file with --target")
     found = with_cores(target or load_target(name), cores)
+    found = changed(found, {name: value for name, value in settings.items() if name in fields_of(found)})
     if found.name != name:
         hint = "give the file with --target"
         raise BuildError(f"the build was made for '{name}', not for '{found.name}'", where=str(folder), hint=hint)
@@ -174,7 +178,9 @@ def run_build(
         raise DovetailError(
             f"there is no simulator '{simulator}'", where="--sim", hint=f"use one of {', '.join(SIMULATORS)}"
         )
-    simulation = replace(simulation, inferences=simulation.inferences[delay:])
+    stretches = build.manifest.get("stretches", ())
+    inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
+    simulation = replace(simulation, inferences=inferences)
     outputs = tuple(_outputs(build, result) for result in simulation.inferences)
     return RunResult(build, f"{simulator}, core {core}" if core else simulator, outputs, simulation, sizes)
 
@@ -244,7 +250,7 @@ def _run_iss(
     elf = firmware(build, sources, defines(build.manifest["model_prefix"], target), cache)
     setup = SimulationSetup(
         elf,
-        tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories),
+        tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories),
         tuple(devices),
         target.core.isa,
         target.core.costs,
@@ -382,15 +388,14 @@ def _place(port: Mapping[str, Any]) -> str:
 def _contents(port: Mapping[str, Any], array: Array) -> bytes:
     """The bytes of an input; row-major unless the port says otherwise."""
     layout = port.get("layout")
-    return (to_physical(array, from_notation(layout)) if layout else np.ascontiguousarray(array)).tobytes()
+    return to_bytes(array, from_notation(layout) if layout else None).tobytes()
 
 
 def _outputs(build: Build, result: InferenceResult) -> dict[str, Array]:
     found = {}
     for port in build.manifest["outputs"]:
-        dtype = next(kind for kind in DType if kind.text == port["dtype"]).numpy
-        array, shape = np.frombuffer(result.outputs[_place(port)], dtype), tuple(port["shape"])
-        if port.get("layout"):
-            array = from_physical(array, from_notation(port["layout"]), shape)
-        found[port["name"]] = array.reshape(shape)
+        dtype = next(kind for kind in DType if kind.text == port["dtype"])
+        layout = from_notation(port["layout"]) if port.get("layout") else None
+        held = np.frombuffer(result.outputs[_place(port)], np.uint8)
+        found[port["name"]] = from_bytes(held, layout, TensorType(tuple(port["shape"]), dtype))
     return found

@@ -33,9 +33,11 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.rewrite import simplify  # noqa: E402
 from dovetail.kernels import Optimize  # noqa: E402
 from dovetail.quantize import quantize  # noqa: E402
-from dovetail.read import load_model  # noqa: E402
+from dovetail.read import load_model, own_rounding  # noqa: E402
 from dovetail.run import RunResult, open_build, run_build  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
+from dovetail.targets.maeri import target as maeri  # noqa: E402
+from dovetail.targets.maeri.config import MaeriConfig  # noqa: E402
 
 NETWORKS = {
     "ad_autoencoder": ("autoencoder", 65_046),
@@ -134,7 +136,7 @@ def difference_from_micro(network: str, target: str, policy: str) -> tuple[int, 
     """
     from oracles import references
 
-    graph = quantize(simplify(load_model(model_file(network))), Options().rounding)
+    graph = quantize(simplify(load_model(model_file(network))), own_rounding(model_file(network)))
     logits = [node.inputs[0] for node in graph.nodes if isinstance(node.operator, FixedSoftmax)]
     graph = replace(graph, outputs=(*graph.outputs, *logits))
     for rewrite in load_target(target).policy(policy).rewrites:
@@ -411,6 +413,26 @@ def rtl_table() -> list[str]:
     return ["### `--target macarray`: the engine's Python model and its Verilog", "", *table(header, rows), "", note]
 
 
+def engines_table() -> list[str]:
+    """Whole networks on MAC array and MAERI, and what the engine takes of them."""
+    chips = {name: load_target(name) for name in ("macarray", "maeri")}
+    chips["maeri without its stage"] = maeri(MaeriConfig(requantise=False), "maeri_sums")
+    rows = []
+    for name, target in chips.items():
+        for network, (called, _) in NETWORKS.items():
+            compiled = compile_model(model_file(network), target, Options())
+            with tempfile.TemporaryDirectory() as folder:
+                write_project(compiled.project, Path(folder) / "build")
+                given = sample_inputs(compiled.graph)
+                found = run_build(open_build(Path(folder) / "build", target), "iss", [given])
+            expected, one = evaluate(compiled.graph, given), found.simulation.inferences[0]
+            if any(not np.array_equal(found.outputs[0][value], expected[value]) for value in expected):
+                raise RuntimeError(f"{called} on {name}: the firmware differs from the integer graph")
+            taken = sum(each.end - each.start for each in one.activities[target.engines[0].name])
+            rows.append([name, called, one.total_cycles or 0, taken, one.core_cycles or 0])
+    return ["### `--target macarray` and `maeri`", "", *table(["target", "network", "cycles", "engine", "core"], rows)]
+
+
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "cores": cores_table,
     "size": size_table,
@@ -421,6 +443,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "device": device_table,
     "several": lambda: several_cores({name: model_file(network) for network, (name, _) in NETWORKS.items()}),
     "diana": diana_table,
+    "engines": engines_table,
     "rtl": rtl_table,
 }
 

@@ -12,17 +12,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tables import run, table
 
+from dovetail.compile import Options, compile_model
 from dovetail.ir.graph import Graph
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.read import load_model, own_rounding
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools import zoo
@@ -69,7 +71,7 @@ def measure(found: Quantised, reference: Graph, test: Samples, target: Target) -
         path = Path(folder) / "model.onnx"
         path.write_bytes(found.model.SerializeToString(deterministic=True))
         qdq = simplify(load_model(path))
-        integer = adapt(quantize(qdq, allow_float=True), target.policy(None))
+        integer = adapt(quantize(qdq, own_rounding(path), allow_float=True), target.policy(None))
 
         def firmware(inputs: Sequence[dict[str, Array]]) -> list[Array]:
             return firmware_outputs(path, target, "iss", inputs, lambda text: None)
@@ -158,6 +160,36 @@ def resnet_tables() -> list[str]:
     return table(header, rows)
 
 
+def activation_tables() -> list[str]:
+    """ResNet8 on the tests' port of an engine like RBE: widths of activations, what they cost and what they save."""
+    graph, target = resnet_graph(), load_target(str(REPOSITORY / "tests" / "rbe_port" / "rbe.py"))
+    name = graph.inputs[0]
+    calibration = Samples({name: resnet_data(RESNET_SAMPLES // 2, seed=1)}, None)
+    test = Samples({name: resnet_data(RESNET_TEST // 3, seed=2)}, None)
+    common = Settings(method=Method.MSE, integer_ends=True)
+    plans = [
+        ("int8", "int8", common),
+        ("int4", "int8", replace(common, bits=4)),
+        ("int4", "int4", replace(common, bits=4, activation_bits=4)),
+        ("int2", "int2", replace(common, bits=2, activation_bits=2)),
+    ]
+    rows = []
+    for weights, activations, settings in plans:
+        found = quantise_network(graph, calibration, target, settings)
+        result, report = measure(found, graph, test, target), run_report(found.graph, target)
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / "resnet8.onnx"
+            model.write_bytes(found.model.SerializeToString(deterministic=True))
+            placed = compile_model(model, target, Options()).plan.placements
+        peaks = {placement.memory: placement.peak for placement in placed}
+        logits = next(layer.sqnr for layer in reversed(result.layers) if layer.name != graph.outputs[0])
+        cells = [found.weight_bytes, peaks["L1"], peaks["L2"], report.cycles["total"], report.cycles["rbe"]]
+        rows.append([weights, activations, *(f"{cell:,}" for cell in cells), f"{logits:.1f} dB"])
+        print(rows[-1], file=sys.stderr, flush=True)
+    header = ["weights", "activations", "bytes of weights", "L1 peak", "L2 peak", "cycles", "engine busy"]
+    return table([*header, "SQNR of the logits"], rows)
+
+
 def method_tables() -> list[str]:
     """The ways to choose ranges, and the steps that can be left out."""
     graph, target = resnet_graph(), load_target("ne16")
@@ -198,6 +230,7 @@ def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float
 SECTIONS: dict[str, Callable[[], list[str]]] = {
     "digits": digits_tables,
     "resnet8": resnet_tables,
+    "activations": activation_tables,
     "methods": method_tables,
 }
 

@@ -36,7 +36,7 @@ from dovetail.ir.rewrite import simplify  # noqa: E402
 from dovetail.legalize import adapt, engine_requantisation  # noqa: E402
 from dovetail.legalize.requantisation import Accepts  # noqa: E402
 from dovetail.quantize import quantize  # noqa: E402
-from dovetail.read import load_model  # noqa: E402
+from dovetail.read import load_model, own_rounding  # noqa: E402
 from dovetail.target.description import Policy  # noqa: E402
 from dovetail.targets.vta import requantisation_limits, takes, target  # noqa: E402
 from dovetail.targets.vta.config import PRESETS, VtaConfig  # noqa: E402
@@ -98,7 +98,8 @@ def ways() -> Mapping[str, Policy]:
 
 def agreement(name: str, policy: Policy) -> Agreement:
     """One of CLASSIFIERS, its integer graph as a policy makes it (the firmware equals it)."""
-    made = adapt(with_logits(quantize(simplify(load_model(network(name))), Options().rounding)), policy)
+    graph = quantize(simplify(load_model(network(name))), own_rounding(network(name)))
+    made = adapt(with_logits(graph), policy)
     agreed, differences = 0, []
     with np.load(MODELS / "mlperf_tiny" / f"{name}_int8.many.npz") as reference:
         for number in range(INPUTS):

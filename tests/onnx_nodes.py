@@ -108,9 +108,21 @@ def collect() -> list[NodeTest]:
         operator = tested(case.name, case.model)
         if operator:
             inputs, outputs = case.data_sets[0]
-            test = NodeTest(case.name, operator, case.model, tuple(inputs), tuple(outputs), case.rtol, case.atol)
+            results = tuple(map(_held, outputs))
+            test = NodeTest(case.name, operator, case.model, tuple(inputs), results, case.rtol, case.atol)
             found.append(test)
     return sorted(found, key=lambda test: test.name)
+
+
+def _held(value: Any) -> Any:
+    """A test's operand or result; integers narrower than a byte come as tensors and are held one to a byte."""
+    kinds = onnx.TensorProto
+    if not isinstance(value, kinds):
+        return value
+    narrow = {kinds.INT4: np.int8, kinds.INT2: np.int8, kinds.UINT4: np.uint8, kinds.UINT2: np.uint8}
+    if value.data_type not in narrow:
+        return value
+    return onnx.numpy_helper.to_array(value).astype(narrow[value.data_type])
 
 
 def _frozen(test: NodeTest) -> tuple[Any, dict[str, Array]]:
@@ -149,7 +161,10 @@ def prepare(test: NodeTest, target: Target) -> Prepared | str:
     """The test's graph as `dovetail compile --float` makes it, or why it cannot."""
     try:
         model, feeds = _frozen(test)
-        graph = load_onnx(test.name, model.SerializeToString(), test.name, Path())
+        told: list[str] = []
+        graph = load_onnx(test.name, model.SerializeToString(), test.name, Path(), None, told.append)
+        if told:
+            return told[0]
         graph = quantize(simplify(graph), allow_float=True)
         if any(name not in graph.producers() for name in graph.outputs):
             return "the result is no computed value"
@@ -157,7 +172,7 @@ def prepare(test: NodeTest, target: Target) -> Prepared | str:
     except DovetailError as error:
         return str(error.what)
     held = {name: graph.types[name] for name in graph.inputs}
-    return Prepared(test, graph, {name: np.asarray(feeds[name]).astype(held[name].dtype.numpy) for name in held})
+    return Prepared(test, graph, {name: np.asarray(_held(feeds[name])).astype(held[name].dtype.numpy) for name in held})
 
 
 def roomy() -> Target:

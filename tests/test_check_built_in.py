@@ -20,6 +20,7 @@ QUICK = (
     ("vta", ("dense",), ("iss",)),
     ("diana", ("sum",), ("iss",)),
     ("maeri", ("requantised dense",), ("iss",)),
+    ("kestrel", ("sum",), ("iss",)),
     (str(LIBRARY), ("vl_dense",), ("host",)),
 )
 

@@ -188,7 +188,7 @@ def _bad_models(digits: bytes) -> dict[str, tuple[bytes, str]]:
     """Models that are refused, and a word the message must have."""
     unknown, dynamic = onnx.load_from_string(digits), onnx.load_from_string(digits)
     next(node for node in unknown.graph.node if node.op_type == "Softmax").op_type = "Hardmax"
-    dynamic.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    dynamic.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     tensor = onnx.helper.make_tensor_value_info
     weights = onnx.numpy_helper.from_array(np.ones((4, 1, 3, 3), np.float32), "w")
     conv = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv")
@@ -199,7 +199,7 @@ def _bad_models(digits: bytes) -> dict[str, tuple[bytes, str]]:
     return {
         "truncated": (digits[: len(digits) // 2], "model.onnx"),
         "operator": (unknown.SerializeToString(), "Hardmax"),
-        "dynamic": (dynamic.SerializeToString(), "batch"),
+        "dynamic": (dynamic.SerializeToString(), "height"),
         "float": (floating.SerializeToString(), "quantise"),
         "empty": (b"", "model.onnx"),
     }
@@ -328,7 +328,7 @@ def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
     stages = tmp_path / "stages"
     options = ("--target", "ne16", "-o", tmp_path / "b", "--check", "--save-stages", stages)
     assert dovetail("compile", digits, *options) == 0
-    names = sorted(path.name for path in stages.iterdir())
+    names = sorted((path.name for path in stages.iterdir()), key=lambda name: int(name.partition("_")[0]))
     assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_unsigned.onnx"]
 
 

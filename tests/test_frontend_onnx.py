@@ -485,14 +485,14 @@ def test_external_data_is_read_from_the_models_folder_only(tmp_path: Path) -> No
         load_model(external(tmp_path, "link.bin"))
 
 
-def symbolic(size: str | int) -> bytes:
-    x = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [size, 3, 8, 8])
+def symbolic(batch: str | int, rows: str | int = 8) -> bytes:
+    x = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [batch, 3, rows, 8])
     return build([node("Relu", "pixels")], (), inputs=[x])
 
 
 REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "batch N": (lambda: symbolic("N"), r"'pixels' has the shape \['N', 3, 8, 8\].*\n.*--input_name pixels"),
-    "batch 0": (lambda: symbolic(0), r"'pixels' has the shape \['\?', 3, 8, 8\]"),
+    "rows H": (lambda: symbolic(1, "H"), r"'pixels' has the shape \[1, 3, 'H', 8\].*\n.*--shape pixels=1,3,32,8"),
+    "rows 0": (lambda: symbolic("N", 0), r"'pixels' has the shape \[1, 3, '\?', 8\]"),
     "opset": (lambda: one("Relu", IMAGE, opset=6), "ai.onnx version 6 is not supported, only 7 to"),
     "conv 3d": (lambda: one("Conv", (1, 4, 9, 9, 9), {"w": real(6, 4, 3, 3, 3)}), "only 2-D convolutions"),
     "conv weights": (lambda: build([node("Relu", "x", "w"), node("Conv", "x w")], (4, 4, 3, 3)), "must be constant"),

@@ -20,6 +20,7 @@ from dovetail.legalize.bands import rows_of
 from dovetail.legalize.pools import division
 from dovetail.targets import ne16
 from dovetail.targets.ne16.job import EDGE, Job, flattened, job_cycles
+from dovetail.tools.report import near
 
 SIDES = st.integers(1, 12)
 
@@ -188,3 +189,34 @@ def test_a_division_is_right_for_every_sum(taps: int) -> None:
     odd = wanted.copy()
     odd[len(odd) // 2] += 2  # no line passes through that
     assert division(odd, taps, wide, (DType.INT2,)) is None
+
+
+def layer_of(name: str, engine: str, busy: int | None, moving: int | None, core: int, reason: str) -> dict[str, object]:
+    """A layer of a report's JSON, as far as `near` reads it."""
+    spent = {"peak": busy or 0, "below_peak": 0, "transfers": 0, "core": core}
+    found = {"name": name, "engine": engine, "engine_cycles": busy, "dma_cycles": moving, "launches": int(bool(busy))}
+    return {
+        **found,
+        "spent": spent,
+        "time": (busy or 0) + core,
+        "gap": "why",
+        "nothing": False,
+        "why_not_offloaded": reason,
+    }
+
+
+def test_a_report_names_the_core_s_passes_beside_an_engine() -> None:
+    layers = [
+        layer_of("offset_0", "core", None, 0, 300, "no engine has a pattern that ends in Offset"),
+        layer_of("conv_1", "ne16", 1000, 400, 100, ""),
+        layer_of("softmax_2", "core", None, 0, 50, ""),
+        layer_of("argmax_3", "core", None, 0, 10, ""),
+    ]
+    edges = [{"makes": str(number + 1), "reads": [str(number)]} for number in range(4)]
+    cycles = {"total": 1460, "core": 500, "ne16": 1000, "dma": 400}
+    data = {"layers": layers, "graph": {"edges": edges}, "cycles": cycles}
+    assert [row[5] for row in near.rows(data)] == ["1.00", "1.10", "1.00", "1.00"]
+    first, second = near.beside(data)
+    assert first.startswith("offset_0, 300 cycles") and "fused into conv_1: no, because no engine has" in first
+    assert second.startswith("softmax_2") and "into conv_1" in second
+    assert near.whole(data) == "1,460 cycles, 1.460 times the 1,000 of ne16, which is busy longest"

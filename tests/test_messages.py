@@ -26,6 +26,7 @@ PLACED_BY_CALLER = {
     "quantize/context.py": "the lowering adds the operator",
     "quantize/linear.py": "the lowering adds the operator",
     "quantize/rules.py": "the lowering adds the operator",
+    "quantize/recurrent.py": "the lowering adds the operator",
 }
 """Files whose errors get `where` from their one caller, and why."""
 ADVISED_BY_CALLER = ("program/verify.py", "tools/check/run.py")

@@ -15,7 +15,7 @@ from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
-from page_blocks import assembled, blocks, commands, differs, needs
+from page_blocks import FILE, assembled, blocks, commands, differs, needs
 from page_runner import REPOSITORY, Runner, in_process, options_exist
 
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
@@ -71,6 +71,22 @@ def test_the_walkthrough_is_a_short_and_right_port(tmp_path: Path, monkeypatch: 
     expected = evaluate(compiled.graph, inputs)
     assert result.outputs[0]
     assert all(np.array_equal(array, expected[name]) for name, array in result.outputs[0].items())
+
+
+def test_the_walkthrough_of_a_command_stream_makes_the_bundled_target() -> None:
+    """docs/port_stream.md, block by block, is dovetail/targets/kestrel, and short."""
+
+    def told(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.strip() and not FILE.match(line)]
+
+    files = assembled(list(blocks(REPOSITORY / "docs" / "port_stream.md")))
+    bundled = REPOSITORY / "dovetail" / "targets" / "kestrel"
+    assert set(files) == {"kestrel.py", "kestrel_model.py", "kestrel.c", "kestrel.h"}
+    for name, text in files.items():
+        own = (bundled / ("__init__.py" if name == "kestrel.py" else name)).read_text()
+        assert told(text) == told(own), name
+    assert len((bundled / "__init__.py").read_text().splitlines()) <= 250
+    assert lines_of(files["kestrel.c"], "/*") + lines_of(files["kestrel.h"], "/*") <= 50
 
 
 def test_the_readme_shows_what_make_demo_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,9 @@ def test_equalised_models_are_compared_with_the_float_model(files: Path, capsys:
 
 
 WRONG = {
-    "no budget": (("--weights", "mixed"), "--weights mixed needs a --budget"),
-    "a budget without mixed": (("--budget", "bytes=9k"), "--budget is for --weights mixed only"),
-    "a plot without mixed": (("--plot", "f.svg"), "--plot: this option is for --weights mixed only"),
+    "no budget": (("--weights", "mixed"), "mixed widths need a --budget"),
+    "a budget without mixed": (("--budget", "bytes=9k"), "--budget is for mixed widths only"),
+    "a plot without mixed": (("--plot", "f.svg"), "--plot: this option is for mixed widths only"),
     "no such budget": (("--weights", "mixed", "--budget", "weight=3"), "'weight=3' is no budget"),
     "too small a budget": (("--weights", "mixed", "--budget", "bytes=3"), "the narrowest weights need 878"),
     "not ONNX": (("-o", "a.tflite"), "the model is written as ONNX"),

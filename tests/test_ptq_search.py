@@ -15,7 +15,7 @@ from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.rewrite import simplify
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.read import load_model, own_rounding
 from dovetail.targets import load_target
 from dovetail.tools import zoo
 from dovetail.tools.ptq import Samples, Settings, prepare, quantise_network
@@ -168,7 +168,7 @@ def test_digits_keep_their_accuracy(settings: Settings, points: float, target: s
     path = tmp_path / "model.onnx"
     path.write_bytes(found.model.SerializeToString())
     qdq = simplify(load_model(path))
-    integer = adapt(quantize(qdq), load_target(target).policy(None))
+    integer = adapt(quantize(qdq, own_rounding(path)), load_target(target).policy(None))
     result = compare(qdq, integer, graph, {"input": pictures[:, None]}, labels, {}, lambda text: None)
     exact, coded = result.columns
     assert exact.top1 == pytest.approx(100 * digits_accuracy())

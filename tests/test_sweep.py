@@ -15,8 +15,8 @@ from command_line import dovetail, refused
 from dovetail import files
 from dovetail.errors import DovetailError, TargetError
 from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.fields import axes_of, changed, fields_of, find, parse, points
 from dovetail.tools import zoo
-from dovetail.tools.sweep.fields import axes_of, changed, fields_of, find, parse, points
 from dovetail.tools.sweep.page import sweep_page
 from dovetail.tools.sweep.run import Outcome, Task, kept, key_of, sweep, to_json
 from test_report_page import check_figures

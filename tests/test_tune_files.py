@@ -135,7 +135,7 @@ def good(model: Path) -> Tuning:
     target = load_target("ne16")
     graph = prepare(model, target, Options())
     regions = {region.name: region for region in partition(graph, target)}
-    of = identity(graph.name, model.read_bytes(), "ne16", "engine", "double")
+    of = identity(graph.name, model.read_bytes(), "ne16", "engine", "single")
     choices = {"conv_5": {"tile_rows": 2, "order": "channels"}, "dense_12": {"placement": "core"}}
     entries = (Entry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
     return Tuning(of, "iss", 100, 99, tuple(entries))

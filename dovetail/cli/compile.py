@@ -28,7 +28,11 @@ def compile_model(
     target: opt.TargetName,
     build: Annotated[Path, option("--output", "-o", help="Folder for the C project.")],
     requant: opt.Requant = None,
-    rounding: opt.Rounding = "double",
+    rounding: opt.Rounding = None,
+    shape: opt.Shapes = None,
+    set_: opt.Set = None,
+    inputs: opt.IntegerInputs = "model",
+    outputs: opt.IntegerOutputs = "model",
     save_stages: Annotated[Path | None, option(help="Folder for an ONNX model after every stage.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare every stage with the one before in ONNX Runtime.")
@@ -65,6 +69,8 @@ def compile_model(
 
     Example: dovetail compile net.tflite --target riscv --cores 4 -o build/net
 
+    Example: dovetail compile net.onnx --target riscv --set ram.size=16M --shape image=1,3,64,64 -o build/net
+
     Example: dovetail compile net.tflite --target riscv_big_small --pipeline -o build/net
 
     Example: dovetail compile net.tflite --target vta -o build/net --dump build/launches
@@ -83,9 +89,15 @@ def compile_model(
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
 
+        chosen, settings = target_with(target, cores, set_)
         options = compiler.Options(
             policy=requant,
-            rounding=RoundingMode(rounding),
+            rounding=RoundingMode(rounding) if rounding else None,
+            shapes=shapes_of(shape),
+            integer_inputs=inputs == "int8",
+            integer_outputs=outputs == "int8",
+            settings=settings,
+            tell=note,
             save_stages=save_stages,
             check=check,
             tuning=tuning,
@@ -98,7 +110,7 @@ def compile_model(
             arena=arena,
             pins=pins_of(pin, pins),
         )
-        compiled = compiler.compile_model(model, target_of(target, cores), options, report)
+        compiled = compiler.compile_model(model, chosen, options, report)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
@@ -172,10 +184,33 @@ def target_of(name: str, cores: int | None) -> Target:
     return with_cores(load_target(name), cores)
 
 
+def target_with(name: str, cores: int | None, texts: list[str] | None) -> tuple[Target, dict[str, Any]]:
+    """The target of a name or file with numbers changed, and these; raises DovetailError."""
+    from dovetail.targets.fields import changed, settings_of
+
+    target = target_of(name, cores)
+    settings = settings_of(target, texts or ())
+    return changed(target, settings) if settings else target, settings
+
+
+def shapes_of(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of `--shape`, by input; raises ModelError."""
+    found = {}
+    for text in texts or ():
+        name, _, sizes = text.rpartition("=")
+        parts = [size.strip() for size in sizes.split(",")]
+        if not name or not all(size.isdecimal() and 0 < int(size) < 1 << 31 for size in parts):
+            raise ModelError(f"'{text}' is not a shape", where="--shape", hint="such as --shape input=1,3,32,32")
+        found[name] = tuple(map(int, parts))
+    return found
+
+
 def explain(
     model: opt.Model,
     target: opt.TargetName,
     requant: opt.Requant = None,
+    shape: opt.Shapes = None,
+    set_: opt.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     memory_budget: opt.MemoryBudget = None,
     cores: opt.Cores = None,
@@ -193,8 +228,15 @@ def explain(
         from dovetail.compile import Options
         from dovetail.tools import explain as explaining
 
-        known = target_of(target, cores)
-        options = Options(requant, memory_budget=parse_bytes(memory_budget), pipeline=pipeline, pins=pins_of(pin, pins))
+        known, _ = target_with(target, cores, set_)
+        options = Options(
+            requant,
+            shapes=shapes_of(shape),
+            tell=note,
+            memory_budget=parse_bytes(memory_budget),
+            pipeline=pipeline,
+            pins=pins_of(pin, pins),
+        )
         found = explaining.explain(model, known, options, report)
         data = found.to_json()
     if as_json:
@@ -256,7 +298,7 @@ def tune(
     scheduler: opt.Scheduler = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     requant: opt.Requant = None,
-    rounding: opt.Rounding = "double",
+    rounding: opt.Rounding = None,
     on: opt.On = None,
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
@@ -287,7 +329,7 @@ def tune(
                 target=target,
                 log=log,
                 trials=trials,
-                options=Options(requant, RoundingMode(rounding)),
+                options=Options(requant, RoundingMode(rounding) if rounding else None),
                 measure=_measure(target, measure, board is not None),
                 layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
                 seed=seed,

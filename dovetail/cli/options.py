@@ -26,7 +26,28 @@ TargetName = Annotated[
 ]
 TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
 Requant = Annotated[str | None, option(help="Requantisation policy; the target's default if not given.")]
-Rounding = Annotated[Literal["double", "single"], typer.Option(help="Rounding of the model's requantisations.")]
+Rounding = Annotated[
+    Literal["double", "single"] | None,
+    option(help="Rounding of the model's requantisations; single for ONNX, double for others if not given."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    option("--shape", metavar="NAME=1,3,32,32", help="The shape of an input whose sizes the model leaves open."),
+]
+Ends = Literal["model", "int8"]
+IntegerInputs = Annotated[
+    Ends,
+    typer.Option(
+        "--inputs",
+        help="int8: float inputs that are only quantised are taken as the network's own integers; the header has their "
+        "scales.",
+    ),
+]
+IntegerOutputs = Annotated[Ends, typer.Option("--outputs", help="int8: the same of float outputs.")]
+Set = Annotated[
+    list[str] | None,
+    option("--set", metavar="NAME=VALUE", help="A number of the target, such as ram.size=16M. May be repeated."),
+]
 AllowFloat = Annotated[
     bool, typer.Option("--float", help="Compute in float32 on the core what the model does not quantise.")
 ]

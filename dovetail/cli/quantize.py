@@ -39,8 +39,20 @@ def quantize(
             "last that fits a layer counts.",
         ),
     ] = None,
+    activations: Annotated[
+        Literal["int8", "int4", "int2", "mixed"],
+        typer.Option(help="Width of the activations, for targets that take narrow ones."),
+    ] = "int8",
+    activation_width: Annotated[
+        list[str] | None,
+        option("--activation-width", help="Width of single activations, as --width: 'conv2*=int2'."),
+    ] = None,
     budget: Annotated[
-        str | None, option(help="For mixed: bytes=N of weights, cycles=N simulated, loss=POINTS of top-1, or sqnr=DB.")
+        str | None,
+        option(
+            help="For mixed: bytes=N of weights (and of activations, if these are mixed), cycles=N simulated, "
+            "loss=POINTS of top-1, or sqnr=DB."
+        ),
     ] = None,
     validation: Annotated[
         Path | None, option(help="For a budget of loss or sqnr: other data it is measured on.")
@@ -80,7 +92,8 @@ def quantize(
 
     Example: dovetail quantize net_int8.tflite --data calib.npz --target diana -o net_shifts.onnx
     """
-    _check_together(weights, budget, {"--plot": plot, "--validation": validation})
+    mixed = "mixed" in (weights, activations)
+    _check_together(mixed, budget, {"--plot": plot, "--validation": validation})
     if result.suffix.lower() != ".onnx":
         raise DovetailError(
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
@@ -95,6 +108,9 @@ def quantize(
         settings = ptq.Settings(
             method=ptq.Method(method),
             bits=8 if weights == "mixed" else int(weights.removeprefix("int")),
+            activation_bits=8 if activations == "mixed" else int(activations.removeprefix("int")),
+            mixed_weights=weights == "mixed",
+            mixed_activations=activations == "mixed",
             budget=parse_budget(budget) if budget is not None else None,
             equalise=equalise,
             correct_bias=correct_bias,
@@ -109,7 +125,8 @@ def quantize(
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)
-        settings = replace(settings, widths=ptq.named_widths(graph, width or ()))
+        named = ptq.named_activations(graph, activation_width or ())
+        settings = replace(settings, widths=ptq.named_widths(graph, width or ()), activation_widths=named)
         report("reading the data")
         read = partial(
             ptq.read_samples, graph=graph, how=ptq.Preprocessing(scale, offset, resize, samples), steps=steps
@@ -122,12 +139,18 @@ def quantize(
 
             title = f"{graph.name} on {known.name}: weights against signal-to-noise ratio"
             write_file(plot, frontier_svg(found.search, title).encode())
+    from dovetail.tools.ptq.budget import decibel
+
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
     if found.search is not None:
         _print_search(found.search)
     if min(found.widths.values(), default=8) < 8 and not known.quantisation.packed:
         note(f"{known.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
+    if found.activations:
+        rows = [(one.name, f"{bits}", f"{one.cost[bits]:,.0f}", f"{decibel(one.noise[bits]):.1f}")
+                for one in found.activations for bits in one.noise]  # fmt: skip
+        show_table(("activation", "bits", "bytes", "dB alone"), rows, left=("activation",), fold=("activation",))
     wants = known.quantisation
     if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(known)):
         what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
@@ -137,30 +160,38 @@ def quantize(
     say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")
 
 
-def _check_together(weights: str, budget: str | None, mixed_only: dict[str, Path | None]) -> None:
+def _check_together(mixed: bool, budget: str | None, mixed_only: dict[str, Path | None]) -> None:
     """Raise DovetailError for options that do not go with each other."""
-    mixed = weights == "mixed"
     if mixed != (budget is not None):
-        what = "--weights mixed needs a --budget" if mixed else "--budget is for --weights mixed only"
-        raise DovetailError(what, where="--weights, --budget", hint="for instance: --weights mixed --budget bytes=20k")
+        what = "mixed widths need a --budget" if mixed else "--budget is for mixed widths only"
+        raise DovetailError(
+            what, where="--weights, --activations, --budget", hint="for instance: --weights mixed --budget bytes=20k"
+        )
     for name, given in mixed_only.items():
         if given is not None and not mixed:
             hint = f"leave {name} out, or give --weights mixed with a --budget"
-            raise DovetailError("this option is for --weights mixed only", where=name, hint=hint)
+            raise DovetailError("this option is for mixed widths only", where=name, hint=hint)
 
 
 def _print_search(found: Search) -> None:
     from dovetail.tools.ptq.budget import decibel
     from dovetail.tools.ptq.search import thinned
 
-    widths = list(found.layers[0].cost) if found.layers else []
-    rows = []
-    for layer in found.layers:
-        cells = [text for b in widths for text in (f"{layer.cost[b]:,.0f}", f"{decibel(layer.noise[b]):.1f}")]
-        rows.append([layer.name, *cells, f"int{found.widths[layer.name]}"])
-    each = [heading for bits in widths for heading in (f"int{bits}: {found.unit}", "dB")]
-    show_table(("layer", *each, "chosen"), rows, left=("layer",), fold=("layer",))
-    headings = (found.unit, "predicted dB", "layers at " + "/".join(str(bits) for bits in widths), "")
+    parts = {"layer": (found.layers, found.widths), "activation": (found.values, found.activation_widths)}
+    for noun, (members, chosen) in parts.items():
+        widths = sorted({bits for one in members for bits in one.cost}, reverse=True)
+        rows = []
+        for one in members:
+            pairs = [
+                (f"{one.cost[b]:,.0f}", f"{decibel(one.noise[b]):.1f}") if b in one.cost else ("", "") for b in widths
+            ]
+            rows.append([one.name, *(text for pair in pairs for text in pair), f"int{chosen[one.name]}"])
+        each = [heading for bits in widths for heading in (f"int{bits}: {found.unit}", "dB")]
+        if rows:
+            show_table((noun, *each, "chosen"), rows, left=(noun,), fold=(noun,))
+    widths = sorted({bits for one in (*found.layers, *found.values) for bits in one.cost}, reverse=True)
+    kinds = "layers and activations" if found.values else "layers"
+    headings = (found.unit, "predicted dB", f"{kinds} at " + "/".join(str(bits) for bits in widths), "")
     points = sorted({*thinned(found.points, SHOWN), found.chosen}, key=lambda point: point.cost)
     show_table(headings, [_point(point, found, widths) for point in points], left=("",))
 

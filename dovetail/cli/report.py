@@ -292,9 +292,8 @@ def sweep(
     Example: dovetail sweep net.tflite --target ne16 --set l1.size=64K,128K --set dma.bytes_per_cycle=4,8
     """
     from dovetail.files import default_cache
-    from dovetail.targets import load_target
+    from dovetail.targets import fields, load_target
     from dovetail.tools.arrays import write_file
-    from dovetail.tools.sweep import fields
     from dovetail.tools.sweep import page as drawing
     from dovetail.tools.sweep import run as sweeping
     from dovetail.tools.sweep.run import Task

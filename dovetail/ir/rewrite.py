@@ -276,6 +276,23 @@ def drop_identity(draft: Draft, node: Node) -> str | None:
     return source if still else None
 
 
+def drop_parting(draft: Draft, node: Node) -> str | None:
+    """The parts of a value put together again."""
+    if not isinstance(node.operator, Concat) or len(node.inputs) < 2:
+        return None
+    axis, parts, place = node.operator.axis, [draft.made_by(name, Slice) for name in node.inputs], 0
+    whole = parts[0].inputs[0] if parts[0] is not None else ""
+    for part in parts:
+        if part is None or part.inputs[0] != whole or not isinstance(part.operator, Slice):
+            return None
+        spans, sizes = list(zip(part.operator.start, part.operator.stop, strict=True)), draft.types[whole].shape
+        begin, place = spans[axis][0] - place, spans[axis][1]
+        rest = (span == (0, size) for at, (span, size) in enumerate(zip(spans, sizes, strict=True)) if at != axis)
+        if begin or set(part.operator.step) != {1} or not all(rest):
+            return None
+    return whole if draft.types[whole] == draft.types[node.output] else None
+
+
 def merge_movement(draft: Draft, node: Node) -> str | None:
     """Two transposes, or two reshapes, one behind the other: one."""
     first = draft.made_by(node.inputs[0], type(node.operator))
@@ -478,7 +495,14 @@ def integer_selection(draft: Draft, node: Node) -> str | None:
     return draft.add(middle.operator, [source.inputs[0] for source in found], node)
 
 
-CLEAN: tuple[Rewrite, ...] = (fold_constant, drop_identity, merge_movement, transpose_as_reshape, lift_above_constant)
+CLEAN: tuple[Rewrite, ...] = (
+    fold_constant,
+    drop_identity,
+    drop_parting,
+    merge_movement,
+    transpose_as_reshape,
+    lift_above_constant,
+)
 """Rewrites of both rounds."""
 
 SINK: tuple[Rewrite, ...] = (

@@ -75,6 +75,13 @@ class DType(enum.Enum):
         """The largest value of an integer type."""
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
+    def narrowed(self, bits: int) -> DType:
+        """The integer type of so many bits, of the same signedness; raises ValueError when there is none."""
+        for candidate in DType:
+            if candidate.is_integer and (candidate.bits, candidate.signed) == (bits, self.signed):
+                return candidate
+        raise ValueError(f"there are no integers of {bits} bits")
+
     @classmethod
     def of(cls, dtype: DTypeLike) -> DType:
         """The element type of a numpy type; raises ValueError for one that no tensor may have."""

@@ -1,7 +1,18 @@
 """C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
 
-from dovetail.kernels import compact, convolution, depthwise, epilogue, movement, recurrent, rows, window  # noqa: F401
-from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, unused_instructions
+from dovetail.kernels import (  # noqa: F401
+    compact,
+    convolution,
+    depthwise,
+    epilogue,
+    gated,
+    movement,
+    recurrent,
+    relayout,
+    rows,
+    window,
+)
+from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, takes_packed, unused_instructions
 from dovetail.kernels.kernel import (
     BLOCK,
     HELPERS,
@@ -30,5 +41,6 @@ __all__ = [
     "may_overwrite",
     "needed_helpers",
     "supports",
+    "takes_packed",
     "unused_instructions",
 ]

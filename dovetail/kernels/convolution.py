@@ -68,7 +68,7 @@ class _Convolution(SumNest):
         for element in range(step):
             for pixel, name in enumerate(values):
                 kind = "const int32_t " if step == 1 else ("int32_t " if element == 0 else "")
-                lines.append(f"{kind}{name} = {total(f'from[{element + pixel * distance}]', -taken_off)};")
+                lines.append(f"{kind}{name} = {total(self.taken(element + pixel * distance), -taken_off)};")
             for lane in range(self.lanes):
                 for pixel, name in enumerate(values):
                     lines.append(self.added(self.sum(pixel, lane, pixels), name, self.weight(element, lane)))
@@ -161,8 +161,8 @@ class _Convolution(SumNest):
         return pixel_functions(name, self.scope, window, parts, lambda calls: pixel_loops(window, calls, self.pixels))
 
 
-@kernel(Conv2d, windowed=True)
-@kernel(FullyConnected)
+@kernel(Conv2d, windowed=True, packed=True)
+@kernel(FullyConnected, packed=True)
 def write_sums(region: Region, scope: Scope, operator: Operator) -> Writer:
     products = products_of(region, scope)
     sums = sums_of(region, products)

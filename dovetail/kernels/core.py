@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.ir.types import DType
@@ -26,9 +28,24 @@ from dovetail.kernels.kernel import (
     needed_helpers,
 )
 from dovetail.kernels.planes import write_planes
-from dovetail.kernels.region import BORDERS, COMPACT, FAMILIES, FLOAT_FAMILIES, WINDOWED, Compact, Family, Region, split
+from dovetail.kernels.region import (
+    BORDERS,
+    COMPACT,
+    FAMILIES,
+    FLOAT_FAMILIES,
+    PACKED,
+    WINDOWED,
+    Compact,
+    Family,
+    Region,
+    split,
+)
 from dovetail.kernels.scheduled.write import Scheduled, write_scheduled
 from dovetail.kernels.sums import products_of
+
+Layouts = Mapping[str, Layout]
+"""By value."""
+_NONE: Layouts = MappingProxyType({})
 
 
 def _write(
@@ -38,6 +55,7 @@ def _write(
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
+    layouts: Layouts = _NONE,
 ) -> CoreKernel:
     """A region's kernel: of scheduled loops where an instruction of the core is selected in them, else written out."""
     region = split(graph)
@@ -56,8 +74,8 @@ def _write(
         scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         products = products_of(region, scope)
         try:
-            if region.type(1).dtype.bits < 8:
-                raise Unsupported("its operands are bytes, several of these weights share one.")
+            if any(region.type(operand).dtype.bits < 8 for operand in (0, 1)):
+                raise Unsupported("its operands are bytes, several of these elements share one.")
             found = write_scheduled(region, scope, products, core.instructions, core.streams)
         except Unsupported as refusal:
             notes = tuple(f"{instruction.name}: {refusal}" for instruction in core.instructions)
@@ -65,7 +83,12 @@ def _write(
             if found.write is not None:
                 return _kernel(name, scope, found.write, found)
             notes = found.notes
-    scope = Scope(graph, core.accumulators, overwritten, lanes, border=border, functions=core.functions)
+    scope = Scope(
+        graph, core.accumulators, overwritten, lanes, border=border, functions=core.functions, layouts=layouts
+    )
+    shared = [value for value, layout in layouts.items() if layout.packed]
+    if shared and (sentence := takes_packed(graph, shared)):
+        raise Unsupported(sentence)
     return _kernel(name, scope, family(region, scope, operator).write, Scheduled(None, (), (), notes))
 
 
@@ -111,6 +134,16 @@ def supports(graph: Graph) -> str | None:
     return None
 
 
+def takes_packed(graph: Graph, values: Collection[str]) -> str | None:
+    """None when the region's kernel takes, or gives, these narrow values of it several to a byte; else why not."""
+    region = split(graph)
+    if region.anchor is None or type(region.anchor.operator) in PACKED:
+        return None
+    if region.tree and set(values) == set(graph.outputs):  # what is computed is put into its byte wherever it belongs
+        return None
+    return f"{type(region.anchor.operator).__name__} takes no elements that share bytes."
+
+
 def may_overwrite(graph: Graph) -> bool:
     """True when a region's kernel may be written over an operand that is read only at the place of each element: it
     computes no element twice, and reads what an element is made from before it writes it."""
@@ -134,6 +167,7 @@ def generate(
     border: Border | None = None,
     overwritten: str | None = None,
     lanes: int | None = None,
+    layouts: Layouts = _NONE,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -145,18 +179,21 @@ def generate(
         border: the function that computes single pixels where others are computed together; None: one of its own.
         overwritten: the operand whose place the result takes, where `may_overwrite` allows one.
         lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
+        layouts: of the operands and the result that share bytes; of a relayout also those of others.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     try:
-        return _write(graph, name, core, border, overwritten, lanes)
+        return _write(graph, name, core, border, overwritten, lanes, layouts)
     except Unsupported as refusal:
         hint = "split the region, or write a kernel for its anchor in dovetail/kernels"
         raise DovetailError(f"no core kernel computes this region: {refusal}", where=graph.name, hint=hint) from None
 
 
 Table = dict[type[Operator], Compact]
+LayoutsOf = Mapping[int, Layouts]
+"""By index of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +205,12 @@ class _Wanted:
     core: CoreTraits
     overwritten: Mapping[int, str]
     lanes: Mapping[int, int]
+    layouts: LayoutsOf
 
     def scope(self, index: int) -> Scope:
-        over, lanes = self.overwritten.get(index), self.lanes.get(index)
-        return Scope(self.graphs[index], self.core.accumulators, over, lanes, functions=self.core.functions)
+        graph, over, lanes = self.graphs[index], self.overwritten.get(index), self.lanes.get(index)
+        layouts, functions = self.layouts.get(index, _NONE), self.core.functions
+        return Scope(graph, self.core.accumulators, over, lanes, functions=functions, layouts=layouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +232,7 @@ def generate_all(
     core: CoreTraits = CoreTraits(),  # noqa: B008
     overwritten: Mapping[int, str] | None = None,
     lanes: Mapping[int, int] | None = None,
+    layouts: LayoutsOf = MappingProxyType({}),
 ) -> list[CoreKernel]:
     """The kernels of all layers of a network.
 
@@ -207,11 +247,12 @@ def generate_all(
         core: as `generate`; its own instructions are for those that are not `little`.
         overwritten: as `generate`, by index, of the layers whose result takes an operand's place.
         lanes: as `generate`, by index.
+        layouts: as `generate`, by index.
 
     Raises:
         DovetailError: no core kernel computes a region.
     """
-    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {})
+    wanted = _Wanted(graphs, names, core, overwritten or {}, lanes or {}, layouts)
     compact = _shared(wanted, little, COMPACT, "")
     borders = _shared(wanted, set(range(len(graphs))) - set(little), BORDERS, "_pixel")
     found = []
@@ -223,7 +264,8 @@ def generate_all(
                 CoreKernel(shared.name, source, parameters, {}, helpers, key, declarations=(SMALL,), block=shared.block)
             )
         elif index in little:
-            kernel = generate(graph, name, replace(core, instructions=()), overwritten=wanted.overwritten.get(index))
+            plain, over = replace(core, instructions=()), wanted.overwritten.get(index)
+            kernel = generate(graph, name, plain, overwritten=over, layouts=layouts.get(index, _NONE))
             source, key = (_small(text) for text in (kernel.source, kernel.key))
             found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
         else:
@@ -235,7 +277,8 @@ def _with_border(wanted: _Wanted, index: int, function: _Shared | None) -> CoreK
     """A layer's kernel, which calls the shared function of its border if there is one and it has such pixels."""
     graph, name, over = wanted.graphs[index], wanted.names[index], wanted.overwritten.get(index)
     border = Border(function.name, function.block) if function else None
-    kernel = generate(graph, name, wanted.core, border, over, wanted.lanes.get(index))
+    lanes, layouts = wanted.lanes.get(index), wanted.layouts.get(index, _NONE)
+    kernel = generate(graph, name, wanted.core, border, over, lanes, layouts)
     if function is None or f"{function.name}(" not in kernel.source:
         return kernel
     return replace(kernel, shared=function.source, helpers=needed_helpers(function.source + kernel.source))
@@ -281,6 +324,8 @@ def _written(name: str, scope: Scope, families: Table) -> _Shared | None:
         region = split(scope.graph)
         operator = region.anchor.operator if region.anchor else None
         if operator is None or type(operator) not in families or region.type(0).dtype is DType.FLOAT32:
+            return None
+        if any(layout.packed for layout in scope.layouts.values()):
             return None
         writer = families[type(operator)](region, scope, operator)
         source, key = ("\n".join(writer(text)) + "\n" for text in (name, "function"))

@@ -151,7 +151,7 @@ class _Depthwise(SumNest):
         names = [f"sum_{lane}" for lane in range(channel_lanes(channels, 4))]
         products = []
         for lane, name in enumerate(names):
-            value = total(f"from[{lane}]", -taken_off)
+            value = total(self.taken(lane), -taken_off)
             products.append(self.added(name, f"({value})" if taken_off else value, self.weight(lane)))
         if window.kernel[COLUMN] > 1:
             products += [f"from += {window.dilation[COLUMN] * channels};", f"tap += {channels};"]
@@ -173,7 +173,7 @@ class _Depthwise(SumNest):
         visited = sorted({tap for taps in group.taps for tap in taps})
         lines += [f"const int32_t weight_{tap} = {self.weight(tap * channels)};" for tap in visited]
         for number, (place, products) in enumerate(reads):
-            value = total(f"from[{(place - nearest) * channels}]", -taken_off)
+            value = total(self.taken((place - nearest) * channels), -taken_off)
             lines += [f"{'' if number else 'int32_t '}value = {value};", *products, "in_order();"]
         names = [f"sum_{pixel}" for pixel in range(group.pixels)]
         if self.sums.kind == "int32_t":
@@ -208,7 +208,7 @@ class _Depthwise(SumNest):
         return pixel_functions(name, self.scope, window, parts, lambda calls: group_loops(window, groups, calls))
 
 
-@kernel(DepthwiseConv2d, windowed=True)
+@kernel(DepthwiseConv2d, windowed=True, packed=True)
 def _depthwise(region: Region, scope: Scope, operator: DepthwiseConv2d) -> Writer:
     """The writer of a DepthwiseConv2d kernel; one with a channel multiplier is a grouped convolution."""
     products = products_of(region, scope, merged=False)

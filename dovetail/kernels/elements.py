@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.types import Box, DType, Shape, dense_steps, full_box
@@ -139,7 +140,7 @@ def operand(region: Region, scope: Scope, position: int, name: str) -> str:
     """The C identifier of an operand of the anchor, computed or constant."""
     value = region.node.inputs[position]
     if value in region.graph.constants:
-        return scope.constant(region.node.output, name, region.graph.constants[value])
+        return scope.constant(value, name, region.graph.constants[value])
     return scope.input(value, name)
 
 
@@ -218,14 +219,46 @@ def _flip(region: Region, scope: Scope) -> list[str]:
     return lines
 
 
+def _by_bytes(region: Region, scope: Scope) -> list[str] | None:
+    """The loop over whole bytes of what shares them, where all operands are of the result's shape or one element: each
+    byte is read and written once. None for other regions."""
+    count = prod(region.output_shape)
+    packed = [layout.fields for layout in scope.layouts.values() if layout.packed]
+    step = max(packed, default=1)
+    shapes: list[Shape] = []
+
+    def one(lane: int) -> list[str]:
+        """The statements of an element of a turn."""
+
+        def index(operand: Shape) -> str:
+            shapes.append(operand)
+            return "0" if prod(operand) == 1 else total("index", lane)
+
+        scope.turn = lane
+        return ["{", *indent(finish(scope, region.tree, index, None)), "}"]
+
+    lines = [line for lane in range(step) for line in one(lane)]
+    scope.turn = None
+    if step == 1 or count % step or any(prod(each) not in (1, count) for each in shapes):
+        return None
+    output = scope.layouts.get(region.graph.outputs[0])
+    if output is not None and output.packed:
+        places, shift = range(step // output.fields), output.fields.bit_length() - 1
+        lines = [*(f"uint32_t byte_{place} = 0u;" for place in places), *lines]
+        lines += [f"output[{total(f'(index >> {shift})', place)}] = (uint8_t)byte_{place};" for place in places]
+    return loop("index", count, lines, step=step)
+
+
 def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
     """The writer of a region without an anchor."""
 
     def write(name: str) -> list[str]:
         if _flips_sign(region):
             lines = _flip(region, scope)
-        elif is_rectified(region):
+        elif is_rectified(region) and not scope.layouts:
             lines = rectified_lines(region, scope)
+        elif (whole_bytes := _by_bytes(region, scope)) is not None:
+            lines = whole_bytes
         else:
             whole = full_box(region.output_shape)
             lines = nest(region.output_shape, whole, lambda index, _: finish(scope, region.tree, index, None))

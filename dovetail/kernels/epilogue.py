@@ -216,7 +216,7 @@ def _dequantize(scope: Scope, node: Node, operator: Dequantize, x: Expression) -
     scale, place, zero_point = _parameters_along(scope, node, operator.axis)
     low, high = x.low - int(zero_point.max()), x.high - int(zero_point.min())
     if low < INT32[0] or high > INT32[1]:
-        if x.high > 1 << 62 or x.low < -(1 << 62):
+        if zero_point.any() and x.reach > 1 << 62:
             raise Unsupported("Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
     text = f"(float)({x.text} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"
@@ -252,10 +252,10 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
         if name not in values:
             kind = graph.types[name]
             if name in graph.constants:
-                array = scope.constant(name, "addends", graph.constants[name])
+                text = scope.element(scope.constant(name, "addends", graph.constants[name]), kind.shape)
             else:
-                array = scope.input(name)
-            values[name] = expression_of(scope.element(array, kind.shape), kind.dtype)
+                text = scope.loaded(name, scope.input(name), index(kind.shape))
+            values[name] = expression_of(text, kind.dtype)
         return values[name]
 
     users = graph.users()
@@ -270,8 +270,9 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
     kind = graph.types[output]
     final = value_of(output)
     stored = c_type(kind.dtype)
-    text = final.text if stored == final.c_type else f"({stored}){atom(final.text)}"
-    return [*scope.lines, f"output[{index(kind.shape)}] = {text};"]
+    plain = stored == final.c_type or scope.shares(output)
+    text = final.text if plain else f"({stored}){atom(final.text)}"
+    return [*scope.lines, scope.stored(index(kind.shape), text)]
 
 
 CALLS: Mapping[UnaryKind, str] = {

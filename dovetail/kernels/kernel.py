@@ -12,13 +12,16 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
-from dovetail.kernels.c import c_type, times
+from dovetail.kernels.c import c_type, times, total
 from dovetail.target.description import CoreInstruction, Streams
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
+_DEFINED = re.compile(r"const \w+ (\w+) =")
+"""A statement of `Scope.define`."""
 BLOCK = "layer"
 """Name of the parameter that points to a layer's block, and key for the block's C name."""
 
@@ -251,13 +254,20 @@ class Scope:
     """See `CoreTraits.functions`."""
     channel: str = "0"
     """In a compact kernel: C text of the present place along the result's last axis."""
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """Of the run-time operands and the result that share bytes; of a relayout also others that are not row-major."""
+    turn: int | None = None
+    """Where whole bytes are computed at a time: the element of the turn, at `index` + `turn` of every operand."""
 
     def input(self, value: str, name: str = "") -> str:
         """The C identifier of a region input, `name` if it is new."""
         if value not in self._inputs:
             wanted = name or ("addend" if self._inputs else "input")
-            taken = list(self._inputs.values()).count
-            self._inputs[value] = wanted if not taken(wanted) else f"{wanted}_{len(self._inputs) + 1}"
+            taken, count = {*self._inputs.values(), *self.constants}, len(self._inputs)
+            self._inputs[value] = wanted
+            while self._inputs[value] in taken:
+                count += 1
+                self._inputs[value] = f"{wanted}_{count}"
         return self._inputs[value]
 
     def constant(self, owner: str, stem: str, array: Array) -> str:
@@ -265,7 +275,7 @@ class Scope:
         place = (owner, stem)
         if place not in self._kept:
             name, count = stem, 1
-            while name in self.constants:
+            while name in self.constants or name in self._inputs.values():
                 count += 1
                 name = f"{stem}_{count}"
             self._kept[place], self.constants[name] = name, np.ascontiguousarray(array)
@@ -305,9 +315,14 @@ class Scope:
         return self.graph.constants[value]
 
     def define(self, stem: str, kind: str, text: str) -> str:
-        """Add a statement that names an intermediate value."""
-        taken = sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
-        name = f"{stem}_{taken + 1}" if taken else stem
+        """Add a statement that names an intermediate value, by a name nothing else in the function has."""
+        count = 1 + sum(line.startswith(f"const {kind} {stem}") for line in self.lines)
+        taken = {found[1] for line in self.lines if (found := _DEFINED.match(line))}
+        taken.update(self.constants, self._inputs.values())
+        name = stem if count == 1 else f"{stem}_{count}"
+        while name in taken:
+            count += 1
+            name = f"{stem}_{count}"
         self.lines.append(f"const {kind} {name} = {text};")
         return name
 
@@ -315,20 +330,74 @@ class Scope:
         """Drop the constants whose identifiers are not in `used`."""
         self.constants = {name: array for name, array in self.constants.items() if name in used}
 
+    def loaded(self, value: str, name: str, index: str) -> str:
+        """C text of an element of a region input, the C identifier `name`, at a flat index; one that shares a byte is
+        taken out of it."""
+        layout = self.layouts.get(value)
+        if layout is None or not layout.packed:
+            return f"{name}[{index}]"
+        kind = self.graph.types[value].dtype
+        if self.turn is not None:
+            byte, shift = self._byte(name, layout), kind.bits * _number(layout, self.turn)
+            left = 32 - kind.bits - shift
+            return (
+                f"field_of({byte}, {left}, {32 - kind.bits})"
+                if kind.signed
+                else f"({byte} >> {shift} & {2**kind.bits - 1})"
+            )
+        return f"{'packed' if kind.signed else 'unsigned'}_{kind.bits}({name}, {_field(layout, index)})"
+
+    def stored(self, index: str, text: str) -> str:
+        """The C statement that puts an element of the result, an int32_t where it shares a byte, at a flat index."""
+        layout, kind = self.layouts.get(self.graph.outputs[0]), self.graph.types[self.graph.outputs[0]].dtype
+        if layout is None or not layout.packed:
+            return f"output[{index}] = {text};"
+        if self.turn is not None:
+            place, shift = self.turn // layout.fields, kind.bits * _number(layout, self.turn)
+            return f"byte_{place} |= ((uint32_t)({text}) & {2**kind.bits - 1}u) << {shift};"
+        return f"put_{kind.bits}(output, {_field(layout, index)}, {text});"
+
+    def _byte(self, name: str, layout: Layout) -> str:
+        """C text of the byte of the present element of the turn; turns begin at whole bytes."""
+        return f"{name}[{total(f'(index >> {layout.fields.bit_length() - 1})', self.turn_byte(layout))}]"
+
+    def turn_byte(self, layout: Layout) -> int:
+        """Which byte of a turn the present element is in."""
+        return (self.turn or 0) // layout.fields
+
+    def shares(self, value: str) -> bool:
+        """Whether elements of a region input or of the result share bytes."""
+        return value in self.layouts and self.layouts[value].packed
+
+    def _held(self, value: str) -> str:
+        """C type of what holds the elements of a region input or the result."""
+        return "uint8_t" if self.shares(value) else c_type(self.graph.types[value].dtype)
+
     def parameters(self) -> tuple[Parameter, ...]:
         """Output, inputs in the region's order, constants."""
-        types = self.graph.types
         result = self.graph.outputs[0]
         over = self.overwritten
-        found = [Parameter("output", result, c_type(types[result].dtype), False, over is not None)]
+        found = [Parameter("output", result, self._held(result), False, over is not None)]
         for value in self.graph.inputs:
             if value in self._inputs:
-                found.append(Parameter(self._inputs[value], value, c_type(types[value].dtype), False, value == over))
+                found.append(Parameter(self._inputs[value], value, self._held(value), False, value == over))
         for name, array in self.constants.items():
             found.append(Parameter(name, name, c_type(DType.of(array.dtype)), True))
         if self.border is not None and self.border.block is not None:
             found.append(self.border.block.parameter)
         return tuple(found)
+
+
+def _number(layout: Layout, turn: int) -> int:
+    """Which field of its byte an element of a turn has, from the lowest bits on."""
+    field = turn % layout.fields
+    return layout.fields - 1 - field if layout.dims[-1] in layout.backwards else field
+
+
+def _field(layout: Layout, index: str) -> str:
+    """C text of the place of an element among the fields of a packed value, the lowest bits first."""
+    down = layout.dims[-1] in layout.backwards
+    return f"({index}) ^ {layout.fields - 1}" if down else index
 
 
 Rule = Callable[..., Expression]

@@ -46,15 +46,17 @@ _SHORT = 8
 """Runs below this many bytes are copied element by element: a call costs more."""
 
 
-def _copy(region: Region, scope: Scope, result: Shape, box: Box, value: str, source: Walk) -> list[str]:
-    """The loops that fill `box` of the result from a region input, the pointwise tree applied."""
-    kind = region.graph.types[value].dtype
-    name = scope.input(value, "input" if value == region.node.inputs[0] else "other")
+def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
+    """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
+    kind = region.type(position).dtype
+    if kind.bits < 8:
+        raise Unsupported(f"a constant of {kind.text} is not moved on the core.")
+    name = operand(region, scope, position, "other" if position else "input")
     if not region.tree:
         walks = [broadcast_walk(result, result, box), source]
         loops = merge([stop - start for start, stop in box], walks)
         run = loops[-1] if loops else (1, (1, 1))
-        size = run[0] * (kind.bits // 8)
+        size = run[0] * kind.numpy.itemsize
         if run[1] == (1, 1) and size >= _SHORT:
             outer = [(count, strides) for count, strides in loops[:-1]]
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
@@ -77,13 +79,10 @@ def _pieces(region: Region, scope: Scope, operator: Operator) -> list[str]:
     """The strided copies that compute a movement."""
     types, lines = region.graph.types, list[str]()
     for piece in operator.pieces([types[value] for value in region.node.inputs]) or ():
-        value = region.node.inputs[piece.operand]
-        if value in region.graph.constants:
-            raise Unsupported(f"{type(operator).__name__} of the constant {value!r} is not computed on the core.")
-        dense = row_major(types[value].shape)
+        dense = row_major(region.type(piece.operand).shape)
         start = sum(first * stride for first, stride in zip(piece.start, dense, strict=True)) if piece.start else 0
         walks = tuple(step * dense[axis] for axis, step in piece.walks) or row_major(box_shape(piece.box))
-        lines += _copy(region, scope, region.output_shape, piece.box, value, Walk(walks, start))
+        lines += _copy(region, scope, region.output_shape, piece.box, piece.operand, Walk(walks, start))
     return lines
 
 
@@ -92,7 +91,7 @@ def _fill(region: Region, scope: Scope, result: Shape, kind: TensorType, number:
     if kind.dtype is DType.FLOAT32:
         return _computed(region, scope, result, full_box(result), lambda _: Expression(real(number), "float"), None)
     value = int(number)
-    if not region.tree and kind.dtype.bits == 8:
+    if not region.tree and kind.dtype.bits <= 8:
         return [f"__builtin_memset(output, {value & 255}, {prod(result)});"]
     constant = Expression(integer(value), "int32_t", value, value)
     return _computed(region, scope, result, full_box(result), lambda _: constant, None)
@@ -105,7 +104,7 @@ def _pad(region: Region, scope: Scope, operator: Pad) -> list[str]:
         raise Unsupported(f"Pad of {kind} is not computed on the core.")
     box = tuple((lead, lead + size) for lead, size in zip(operator.before, kind.shape, strict=True))
     filled = _fill(region, scope, shape, kind, operator.value)
-    return [*filled, *_copy(region, scope, shape, box, value, Walk(row_major(kind.shape)))]
+    return [*filled, *_copy(region, scope, shape, box, 0, Walk(row_major(kind.shape)))]
 
 
 def _run(region: Region, scope: Scope, length: int, channel_base: str, source: str) -> list[str]:
@@ -113,10 +112,10 @@ def _run(region: Region, scope: Scope, length: int, channel_base: str, source: s
     result from flat index `place` on, which is at `channel_base` along its last axis."""
     kind = region.source_dtype
     number = source.lstrip("-").isdigit()
-    if not region.tree and number and kind.bits == 8:
+    if not region.tree and number and kind.bits <= 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
-    if not region.tree and not number and length * kind.bits // 8 >= _SHORT:
-        return [f"__builtin_memcpy(output + place, {source}, {length * kind.bits // 8});"]
+    if not region.tree and not number and length * kind.numpy.itemsize >= _SHORT:
+        return [f"__builtin_memcpy(output + place, {source}, {length * kind.numpy.itemsize});"]
     index = anchored(region.output_shape, "place + channel", total(channel_base, "channel"))
     value = Expression(source, "int32_t", int(source), int(source)) if number else expression_of("from[channel]", kind)
     lines = finish(scope, region.tree, index, (region.node.output, value))

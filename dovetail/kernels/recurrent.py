@@ -36,7 +36,7 @@ def _row_products(region: Region, scope: Scope, operator: RowProducts) -> Writer
     return write_elements(region, scope, element)
 
 
-def _unfused(region: Region) -> Shape:
+def unfused(region: Region) -> Shape:
     """The shape of x; raises Unsupported for anything fused with a recurrent layer."""
     if region.tree:
         raise Unsupported(f"{type(region.tree[0].operator).__name__} behind a recurrent layer is not fused.")
@@ -47,14 +47,15 @@ def _once(scaling: Scaling, value: str) -> str:
     return f"requantize_double_any({value}, {scaling[0]}, {scaling[1]})"
 
 
-def _limited(value: str) -> str:
+def limited(value: str) -> str:
+    """C of a value limited to int16."""
     return f"clip({value}, -32768, 32767)"
 
 
 @kernel(FixedLstm)
 def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
     """The writer of a FixedLstm; zero points are folded into the biases."""
-    (steps, batch, depth) = _unfused(region)
+    (steps, batch, depth) = unfused(region)
     hidden = region.output_shape[2]
     scalings = (*operator.input_scaling, *operator.hidden_scaling, operator.forget_scaling, operator.update_scaling)
     for _, shift in (*scalings, operator.output_scaling):
@@ -63,23 +64,23 @@ def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
     names = _fixed_constants(scope, region, operator)
 
     def write(name: str) -> list[str]:
-        x, memory = scope.input(region.node.inputs[0], "input"), scope.input(region.node.inputs[4], "memory")
+        x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
         lines = [*_sums("given", "from", depth, names), *_sums("again", "before", hidden, names)]
         turn = []
         for stem in ("given", "again"):
             factors = f"{names[f'{stem}_multiplier']}[gate], {names[f'{stem}_shift']}[gate]"
             scaled = f"requantize_double_any((int32_t){stem}[gate], {factors})"
-            turn.append(f"const int32_t {stem}_16 = {_limited(scaled)};")
-        turn.append(f"gates[gate] = {_limited('given_16 + again_16')};")
-        lines += ["int32_t gates[4];", *block(_turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
+            turn.append(f"const int32_t {stem}_16 = {limited(scaled)};")
+        turn.append(f"gates[gate] = {limited('given_16 + again_16')};")
+        lines += ["int32_t gates[4];", *block(turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
         lines = [
             f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
             f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
             f"int16_t *cell = output + ({steps * batch} + sequence) * {hidden};",
-            *block(_turns("unit", hidden), lines),
+            *block(turns("unit", hidden), lines),
         ]
-        lines = block(_turns("step", steps), block(_turns("sequence", batch), lines))
+        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
         lines = [*_cells(memory, steps, batch * hidden), *lines]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
@@ -94,7 +95,7 @@ def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[
         *(f"uint32_t {stem}_{gate} = (uint32_t){offsets}[unit * 4 + {gate}];" for gate in gates),
         f"const int8_t *{stem}_with = {weights} + unit * {4 * depth};",
         *block(
-            _turns("depth", depth),
+            turns("depth", depth),
             [
                 f"const int32_t value = {source}[depth];",
                 *(f"{stem}_{gate} += (uint32_t)(value * {stem}_with[{gate}]);" for gate in gates),
@@ -105,14 +106,14 @@ def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[
     ]
 
 
-def _turns(variable: str, stop: int) -> str:
+def turns(variable: str, stop: int) -> str:
     """The head of a loop that counts up to `stop`, which may be 1."""
     return f"for (int32_t {variable} = 0; {variable} < {stop}; ++{variable})"
 
 
 def _cells(memory: str, steps: int, size: int) -> list[str]:
     """The cells before the first step, where those after the last will be."""
-    return block(_turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
+    return block(turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
 
 
 def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
@@ -124,8 +125,8 @@ def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
     shown = _once(operator.output_scaling, f"sigmoid_16(3 * gates[3], {table}) * tanh_16(next, {shape}, {table})")
     limit = operator.cell_clip
     return [
-        f"const int32_t kept = {_limited(kept)};",
-        f"const int32_t added = {_limited(added)};",
+        f"const int32_t kept = {limited(kept)};",
+        f"const int32_t added = {limited(added)};",
         f"const int32_t next = clip(kept + added, {max(-limit, -32768)}, {min(limit, 32767)});",
         "cell[unit] = (int16_t)next;",
         f"after[unit] = (int16_t)clip({total(shown, operator.hidden_zero_point)}, -128, 127);",
@@ -175,8 +176,8 @@ class _FloatLayer:
         recurrent = f"{self.names['recurrent']}[({row}) * {self.hidden} + depth]"
         return [
             f"float {stem} = {first}, {stem}_again = {again};",
-            *block(_turns("depth", self.depth), [f"{stem} += from[depth] * {weights};"]),
-            *block(_turns("depth", self.hidden), [f"{stem}_again += {source}[depth] * {recurrent};"]),
+            *block(turns("depth", self.depth), [f"{stem} += from[depth] * {weights};"]),
+            *block(turns("depth", self.hidden), [f"{stem}_again += {source}[depth] * {recurrent};"]),
         ]
 
     def peephole(self, gate: int, cell: str) -> str:
@@ -188,7 +189,7 @@ class _FloatLayer:
 
 @kernel(Recurrent)
 def _recurrent(region: Region, scope: Scope, operator: Recurrent) -> Writer:
-    (steps, batch, depth) = _unfused(region)
+    (steps, batch, depth) = unfused(region)
     hidden, size = region.output_shape[2], batch * region.output_shape[2]
     update = {RecurrentKind.LSTM: _lstm, RecurrentKind.GRU: _gru, RecurrentKind.RNN: _rnn}[operator.kind]
 
@@ -209,7 +210,7 @@ def _recurrent(region: Region, scope: Scope, operator: Recurrent) -> Writer:
         if operator.kind is RecurrentKind.GRU and not operator.reset_after:
             head = [f"static float scaled[{hidden}]; /* hidden values times their reset gates */"]
         lines += update(_FloatLayer(operator, names, hidden, depth))
-        lines = block(_turns("step", steps), block(_turns("sequence", batch), lines))
+        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
         return function(f"static void {name}", declarations(scope.parameters()), [*head, *lines])
 
     return Writer(write, lambda: None)
@@ -226,7 +227,7 @@ def _lstm(layer: _FloatLayer) -> list[str]:
         "cell[unit] = next;",
         f"after[unit] = {leave} * {layer.curve(2, 'next')};",
     ]
-    return block(_turns("unit", layer.hidden), lines)
+    return block(turns("unit", layer.hidden), lines)
 
 
 def _gru(layer: _FloatLayer) -> list[str]:
@@ -235,7 +236,7 @@ def _gru(layer: _FloatLayer) -> list[str]:
     source = "before"
     if not layer.operator.reset_after:
         turn = [*before, f"scaled[unit] = {reset} * before[unit];"]
-        first, before, again, source = block(_turns("unit", layer.hidden), turn), [], "candidate_again", "scaled"
+        first, before, again, source = block(turns("unit", layer.hidden), turn), [], "candidate_again", "scaled"
     lines = [
         *layer.sums("update", 0),
         *before,
@@ -244,9 +245,9 @@ def _gru(layer: _FloatLayer) -> list[str]:
         f"const float fresh = {layer.curve(1, f'candidate + {again}')};",
         "after[unit] = (1.0f - share) * fresh + share * before[unit];",
     ]
-    return [*first, *block(_turns("unit", layer.hidden), lines)]
+    return [*first, *block(turns("unit", layer.hidden), lines)]
 
 
 def _rnn(layer: _FloatLayer) -> list[str]:
     lines = [*layer.sums("sum", 0), f"after[unit] = {layer.curve(0, 'sum + sum_again')};"]
-    return block(_turns("unit", layer.hidden), lines)
+    return block(turns("unit", layer.hidden), lines)

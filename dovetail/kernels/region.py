@@ -79,8 +79,6 @@ def _check_values(graph: Graph) -> None:
         raise Unsupported("the region has no operator.")
     for name in (*graph.inputs, *graph.outputs):
         kind = graph.types[name]
-        if kind.dtype.bits < 8:
-            raise Unsupported(f"{name!r} is {kind}: elements narrower than a byte are not unpacked on the core.")
         if kind.elements == 0:
             raise Unsupported(f"{name!r} is {kind}: it has no elements.")
         if kind.elements * kind.dtype.bits // 8 >= 1 << 31:
@@ -147,19 +145,28 @@ COMPACT: dict[type[Operator], Compact] = {}
 """What writes it in little code; others are written as ever and left to the compiler to make small."""
 WINDOWED: set[type[Operator]] = set()
 """Anchors whose kernels take in a Pad before them, or say themselves why not."""
+PACKED: set[type[Operator]] = set()
+"""Anchors whose kernels take operands that share bytes; those of pointwise operators alone do too."""
+SHARING = (DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
+"""Elements that may share bytes; without, kernels find each in a byte of its own."""
 BORDERS: dict[type[Operator], Compact] = {}
 """What writes the function of single pixels for an anchor whose other pixels are computed together."""
 _Function = TypeVar("_Function")
 
 
 def kernel(
-    *operators: type[Operator], table: dict[type[Operator], Any] = FAMILIES, windowed: bool = False
+    *operators: type[Operator],
+    table: dict[type[Operator], Any] = FAMILIES,
+    windowed: bool = False,
+    packed: bool = False,
 ) -> Callable[[_Function], _Function]:
-    """Registers what writes the kernels of anchors, in one of the tables above; `windowed` puts them in `WINDOWED`."""
+    """Registers what writes the kernels of anchors, in one of the tables above; `windowed` puts them in `WINDOWED`,
+    `packed` in `PACKED`."""
 
     def register(function: _Function) -> _Function:
         table.update(dict.fromkeys(operators, function))
         WINDOWED.update(operators if windowed else ())
+        PACKED.update(operators if packed else ())
         return function
 
     return register

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
-from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16
+from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType, Shape
 from dovetail.kernels.c import atom, block, c_type, function, loop, product, real, total, variable
@@ -250,12 +250,50 @@ def _normalisation(region: Region, scope: Scope, operator: FixedNormalise) -> Wr
             _row_pointer(region, scope, places),
             "int32_t squares = 0;",
             *loop("along", shape[-1], [f"squares += {value} * {value};"]),
-            "int32_t shift = 0;",
-            "const int32_t inverse = inverse_root(squares, &shift);",
+            "int32_t root_shift = 0;",
+            "const int32_t inverse = inverse_root(squares, &root_shift);",
         ]
 
     def element(places: Sequence[str]) -> tuple[list[str], Expression]:
-        scaled = f"requantize_double_any({total(f'from[{places[-1]}]', offset)}, inverse, shift + 7)"
+        scaled = f"requantize_double_any({total(f'from[{places[-1]}]', offset)}, inverse, root_shift + 7)"
         return [f"const int32_t limited = clip({scaled}, -128, 127);"], Expression("limited", "int32_t", -128, 127)
+
+    return write_elements(region, scope, element, row=row)
+
+
+@kernel(FixedStandard)
+def _standard(region: Region, scope: Scope, operator: FixedStandard) -> Writer:
+    """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
+    offset, size = -operator.zero_point, operator.size
+    wide = region.type(0).dtype.bits > 8
+
+    def row(places: Sequence[str]) -> list[str]:
+        value = f"({total('from[along]', offset)})"
+        square = f"(int64_t){value} * {value}" if wide else f"{value} * {value}"
+        sums = ["int32_t sum = 0;"] if operator.centred else []
+        turn = [f"sum += {value};"] if operator.centred else []
+        spread = f"(int64_t)squares * {size}{' - (int64_t)sum * sum' if operator.centred else ''}"
+        return [
+            _row_pointer(region, scope, places),
+            *sums,
+            f"{'int64_t' if wide else 'int32_t'} squares = 0;",
+            *loop("along", size, [*turn, f"squares += {square};"]),
+            f"const int64_t spread = {spread} + {operator.epsilon};"
+            if operator.epsilon
+            else f"const int64_t spread = {spread};",
+            "const int32_t above = (int32_t)(spread >> 29);",
+            "const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;",
+            "int32_t root_shift = 0;",
+            "const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);",
+            f"const int32_t power = half - root_shift + {31 - operator.fraction_bits};",
+        ]
+
+    def element(places: Sequence[str]) -> tuple[list[str], Expression]:
+        value = product(atom(total(f"from[{places[-1]}]", offset)), size)
+        centred = f"{value} - sum" if operator.centred else value
+        scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
+        return [f"const int32_t limited = clip_wide({scaled}, -32768, 32767);"], Expression(
+            "limited", "int32_t", -32768, 32767
+        )
 
     return write_elements(region, scope, element, row=row)

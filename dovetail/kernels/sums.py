@@ -17,10 +17,10 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import c_type
 from dovetail.kernels.kernel import Expression, Scope, accumulate_type
-from dovetail.kernels.region import Region, kernel
+from dovetail.kernels.region import SHARING, Region, kernel
 from dovetail.kernels.window import Nest, Window, window_of
 
-ACTIVATIONS = (DType.INT8, DType.UINT8, DType.INT16)
+ACTIVATIONS = (*SHARING, DType.INT8, DType.UINT8, DType.INT16)
 MULTIPLY_ADD = "multiply_add"
 """The helper that is written for a product and a sum where the core computes it in its own way."""
 Added = Callable[[str, str, str], str]

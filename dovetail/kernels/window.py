@@ -27,7 +27,7 @@ from dovetail.kernels.c import (
 from dovetail.kernels.elements import PIXEL, write_elements
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, Scope, Unsupported, Writer, declarations
-from dovetail.kernels.region import FLOAT_FAMILIES, Region, kernel
+from dovetail.kernels.region import FLOAT_FAMILIES, SHARING, Region, kernel
 
 Pair = tuple[int, int]
 Number = int | str
@@ -153,9 +153,18 @@ class Nest:
 
     def pointer(self, top: str, left: str, channel: str, space: str = "") -> str:
         """The statement that points at an input element, in an address space of OpenCL's."""
-        image = self.scope.input(self.region.source(), "input")
-        start = total(image, self.input_index(top, left, channel))
+        image, place = self.scope.input(self.region.source(), "input"), self.input_index(top, left, channel)
+        if self.scope.shares(self.region.source()):
+            return f"int32_t from = {place};"
+        start = total(image, place)
         return f"{space}const {c_type(self.region.source_dtype)} *from = {start};"
+
+    def taken(self, offset: int) -> str:
+        """C text of the element `offset` after the one pointed at."""
+        if not self.scope.shares(self.region.source()):
+            return f"from[{offset}]"
+        image = self.scope.input(self.region.source(), "input")
+        return self.scope.loaded(self.region.source(), image, total("from", offset))
 
     def tap(self, axis: int) -> str:
         """The loop variable over kernel rows or columns, or 0 where there is one."""
@@ -364,7 +373,7 @@ def _defined(lines: list[str]) -> set[str]:
 
 
 Pool = MaxPool2d | AveragePool2d | SumPool2d
-_NARROW = (DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
+_NARROW = (*SHARING, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
 _UNROLLED = 5
 """Taps taken in one turn of a loop over words, at most."""
 _MOST_BYTES = 256
@@ -459,8 +468,9 @@ class PoolNest(Nest):
     def collected(self, names: Sequence[str]) -> list[str]:
         """The statements that take one element of each lane in."""
         if self.largest:
-            return [f"{name} = from[{lane}] > {name} ? from[{lane}] : {name};" for lane, name in enumerate(names)]
-        return [f"{name} += from[{lane}];" for lane, name in enumerate(names)]
+            taken = [self.taken(lane) for lane in range(len(names))]
+            return [f"{name} = {text} > {name} ? {text} : {name};" for name, text in zip(names, taken, strict=True)]
+        return [f"{name} += {self.taken(lane)};" for lane, name in enumerate(names)]
 
     def write(self, name: str) -> list[str]:
         parts = {"pixel": Part(ONE_PIXEL, self.one())}
@@ -479,7 +489,7 @@ def pool_nest(region: Region, scope: Scope, operator: Pool) -> PoolNest:
     return PoolNest(region, scope, window, operator)
 
 
-@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True)
+@kernel(MaxPool2d, AveragePool2d, SumPool2d, windowed=True, packed=True)
 def _pooling(region: Region, scope: Scope, operator: Pool) -> Writer:
     nest = pool_nest(region, scope, operator)
     return Writer(nest.write, lambda: nest.finish(nest.value("sum"), "0"))

@@ -19,6 +19,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import (
@@ -63,6 +64,7 @@ __all__ = [
     "engine_requantisation",
     "even_borders",
     "first_layer_in_bands",
+    "narrow_activations",
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",

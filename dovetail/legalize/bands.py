@@ -4,6 +4,7 @@ gathers and the engine computes the bands before. Exact."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise, zip_longest
 
@@ -58,7 +59,8 @@ def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
                 continue
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
-                graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
+                with suppress(ValueError):  # a band of padding alone
+                    graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
         return graph
 
     return rewrite

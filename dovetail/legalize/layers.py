@@ -15,7 +15,7 @@ from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
-from dovetail.ir.operators.movement import Im2col, Pad, Pick, Reshape, Slice
+from dovetail.ir.operators.movement import Concat, Im2col, Pad, Pick, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, Rewrite, run
 from dovetail.ir.types import Array, DType, TensorType
@@ -79,6 +79,8 @@ def pixels_as_one(counts: Together) -> Callable[[Graph], Graph]:
             return None
         name, known, result = layer.inputs[1], draft.constants, draft.types[node.output]
         if any(value not in known for value in (name, *scaled.inputs[1:])) or known[name].shape[1:3] != (1, 1):
+            return None
+        if draft.made_by(layer.inputs[0], Concat):  # whose parts would then have to be copied
             return None
         patches = draft.made_by(layer.inputs[0], Im2col)
         window = patches.operator if patches is not None and draft.users(patches.output) == 1 else _PIXEL

@@ -219,9 +219,10 @@ def _unfit(draft: Draft, scaled: Node, linear: Node, limits: RequantisationLimit
     """Why a requantised layer is none for `engine_requantisation`; empty where it is one."""
     requantize, operator = scaled.operator, linear.operator
     assert isinstance(requantize, Requantize) and isinstance(operator, Linear)
-    kind = draft.types[linear.inputs[0]].dtype
+    kind = draft.types[linear.inputs[0]].dtype  # an input of the network may be narrower
+    taken = kind.bits <= 8 and kind is limits.activations.narrowed(kind.bits)
     tests = (
-        (kind is not limits.activations, f"activations are {kind.text}, not {limits.activations.text}"),
+        (not taken, f"activations are {kind.text}, not {limits.activations.text}"),
         (operator.weight_zero_point, f"the weights have the zero point {operator.weight_zero_point}, not 0"),
         (
             any(value not in draft.constants for value in (*scaled.inputs[1:], *linear.inputs[1:])),

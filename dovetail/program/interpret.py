@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.ir.graph import Graph, evaluate
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, DType
 from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, print_statement, store
 from dovetail.target.description import Target
 
@@ -200,4 +200,5 @@ def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:
             found[name] = generator.integers(kind.dtype.low, kind.dtype.high + 1, kind.shape).astype(kind.dtype.numpy)
         else:
             found[name] = generator.random(kind.shape, dtype=np.float32)
+            found[name] = found[name] < 0.5 if kind.dtype is DType.BOOL else found[name]
     return found

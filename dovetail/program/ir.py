@@ -3,20 +3,25 @@
 Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
 `Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
 `print_program` writes it as text for people.
+
+Statements with a `stream` are commands of that engine's list: the engine itself issues them, in order, to its own queue
+and its DMA's. Those that follow one another are one list (`lists`), which core 0 starts at the first of them; where it
+waits for one, it waits for all of the list. A `Wait` of a stream holds only the engine.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, axis_offsets, check_part, physical_shape
+from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
 from dovetail.target.pattern import Match
 
@@ -50,7 +55,7 @@ class Buffer:
     nbytes: int
     role: Role
     address: int | None = None
-    """First byte; None until allocated, and always for constants, which the linker places."""
+    """First byte; None until allocated, and for constants the linker places: all but those of streams."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class View:
     type: TensorType
     """What it is: shape and elements, whatever the layout."""
     strides: tuple[int, ...]
-    """Bytes from one index to the next along each physical dimension: each axis of the shape, unless `layout` says
-    otherwise."""
+    """Bytes from one index to the next along each physical dimension but one within a byte: each axis of the shape,
+    unless `layout` says otherwise."""
     offset: int = 0
     """Bytes from the start of the buffer."""
     layout: Layout | None = None
@@ -70,8 +75,8 @@ class View:
 
     @cached_property
     def physical(self) -> Shape:
-        """Sizes of the physical dimensions, unused parts of last blocks included."""
-        return self.type.shape if self.layout is None else physical_shape(self.layout, self.type.shape)
+        """Sizes of the physical dimensions, unused parts of last blocks included; elements in one byte count once."""
+        return self.type.shape if self.layout is None else stored_shape(self.layout, self.type.shape)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -121,11 +126,20 @@ class View:
         if self.layout is None:
             starts = [begin for begin, _ in box]
         else:
-            coarsest = ((axis, step, self.layout.block(axis)) for axis, step in self.layout.dims)
+            coarsest = ((axis, step, self.layout.block(axis)) for axis, step in self.layout.stored)
             starts = [box[axis][0] // step if step == block else 0 for axis, step, block in coarsest]
         start = sum(begin * stride for begin, stride in zip(starts, self.strides, strict=True))
         kind = TensorType(box_shape(box), self.type.dtype)
         return View(self.buffer, kind, self.strides, self.offset + start, self.layout)
+
+    @cached_property
+    def bytewise(self) -> View:
+        """A packed view as one of bytes, each of which stands for the elements in it; any other as it is."""
+        if self.layout is None or not self.layout.packed:
+            return self
+        axis, share = self.layout.dims[-1][0], self.layout.fields
+        shape = tuple(-(-size // share) if place == axis else size for place, size in enumerate(self.type.shape))
+        return View(self.buffer, TensorType(shape, DType.UINT8), self.strides, self.offset, self.layout.bytewise)
 
     def seen_as(self, layout: Layout | None) -> View:
         """The same bytes under another layout in which every element lies where it does now.
@@ -140,6 +154,16 @@ class View:
         return dense_view(self.buffer, self.type, self.offset, layout)
 
 
+def in_order_of(view: View, layout: Layout | None) -> Layout | None:
+    """The layout a kernel that works in the order of another one finds a view's elements in: of wide ones the order
+    itself, of narrow ones that or their own, if it packs just this order without gaps."""
+    order, own = layout.order if layout is not None else None, view.layout
+    if own is None or not own.packed or own.order != order:
+        return order
+    elements = view.type.shape if order is None else physical_shape(order, view.type.shape)
+    return own if prod(physical_shape(own, view.type.shape)) == prod(elements) else order
+
+
 def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
     """Row-major byte strides."""
     return tuple(dtype.numpy.itemsize * step for step in dense_steps(shape))
@@ -147,7 +171,7 @@ def dense_strides(shape: Shape, dtype: DType) -> tuple[int, ...]:
 
 def dense_view(buffer: str, kind: TensorType, offset: int = 0, layout: Layout | None = None) -> View:
     """A whole value lying densely from `offset`, row-major unless a layout is given."""
-    shape = kind.shape if layout is None else physical_shape(layout, kind.shape)
+    shape = kind.shape if layout is None else stored_shape(layout, kind.shape)
     return View(buffer, kind, dense_strides(shape, kind.dtype), offset, layout)
 
 
@@ -173,6 +197,10 @@ class Copy:
     before: Shape = ()
     """Elements of padding per axis ahead of the source; empty for none."""
     fill: int = 0
+    queue: str = ""
+    """The engine's DMA that copies in a stream; empty for the program's own queue of copies."""
+    stream: str = ""
+    """Engine whose list it is a command of; empty for none."""
 
     @property
     def fills_border(self) -> bool:
@@ -204,6 +232,8 @@ class Launch:
     queue: str = ""
     """`CORE` where the core does it itself, so that it has finished when the next statement begins; empty for the
     engine's own queue."""
+    stream: str = ""
+    """Engine whose list it is a command of; empty for none."""
 
     @property
     def graph(self) -> Graph:
@@ -227,11 +257,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """Hold the core until `queue` has finished the statement at index `statement` (and all before it)."""
+    """Hold the core, or an engine's list, until `queue` has finished the statement at index `statement` (and all before
+    it)."""
 
     layer: int
     queue: str
     statement: int
+    stream: str = ""
+    """Engine whose list it is a command of; empty where the core waits."""
 
 
 Statement: TypeAlias = Begin | Copy | Launch | Call | Wait
@@ -282,10 +315,31 @@ class Move:
 def queue_of(statement: Statement, dma: str) -> str:
     """The queue a statement runs on."""
     if isinstance(statement, Copy):
-        return dma
+        return statement.queue or dma
     if isinstance(statement, Call) and statement.core:
         return core_queue(statement.core)
     return statement.queue or statement.engine if isinstance(statement, Launch) else CORE
+
+
+def stream_of(statement: Statement) -> str:
+    """The engine whose list a statement is a command of; empty for those that core 0 issues."""
+    return "" if isinstance(statement, Begin | Call) else statement.stream
+
+
+def lists(statements: Sequence[Statement]) -> tuple[tuple[int, ...], ...]:
+    """The indices of the commands of each list, in order."""
+    found: list[list[int]] = []
+    before = ""
+    for index, statement in enumerate(statements):
+        if isinstance(statement, Begin):
+            continue
+        stream = stream_of(statement)
+        if stream and stream != before:
+            found.append([])
+        if stream:
+            found[-1].append(index)
+        before = stream
+    return tuple(map(tuple, found))
 
 
 def core_queue(core: int) -> str:
@@ -321,6 +375,10 @@ def load(memory: Array, view: View, base: int) -> Array:
     """A copy of the logical array that lies in `view`, whose buffer begins at byte `base` of `memory` (uint8)."""
     if view.layout is None:
         return _strided(memory, view, base).copy()
+    if view.layout.packed:
+        bits = 8 // view.layout.fields
+        raw = memory[element_places(view, base)] >> (bits * field_numbers(view.layout, view.type.shape))
+        return from_field(raw, view.type.dtype)
     found = memory[byte_places(view, base)].view(view.type.dtype.numpy)
     return np.asarray(found.reshape(view.type.shape))
 
@@ -331,7 +389,21 @@ def store(memory: Array, view: View, base: int, array: Array) -> None:
         _strided(memory, view, base)[...] = array
         return
     held = np.ascontiguousarray(array, dtype=view.type.dtype.numpy)
+    if view.layout.packed:
+        _store_fields(memory, element_places(view, base), view.layout, held)
+        return
     memory[byte_places(view, base)] = held.reshape(*held.shape, 1).view(np.uint8)
+
+
+def _store_fields(memory: Array, places: Array, layout: Layout, array: Array) -> None:
+    """Write elements to their fields of the bytes at `places`; other fields are left as they are."""
+    bits = 8 // layout.fields
+    fields = np.broadcast_to(field_numbers(layout, array.shape), array.shape)
+    for field_number in range(layout.fields):
+        chosen, shift = fields == field_number, bits * field_number
+        mask = np.uint8(((1 << bits) - 1) << shift)
+        mine = (array[chosen].astype(np.uint8) << shift) & mask
+        memory[places[chosen]] = (memory[places[chosen]] & ~mask) | mine
 
 
 def element_places(view: View, base: int) -> Array:
@@ -398,17 +470,19 @@ def print_statement(program: Program, index: int) -> str:
 def _body(program: Program, statement: Statement) -> str:
     if isinstance(statement, Copy):
         padding = f" padded from {list(statement.before)} with {statement.fill}" if any(statement.before) else ""
+        queue = queue_of(statement, program.dma)
         if statement.fills_border:
             fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
-            return f"{program.dma}: fill the border of {_view(statement.destination)} from {fill}"
-        return f"{program.dma}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
+            return f"{queue}: fill the border of {_view(statement.destination)} from {fill}"
+        return f"{queue}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
     if isinstance(statement, Launch | Call):
         who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(_view, statement.operands.values()))
         return f"{who}: {kinds} of {operands} into {_view(statement.result)}"
     if isinstance(statement, Wait):
-        return f"wait for {statement.queue} to finish {statement.statement}"
+        who = f"{statement.stream}: " if statement.stream else ""
+        return f"{who}wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")
 
 

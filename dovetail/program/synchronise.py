@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from dovetail.program.ir import (
     dense_view,
     queue_of,
     reads,
+    stream_of,
     touches,
     writes,
 )
@@ -37,8 +39,23 @@ from dovetail.program.ir import (
 class _Access:
     index: int
     queue: str
+    stream: str
     view: View
     is_write: bool
+
+
+@dataclass
+class _Finished:
+    """Up to which statement queues are known to have finished: to everybody where core 0 has waited, to an engine's
+    list where that has."""
+
+    upto: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Who waited (empty: core 0), and for which queue, or of lists as a whole engine -> index of a statement."""
+
+    def knows(self, stream: str, access: _Access) -> bool:
+        """Whether who issues the commands of a stream (empty: core 0) knows that an access is over."""
+        own = self.upto.get((stream, access.queue), -1)
+        return max(own, self.upto.get(("", access.stream or access.queue), -1)) >= access.index
 
 
 _IN_FLIGHT = 2
@@ -62,31 +79,38 @@ def synchronise(
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
-    finished: dict[str, int] = {}
+    finished = _Finished()
     launches: dict[str, list[int]] = {}
-    for statement in statements:
-        queue = queue_of(statement, dma)
+    for number, statement in enumerate(statements):
+        queue, stream = queue_of(statement, dma), stream_of(statement)
         if settle and isinstance(statement, Begin):
-            result = _finish(result, dma)
+            result = _finish(result, dma, _streamed(statements[number + 1 :]))
         touched = [(_placed(view, placed or {}), is_write) for view, is_write in touches(statement)]
-        needed = _needed(touched, accesses, queue, finished)
+        needed = _needed(touched, accesses, queue, stream, finished)
         for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
-            if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.get(other, -1):
-                needed[other] = max(needed.get(other, -1), handed[-1 - _IN_FLIGHT])
-        for other, index in sorted(needed.items()):
-            result.append(Wait(statement.layer, other, index))
-            finished[other] = index
+            if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.upto.get(("", other), -1):
+                needed["", other] = max(needed.get(("", other), (-1, "")), (handed[-1 - _IN_FLIGHT], other))
+        for (waiter, what), (index, other) in sorted(needed.items()):
+            result.append(Wait(statement.layer, other, index, waiter))
+            finished.upto[waiter, what] = index
         for view, is_write in touched:
             record = accesses.setdefault(view.buffer, [])
             if is_write:
                 start, stop = view.span
                 covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
                 record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
-            record.append(_Access(len(result), queue, view, is_write))
-        if isinstance(statement, Launch) and queue != CORE:
+            record.append(_Access(len(result), queue, stream, view, is_write))
+        if isinstance(statement, Launch) and queue != CORE and not stream:
             launches.setdefault(queue, []).append(len(result))
         result.append(statement)
     return tuple(_finish(result, dma))
+
+
+def _streamed(following: Sequence[Statement]) -> str:
+    """The engine whose list all of a layer's statements are commands of; empty where there is none."""
+    own = takewhile(lambda statement: not isinstance(statement, Begin), following)
+    found = {stream_of(statement) for statement in own}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
@@ -96,29 +120,43 @@ def _placed(view: View, placed: Mapping[str, tuple[str, int]]) -> View:
 
 
 def _needed(
-    touched: Sequence[tuple[View, bool]], accesses: Mapping[str, list[_Access]], queue: str, finished: Mapping[str, int]
-) -> dict[str, int]:
-    """Queue -> statement index that must have finished before these views may be touched."""
-    needed: dict[str, int] = {}
+    touched: Sequence[tuple[View, bool]],
+    accesses: Mapping[str, list[_Access]],
+    queue: str,
+    stream: str,
+    finished: _Finished,
+) -> dict[tuple[str, str], tuple[int, str]]:
+    """Who must wait (empty: core 0) for which queue, or for an engine's list -> index of the statement that must have
+    finished before these views may be touched, and its queue. An engine waits for its own queues only."""
+    needed: dict[tuple[str, str], tuple[int, str]] = {}
     for view, is_write in touched:
         for access in accesses.get(view.buffer, ()):
             conflict = (is_write or access.is_write) and not access.view.is_apart(view)
-            if conflict and access.queue not in (queue, CORE) and finished.get(access.queue, -1) < access.index:
-                needed[access.queue] = max(needed.get(access.queue, -1), access.index)
+            if not conflict or access.queue in (queue, CORE) or finished.knows(stream, access):
+                continue
+            mine = bool(stream) and access.stream == stream
+            key = (stream, access.queue) if mine else ("", access.stream or access.queue)
+            needed[key] = max(needed.get(key, (-1, "")), (access.index, access.queue))
     return needed
 
 
-def _finish(statements: list[Statement], dma: str) -> list[Statement]:
-    """Add waits for whatever still runs at the end, so that the network has finished when its function returns."""
-    last: dict[str, int] = {}
+def _finish(statements: list[Statement], dma: str, stream: str = "") -> list[Statement]:
+    """Add waits for whatever still runs: of core 0, so that the network has finished when its function returns; or of
+    an engine's list for the engine's own queues, where what follows is of that list too."""
+    last: dict[str, tuple[int, str]] = {}
     for index, statement in enumerate(statements):
-        if isinstance(statement, Wait):
-            if last.get(statement.queue, -1) <= statement.statement:
-                last.pop(statement.queue, None)
-        elif queue_of(statement, dma) != CORE:
-            last[queue_of(statement, dma)] = index
+        own, queue = stream_of(statement), queue_of(statement, dma)
+        if isinstance(statement, Wait) and own in ("", stream):
+            whole = "" if own else stream_of(statements[statement.statement])
+            over = [name for name, (_, its) in last.items() if name == statement.queue or (whole and its == whole)]
+            last = {name: one for name, one in last.items() if name not in over or one[0] > statement.statement}
+        elif queue != CORE and (own == stream or not stream):
+            last[queue] = (index, own)
     layer = max((statement.layer for statement in statements), default=0)
-    return [*statements, *(Wait(layer, queue, index) for queue, index in sorted(last.items()))]
+    if stream:
+        return [*statements, *(Wait(layer, queue, index, stream) for queue, (index, _) in sorted(last.items()))]
+    ending = {own or queue: (index, queue) for queue, (index, own) in sorted(last.items(), key=lambda one: one[1])}
+    return [*statements, *(Wait(layer, queue, index) for _, (index, queue) in sorted(ending.items()))]
 
 
 NEAR = 4096

@@ -81,12 +81,35 @@ def transfers(copy: Copy) -> tuple[Transfer, ...]:
 
     Raises:
         ValueError: padding along an axis other than an image's rows and columns, or layouts whose blocks do not
-            divide each other.
+            divide each other, or which put different elements into a byte.
     """
+    copy = _of_bytes(copy)
     if any(copy.before) or copy.source.type.shape != copy.destination.type.shape:
         return tuple(_padded(copy))
     size = copy.source.type.dtype.numpy.itemsize
     return tuple(transfer for nest in _nests(copy) for transfer in _split(nest, _merged(nest.axes, size)))
+
+
+def same_packing(a: Layout | None, b: Layout | None) -> bool:
+    """Whether bytes hold the same elements in both layouts, so that copying bytes converts one to the other."""
+    first, second = ((layout.dims[-1][0], layout.fields, layout.dims[-1] in layout.backwards)
+                     if layout is not None and layout.packed else None for layout in (a, b))  # fmt: skip
+    return first == second
+
+
+def _of_bytes(copy: Copy) -> Copy:
+    """A copy of packed values as one of their bytes."""
+    source, destination = copy.source.layout, copy.destination.layout
+    if not same_packing(source, destination):
+        raise ValueError(f"bytes hold other elements in {source or 'row-major'} than in {destination or 'row-major'}")
+    if source is None or not source.packed:
+        return copy
+    axis, share = source.dims[-1][0], source.fields
+    if copy.before and (copy.before[axis] or copy.source.type.shape[axis] != copy.destination.type.shape[axis]):
+        raise ValueError(f"padding along axis {axis}, whose elements share bytes")
+    bits = 8 // share
+    fill = sum((copy.fill & ((1 << bits) - 1)) << (bits * number) for number in range(share))
+    return replace(copy, source=copy.source.bytewise, destination=copy.destination.bytewise, fill=fill)
 
 
 def strips(transfer: Transfer) -> tuple[Transfer, ...]:

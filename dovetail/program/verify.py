@@ -10,6 +10,8 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.ir.crop import reads_in_place
+from dovetail.ir.layout import packing_fits
+from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array
 from dovetail.kernels import may_overwrite
 from dovetail.program.ir import (
@@ -25,10 +27,12 @@ from dovetail.program.ir import (
     View,
     Wait,
     byte_places,
+    in_order_of,
     overwritten,
     print_statement,
     queue_of,
     reads,
+    stream_of,
     touches,
     writes,
 )
@@ -49,6 +53,8 @@ class _Running:
     span: tuple[int, int]
     view: View
     is_write: bool
+    stream: str
+    """Engine whose list it is a command of; empty for none."""
 
 
 @dataclass
@@ -58,6 +64,8 @@ class _State:
     identity: dict[str, int]
     owner: dict[str, Array]
     running: list[_Running] = field(default_factory=list)
+    behind: dict[str, list[_Running]] = field(default_factory=dict)
+    """By engine what its list has waited for: for everybody else it may still be running."""
     replaced: set[str] = field(default_factory=set)
     """States that hold their next contents already."""
 
@@ -96,8 +104,9 @@ def _at(where: str) -> Iterator[None]:
 
 
 def _check_end(state: _State) -> None:
-    if state.running:
-        left = state.running[0]
+    left_over = [*state.running, *(one for own in state.behind.values() for one in own)]
+    if left_over:
+        left = left_over[0]
         raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
     for name, view in state.program.outputs.items():
         _check_resident(state, view, f"output '{name}'")
@@ -111,7 +120,7 @@ def _check_buffer(buffer: Buffer, target: Target) -> None:
     memories = {memory.name: memory for memory in target.memories}
     if buffer.memory not in memories:
         raise ProgramError(f"it lies in {buffer.memory}, which {target.name} does not have")
-    if buffer.role is Role.CONSTANT:
+    if buffer.role is Role.CONSTANT and buffer.address is None:
         return
     memory = memories[buffer.memory]
     if buffer.address is None:
@@ -131,26 +140,55 @@ def _step(state: _State, index: int, statement: Statement) -> None:
         return
     if isinstance(statement, Wait):
         _check_wait(state, index, statement)
-        state.running = [r for r in state.running if r.queue != statement.queue or r.index > statement.statement]
+        _wait(state, statement)
         return
     for view, _ in touches(statement):
         _check_view(state, view)
     _check_shapes(state, statement)
     _check_apart(state, statement)
-    queue = queue_of(statement, state.program.dma)
+    queue, stream = queue_of(statement, state.program.dma), stream_of(statement)
+    _check_reach(state, statement)
     _check_states(state, statement)
     for view in reads(statement):
-        _check_free(state, view, queue, is_write=False)
+        _check_free(state, view, queue, stream, is_write=False)
         _check_resident(state, view, f"'{view.buffer}'")
     for view in writes(statement):
         if state.program.buffers[view.buffer].role is Role.CONSTANT:
             raise ProgramError(f"writes to the constant {view.buffer}")
-        _check_free(state, view, queue, is_write=True)
+        _check_free(state, view, queue, stream, is_write=True)
         _mark(state, view)
     for view, is_write in touches(statement) if queue != CORE else ():
         buffer = state.program.buffers[view.buffer]
         if buffer.address is not None:
-            state.running.append(_Running(index, queue, buffer.memory, _absolute(buffer, view), view, is_write))
+            span = _absolute(buffer, view)
+            state.running.append(_Running(index, queue, buffer.memory, span, view, is_write, stream))
+
+
+def _wait(state: _State, wait: Wait) -> None:
+    """What may still be running after a wait: core 0 waits for the whole list a statement is in, and everybody knows; a
+    list knows by itself what it has waited for."""
+    whole = "" if wait.stream else stream_of(state.program.statements[wait.statement])
+
+    def over(one: _Running) -> bool:
+        mine = one.queue == wait.queue or bool(whole and one.stream == whole)
+        return one.index <= wait.statement and mine
+
+    if wait.stream:
+        state.behind.setdefault(wait.stream, []).extend(one for one in state.running if over(one))
+    elif whole:
+        state.behind[whole] = [one for one in state.behind.get(whole, ()) if not over(one)]
+    state.running = [one for one in state.running if not over(one)]
+
+
+def _check_reach(state: _State, statement: Statement) -> None:
+    """Whoever carries a statement out reaches the memories it touches."""
+    queue = queue_of(statement, state.program.dma)
+    who = CORE if isinstance(statement, Call) else queue
+    for view, _ in touches(statement):
+        memory = state.target.memory(state.program.buffers[view.buffer].memory)
+        if not memory.is_reached_by(who):
+            hint = f"look at Memory.reach of {memory.name}"
+            raise ProgramError(f"{who} does not reach {memory.name}, where {view.buffer} lies", hint=hint)
 
 
 def _check_wait(state: _State, index: int, wait: Wait) -> None:
@@ -159,6 +197,10 @@ def _check_wait(state: _State, index: int, wait: Wait) -> None:
     waited = state.program.statements[wait.statement]
     if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
         raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
+    if wait.stream and stream_of(waited) != wait.stream:
+        raise ProgramError(
+            f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
+        )
 
 
 def _check_view(state: _State, view: View) -> None:
@@ -178,20 +220,24 @@ def _check_shapes(state: _State, statement: Statement) -> None:
         fits = fits and all(b >= 0 and b + i <= o for b, i, o in zip(before, inner, outer, strict=True))
         if not fits or (not any(before) and not statement.before and inner != outer):
             raise ProgramError(f"copies {statement.source.type} into {statement.destination.type}")
-        if state.target.dma is None and state.program.dma != CORE:
+        if state.target.dma is None and state.program.dma != CORE and not statement.queue:
             hint = "give the target a Dma, or the memory of the core as the engine's memory"
             raise ProgramError(f"{state.target.name} has no DMA", hint=hint)
         transfers(statement)
+        _check_streamed_copy(state, statement)
         return
     if isinstance(statement, Launch):
         engine = state.target.engine(statement.engine)
         for name, view in (*statement.operands.items(), ("result", statement.result)):
             memory = state.program.buffers[view.buffer].memory
             read_only = state.program.buffers[view.buffer].role is Role.CONSTANT
-            needed = engine.constants if engine.constants and name in statement.packed else engine.memory
-            if memory != needed and not (read_only and state.target.reads_constants(engine)):
+            needed = (engine.constants if name in statement.packed else "") or engine.memory
+            in_place = read_only and name in statement.packed and state.target.reads_constants(engine)
+            if memory != needed and not in_place:
                 hint = "look at Engine.memory and Engine.constants of the target"
                 raise ProgramError(f"{engine.name} reaches {needed} only; {view.buffer} lies in {memory}", hint=hint)
+        if statement.stream != (engine.name if engine.stream else ""):
+            raise ProgramError(f"{engine.name} {'takes lists' if engine.stream else 'takes no lists'} of commands")
         if (statement.queue != CORE) != bool(engine.wait):
             hint = "give the Engine a wait= function exactly if its driver returns before the work is done"
             raise ProgramError(f"{engine.name} {'is' if engine.wait else 'cannot be'} waited for", hint=hint)
@@ -211,12 +257,31 @@ def _check_shapes(state: _State, statement: Statement) -> None:
             raise ProgramError(f"writes {statement.result.type}, computes {graph.types[graph.outputs[0]]}")
 
 
+def _check_streamed_copy(state: _State, copy: Copy) -> None:
+    """An engine's own DMA copies in the engine's list, from or to the engine's memory, and fills nothing."""
+    if not copy.queue and not copy.stream:
+        return
+    engine = state.target.engine(copy.stream)
+    if engine.dma is None or engine.dma.name != copy.queue:
+        raise ProgramError(f"{copy.queue} is not the DMA of {engine.name}")
+    ends = {state.program.buffers[view.buffer].memory for view in (copy.source, copy.destination)}
+    if engine.memory not in ends or copy.before:
+        raise ProgramError(f"{copy.queue} copies to and from {engine.memory} only, and fills nothing")
+
+
 def _check_layouts(statement: Launch | Call) -> None:
-    """An engine finds each value in the layout it takes; the core finds all in one, densely."""
+    """An engine finds each value in the layout it takes; the core finds the elements of all in one order, densely, and
+    converts between two of which one shares bytes."""
     graph = statement.graph
     views = {**{name: statement.operands[name] for name in graph.inputs}, graph.outputs[0]: statement.result}
+    converts = isinstance(statement, Call) and isinstance(graph.nodes[0].operator, Relayout)
     for name, view in views.items():
-        expected = statement.layouts.get(name) if isinstance(statement, Launch) else statement.result.layout
+        if not packing_fits(view.layout, view.type.dtype):
+            raise ProgramError(f"'{name}' is {view.type} and lies {view.layout}, whose bytes it cannot fill")
+        if isinstance(statement, Call):
+            expected = view.layout if converts else in_order_of(view, statement.result.layout)
+        else:
+            expected = statement.layouts.get(name)
         if view.layout != expected:
             found, wanted = (layout or "row-major" for layout in (view.layout, expected))
             raise ProgramError(f"'{name}' lies {found}, expected {wanted}", hint=_LAYOUT)
@@ -240,7 +305,8 @@ def _check_apart(state: _State, statement: Statement) -> None:
                 raise ProgramError(f"writes {a.name} over its own operand {b.name}: lifetimes overlap")
     if over is None or not isinstance(statement, Call):
         return
-    if not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
+    same = statement.operands[over].layout == statement.result.layout
+    if not same or not reads_in_place(statement.graph, over) or not may_overwrite(statement.graph):
         raise ProgramError(f"writes its result over '{over}', which it reads at other places too: lifetimes overlap")
 
 
@@ -258,13 +324,14 @@ def _check_states(state: _State, statement: Statement) -> None:
         state.replaced.add(view.buffer)
 
 
-def _check_free(state: _State, view: View, queue: str, is_write: bool) -> None:
+def _check_free(state: _State, view: View, queue: str, stream: str, is_write: bool) -> None:
     """No other queue may still be using these bytes (reading together is fine; one queue works in order)."""
     buffer = state.program.buffers[view.buffer]
     if buffer.address is None:
         return
     start, stop = _absolute(buffer, view)
-    for other in state.running:
+    known = (one for engine, own in state.behind.items() if engine != stream for one in own)
+    for other in (*state.running, *known):
         overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
         if not overlap or other.queue == queue or not (is_write or other.is_write):
             continue

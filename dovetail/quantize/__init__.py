@@ -18,14 +18,15 @@ from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.elementwise import Compare
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare
 from dovetail.ir.operators.movement import Pad, Reshape, Transpose
-from dovetail.ir.operators.reduction import ArgExtreme
+from dovetail.ir.operators.reduction import ArgExtreme, Normalise
 from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
+from dovetail.quantize.cells import reads_cells
 from dovetail.quantize.context import Bounds, Emitter, Quantised, QuantParameters, Request
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
-from dovetail.quantize.rules import RULES, compare, requantize
+from dovetail.quantize.rules import RULES, compare, requantize, standardise
 
 HINT = (
     "quantise the model first, with dovetail quantize or the framework's own post-training quantisation to int8; "
@@ -52,11 +53,12 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
     quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
     if not quantised and not allow_float:
         for node in graph.nodes:
-            if not graph.types[node.output].dtype.is_integer:
+            if graph.types[node.output].dtype is DType.FLOAT32:
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
-    return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
+        return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:
@@ -181,7 +183,13 @@ class _Lowering:
         return self._answer(name, target, bounds, self.emitter.fresh(f"{stem}_part"))
 
     def _arithmetic(self, node: Node, target: QuantParameters, bounds: Bounds, stem: str) -> str:
-        rule = RULES.get(type(node.operator))
+        try:
+            answer = self._normalised(node, target, bounds, stem)
+        except ValueError:  # rows too long
+            answer = None
+        if answer is not None:
+            return answer
+        rule = RULES.get(type(node.operator)) if not reads_cells(self.graph, node) else None
         operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
         if rule is None or len(found) < len(operands):
@@ -196,6 +204,55 @@ class _Lowering:
             if isinstance(error, ModelError):
                 raise ModelError(error.what, where=error.where or _place(node), hint=error.hint) from error
             raise ModelError(str(error), where=_place(node), hint=HINT) from error
+
+    def _scaled_rows(self, node: Node) -> tuple[Node, Normalise, Array, Array] | None:
+        """The layer normalisation that a node scales and moves by constants along its last axis, with their product and
+        sum: what ONNX and Keras have as one operator."""
+        size = self.graph.types[node.output].shape[-1:]
+        factor, offset = np.ones(1), np.zeros(1)
+        while not isinstance(node.operator, Normalise):
+            kind = node.operator.kind if isinstance(node.operator, Binary) else BinaryKind.ADD
+            arrays = [self._known_real(name) for name in node.inputs]
+            if isinstance(node.operator, Reshape) and self.graph.types[node.inputs[0]].shape[-1:] == size:
+                arrays, kind = [None, np.zeros(1)], BinaryKind.ADD
+            elif not isinstance(node.operator, Add | Binary) or [a is None for a in arrays].count(True) != 1:
+                return None
+            array = next(array for array in arrays if array is not None)
+            place = next(place for place, found in enumerate(arrays) if found is None)
+            row = array.reshape(-1).astype(np.float64)
+            inner = self.producers.get(node.inputs[place])
+            if inner is None or array.size not in (1, *array.shape[-1:]) or row.size not in (1, *size):
+                return None
+            if kind is BinaryKind.MULTIPLY:
+                factor = factor * row
+            elif kind is BinaryKind.ADD or (kind is BinaryKind.SUBTRACT and place == 0):
+                offset = offset + factor * (row if kind is BinaryKind.ADD else -row)
+            else:
+                return None
+            node = inner
+        return None if node.operator.summed else (node, node.operator, factor, offset)
+
+    def _known_real(self, name: str) -> Array | None:
+        """A float constant, as it is or as constant integers stand for it."""
+        if name in self.graph.constants:
+            return self.graph.constants[name]
+        node = self.producers.get(name)
+        if node is None or not isinstance(node.operator, Dequantize) or node.inputs[0] not in self.graph.constants:
+            return None
+        return node.operator.evaluate([self.graph.constants[value] for value in node.inputs])
+
+    def _normalised(self, node: Node, target: QuantParameters, bounds: Bounds, stem: str) -> str | None:
+        """The answer for a layer normalisation with its factor and offset; None where it is none or not of integers."""
+        found = self._scaled_rows(node)
+        x = self._view(found[0].inputs[0], "") if found else None
+        if found is None or x is None or not x.per_tensor:
+            return None
+        shape = self.graph.types[node.output].shape
+        ask = Request(self.emitter, found[1], [x], target, bounds, stem)
+        if x.kind.shape == shape:
+            return standardise(ask, *found[2:])
+        rows = standardise(replace(ask, stem=self.emitter.fresh(f"{stem}_rows")), *found[2:])
+        return self.emitter.add(Reshape(shape), [rows], stem)
 
     def _terms(self, node: Node) -> list[str]:
         """The node's operands; of a sum of sums, which rounds nothing in between, all terms."""

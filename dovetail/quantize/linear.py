@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Node
-from dovetail.ir.operators.arithmetic import Add, Dequantize, Rounding
+from dovetail.ir.operators.arithmetic import Add, Dequantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, Linear, accumulator_type
@@ -39,18 +39,55 @@ def linear(ask: Request[Linear]) -> str:
     weights = _without_zero_point(ask.emitter, operator, weights)
     on_integers = operator.with_zero_points(x.form.zero_point, int(weights.zero_point[0]))
     operands = [x.name, weights.name]
+    scale = x.scale.astype(np.float64) * weights.scale
+    if bias is not None and (fine := _with_fine_bias(ask, x, weights, bias, on_integers)):
+        return fine
     if bias is not None:
-        scale = x.scale.astype(np.float64) * weights.scale
         array = _integer_bias(bias, scale, weights.kind.shape[axis], accumulator_type(x.kind.dtype))
         operands.append(_bias_constant(ask, bias, array))
     total = ask.add(on_integers, operands, "accumulator")
     # All in double: kernel_util.cc's PopulateConvolutionQuantizationParams for convolutions. For dense layers older
     # sources multiply in float32; what TensorFlow Lite Micro computes today fits the double product alone.
-    factors = [x.form.scale * float(scale) / ask.target.scale for scale in weights.scale]
+    # Of uint8 the product of the scales is a float32 (GetQuantizedConvolutionMultipler, found in LiteRT's results).
+    old = x.kind.dtype is DType.UINT8 and ask.emitter.rounding is Rounding.DOUBLE
+    products = [float(x.scale[0] * scale) if old else x.form.scale * float(scale) for scale in weights.scale]
+    factors = [product / ask.target.scale for product in products]
     # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
     narrow = isinstance(bias, Quantised) and bias.kind.dtype is DType.INT32
     rounding = Rounding.WIDE if x.kind.dtype is DType.INT16 and not narrow else None
     return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
+
+
+_COARSE = 1 / 64
+"""Of a step of the result: where a bias rounded to whole sums may be as far off, it is kept finer."""
+
+
+def _with_fine_bias(
+    ask: Request[Linear], x: Quantised, weights: Quantised, bias: Quantised | Array, operator: Linear
+) -> str | None:
+    """The layer with its bias added behind the scale, in fractions of a sum: where operands have few bits, a sum is a
+    large step. None where a bias of whole sums is fine enough, or scaled sums would leave 32 bits."""
+    if isinstance(bias, Quantised) or weights.array is None or x.kind.dtype.bits > 8:
+        return None
+    axis, target = ask.operator.weight_axis or 0, ask.target
+    count = weights.kind.shape[axis]
+    factor = np.broadcast_to(x.form.scale * weights.scale.astype(np.float64) / target.scale, (count,))
+    offset = np.broadcast_to(bias.astype(np.float64), (count,)) / target.scale
+    sums = offset / factor
+    if (np.abs(sums - np.rint(sums)) * factor).max() <= _COARSE:
+        return None
+    flat = np.moveaxis(weights.array, axis, 0).reshape(count, -1).astype(np.int64) - int(weights.zero_point[0])
+    farthest = max(x.kind.dtype.high - x.form.zero_point, x.form.zero_point - x.kind.dtype.low)
+    reach = farthest * np.abs(flat).sum(axis=1) * factor + np.abs(offset) + abs(target.zero_point) + 1
+    shift = np.clip(np.floor(np.log2(2.0**30 / reach)), 0, 30).astype(np.int64)
+    scale = np.rint(factor * 2.0**shift)
+    if (scale < 1 << 8).any():
+        return None
+    moved = np.rint((offset + target.zero_point + 0.5) * 2.0**shift)
+    total = ask.add(operator, [x.name, weights.name], "accumulator")
+    rows = zip(("scale", "offset", "shift"), (scale, moved, shift), strict=True)
+    parameters = [ask.constant(word, row.astype(np.int32)) for word, row in rows]
+    return ask.clip(ask.add(ScaleShift(), [total, *parameters], "scaled"))
 
 
 def _without_zero_point(emitter: Emitter, operator: Linear, weights: Quantised) -> Quantised:
@@ -155,7 +192,8 @@ def fold_into_scales(draft: Draft, node: Node) -> str | None:
     weights = draft.made_by(layer.inputs[1], Dequantize)
     if weights is None or any(name not in draft.constants for name in (*weights.inputs, *layer.inputs[2:])):
         return None
-    factor, offset = parameters
+    outputs = draft.types[layer.output].shape[-1]
+    factor, offset = parameters[0], np.broadcast_to(parameters[1], outputs)
     axis = layer.operator.weight_axis or 0
     integers, scale, zeros = (draft.constants[name] for name in weights.inputs)
     assert isinstance(weights.operator, Dequantize)
@@ -176,14 +214,17 @@ def fold_into_scales(draft: Draft, node: Node) -> str | None:
         draft.constant(np.zeros(steps.size, np.int32), DType.INT32, weights.inputs[2]),
     ]
     scaled = draft.add(Dequantize(axis), names, weights, weights.output)
-    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(factor.size)
+    bias = draft.constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(outputs)
     row = draft.constant((bias * factor + offset).astype(np.float32), DType.FLOAT32, f"{node.output}_bias")
     return draft.add(layer.operator, [layer.inputs[0], scaled, row], replace(layer, output=node.output))
 
 
 def _normalisation(draft: Draft, node: Node) -> tuple[Array, Array] | None:
-    """Factor and offset per channel [C] of a batch normalisation, which the frontends give as a 1x1 depthwise layer."""
+    """Factor and offset, [C] or [1], of a batch normalisation: the frontends give that of images as a 1x1 depthwise
+    layer, that of rows as a product and a sum."""
     operator = node.operator
+    if isinstance(operator, Add | Binary):
+        return _line(draft, node)
     if not isinstance(operator, DepthwiseConv2d) or operator.stride != (1, 1):
         return None
     constants = [draft.constants.get(name) for name in node.inputs[1:]]
@@ -193,3 +234,25 @@ def _normalisation(draft: Draft, node: Node) -> tuple[Array, Array] | None:
         return None
     offset = constants[1] if len(constants) > 1 else np.zeros(channels)
     return None if offset is None else (weights.reshape(-1).astype(np.float64), offset.astype(np.float64))
+
+
+def _line(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+    """Factor and offset of x times, over, plus or less a constant along the last axis of x; None for any other node."""
+    array, channels = draft.constants.get(node.inputs[1]), draft.types[node.output].shape[-1:]
+    same = draft.types[node.inputs[0]] == draft.types[node.output]
+    if array is None or array.dtype != np.float32 or not same or array.size not in (1, *channels):
+        return None
+    if array.size > 1 and array.shape[-1:] != channels:
+        return None
+    row, one, nothing = array.reshape(-1).astype(np.float64), np.ones(1), np.zeros(1)
+    if isinstance(node.operator, Add):
+        return one, row
+    assert isinstance(node.operator, Binary)
+    match node.operator.kind:
+        case BinaryKind.SUBTRACT:
+            return one, -row
+        case BinaryKind.MULTIPLY:
+            return row, nothing
+        case BinaryKind.DIVIDE if row.all():
+            return 1 / row, nothing
+    return None

@@ -17,13 +17,22 @@ from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax, 
 from dovetail.ir.operators.arithmetic import Add, Lookup, Offset, Rounding, quantize_multiplier
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare
-from dovetail.ir.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
+from dovetail.ir.operators.fixed import (
+    FixedDivide,
+    FixedLogSoftmax,
+    FixedNormalise,
+    FixedSoftmax16,
+    FixedStandard,
+    Sigmoid16,
+)
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Resample
+from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import AveragePool2d, Normalise, Reduce, ReduceKind, SumPool2d
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.context import Quantised, QuantParameters, Request
 from dovetail.quantize.linear import linear
+from dovetail.quantize.recurrent import recurrent
 from dovetail.quantize.tables import unary_table
 
 BYTES = (DType.INT8, DType.UINT8)
@@ -34,6 +43,8 @@ Rule = Callable[[Request[Any]], str]
 
 RULES: dict[type[Operator], Rule] = dict.fromkeys((Conv2d, DepthwiseConv2d, FullyConnected), linear)
 """The rule of each operator that computes. What chooses elements (`Operator.chosen_from`) and Clamp need none."""
+
+RULES[Recurrent] = recurrent
 
 _BINARY: dict[BinaryKind, Rule] = {}
 """Rules of functions of two values, the product's aside."""
@@ -237,17 +248,50 @@ def _log_softmax(ask: Request[LogSoftmax]) -> str:
     if x.kind.dtype is not DType.INT8:
         raise ask.refuse(x)
     multiplier, shift, diff_min = softmax_parameters(x.form.scale, 1.0)
+    if multiplier == 0:
+        raise ModelError(
+            f"log-softmax of values in steps of {x.form.scale:g} has no integer form", hint="quantise again"
+        )
     back = quantize_multiplier(2.0 ** (31 - shift) / multiplier)
     return ask.native(FixedLogSoftmax(multiplier, shift, diff_min, *back), x, QuantParameters(DType.INT8, 1 / 16, 127))
 
 
 @_rule(Normalise)
 def _normalise(ask: Request[Normalise]) -> str:
-    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128."""
+    """TFLite's rows of length 1 (reference/integer_ops/l2normalization.h), requantised where not in steps of 1/128; of
+    layer normalisation the rows in finer steps."""
     (x,) = ask.activations()
-    if not ask.operator.summed or x.kind.dtype is not DType.INT8:
+    if not ask.operator.summed:
+        return standardise(ask, np.ones(1), np.zeros(1))
+    if x.kind.dtype is not DType.INT8:
         raise ask.refuse(x)
     return ask.native(FixedNormalise(x.form.zero_point), x, QuantParameters(DType.INT8, 1 / 128, 0))
+
+
+_FINER = 8
+"""Bits of fraction to which a normalised value is scaled before its offset is added."""
+
+
+def standardise(ask: Request[Normalise], factor: Array, offset: Array) -> str:
+    """Rows with mean 0 and deviation 1, times a factor and plus an offset, [1] or [C] each; the last rounding is the
+    result's."""
+    (x,), operator = ask.activations(), ask.operator
+    size = x.kind.shape[-1]
+    epsilon = round(min(operator.epsilon * (size / x.form.scale) ** 2, 2.0**58))
+    fixed = FixedStandard(size, x.form.zero_point, epsilon, operator.centred)
+    value = ask.add(fixed, [x.name], "standard")
+    if (factor < 0).any():
+        signs = ask.constant("signs", np.where(factor < 0, -1, 1).astype(np.int32))
+        wide = ask.add(Offset(0, DType.INT32), [value], "wide")
+        value = ask.add(Binary(BinaryKind.MULTIPLY), [wide, signs], "turned")
+    steps = np.abs(factor).astype(np.float64) * fixed.scale / ask.target.scale
+    if not offset.any():
+        return ask.finish(value, steps.tolist())
+    fine = ask.scaled(value, (steps * (1 << _FINER)).tolist(), "fine")
+    limit = float(1 << 30)
+    row = np.clip(np.rint(offset / ask.target.scale * (1 << _FINER)), -limit, limit).astype(np.int32)
+    moved = ask.add(Add(), [fine, ask.constant("offset", row)], "moved")
+    return ask.finish(moved, [2.0**-_FINER])
 
 
 @_rule(Unary)

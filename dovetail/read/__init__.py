@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.types import Shape
 
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
@@ -13,9 +16,12 @@ MAX_BYTES = 512 * 2**20
 KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised by their content, and ONNX (.onnx)"
 
 
-def load_model(path: Path) -> Graph:
+def load_model(
+    path: Path, shapes: Mapping[str, Shape] | None = None, tell: Callable[[str], None] = lambda sentence: None
+) -> Graph:
     """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
     suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
+    `shapes` are those of inputs an ONNX model leaves open, by name; `tell` is told what was taken for granted.
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
@@ -30,12 +36,17 @@ def load_model(path: Path) -> Graph:
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        return load_onnx(path.name, data, path.stem, path.parent)
+        return load_onnx(path.name, data, path.stem, path.parent, shapes, tell)
     if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
         from dovetail.read.keras import load_keras
 
         return load_keras(path.name, data, path.stem)
     raise ModelError("this file is of no known model format", where=str(path), hint=f"known are {KNOWN_FORMATS}")
+
+
+def own_rounding(path: Path) -> Rounding:
+    """How the runtime of the model's format rounds: ONNX Runtime once, TFLite Micro twice; Keras's rounds nothing."""
+    return Rounding.SINGLE if path.suffix.lower() == ".onnx" else Rounding.DOUBLE
 
 
 def _read(path: Path) -> bytes:

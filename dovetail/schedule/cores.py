@@ -17,9 +17,10 @@ from dovetail.ir import crop
 from dovetail.ir.crop import ALIGNMENT, sliced_box
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import DepthwiseConv2d
-from dovetail.ir.operators.movement import Slice
+from dovetail.ir.operators.movement import Relayout, Slice
 from dovetail.ir.types import Box, TensorType, box_shape, full_box
 from dovetail.program.ir import Begin, Call, Copy, Statement, View, dense_view
+from dovetail.program.transfers import same_packing
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
 
@@ -58,6 +59,8 @@ def copies(layer: int, graph: Graph, operands: Mapping[str, View], result: View)
     """
     node = graph.nodes[0]
     if len(graph.nodes) != 1 or any(name in graph.constants for name in node.inputs):
+        return None
+    if isinstance(node.operator, Relayout) and not same_packing(operands[node.inputs[0]].layout, result.layout):
         return None
     pieces = node.operator.pieces([graph.types[name] for name in node.inputs])
     made = []

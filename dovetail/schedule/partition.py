@@ -61,6 +61,9 @@ class Region:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     """The layout it takes each operand in, and gives its result in, by value name; row-major where absent. Set by the
     layout stage."""
+    converted: frozenset[str] = frozenset()
+    """Values that lie otherwise than it takes or gives them: its DMA converts them on the way. Set by the layout
+    stage."""
     choice: Choice = field(default_factory=dict)
     """Settings of the planner's knobs and the offload's (schedule/knobs.py); the rest the planner chooses."""
 
@@ -164,7 +167,7 @@ class _Partition:
 
     def __init__(self, graph: Graph, target: Target, padding: bool = False) -> None:
         """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could."""
-        self._graph, self._target, self._padding = graph, target, padding or target.dma is None
+        self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()
         self._tried: dict[str, list[tuple[Engine, Offload, Match | Mismatch]]] = {}
         self._claimed: dict[str, Region] = {}
@@ -239,7 +242,7 @@ class _Partition:
         refusal = None if is_view else kernels.supports(inner)
         if refusal:
             raise ModelError(refusal, where=node.origin or node.output, hint="this operator has no core kernel yet")
-        mover = "" if still or not copied else self._target.dma.name if self._target.dma else "core"
+        mover = self._target.mover if copied and not still else ""
         reason = "" if still or copied else self.mismatch(node)
         return Region("", inner, None, None, None, reason, _origins(inner), mover, still=still)
 
@@ -266,10 +269,21 @@ class _Partition:
         best, least = dict(members), len(self._wide(members))
         while wide := [reader for reader in self._wide(members) if reader is not root]:
             del members[wide[0].output]
-            members = _reached(root, members)
+            members = self._own(root, members)
             if (count := len(self._wide(members))) < least:
                 best, least = dict(members), count
         return best
+
+    def _own(self, root: Node, members: Mapping[str, Node]) -> dict[str, Node]:
+        """The members that a root is computed from by way of members, and that nobody else reads."""
+        found = _reached(root, members)
+        while True:
+            read = {value: self._users[value] for value in found if value != root.output}
+            stray = next((value for value, users in read.items() if any(u.output not in found for u in users)), None)
+            if stray is None:
+                return found
+            del found[stray]
+            found = _reached(root, found)
 
     def _wide(self, members: Mapping[str, Node]) -> list[Node]:
         """The reader of each wide sum that some nodes read and another region of the core computes."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from math import prod
-from typing import TypeAlias
 
 from dovetail.errors import PlanError
 from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import check_part, nbytes
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Dma, Target
+from dovetail.target.description import Dma, StreamDma, Target
 from dovetail.target.pattern import Choice, Match, Scope, match_pattern
 from dovetail.user_file import asking
 
@@ -29,6 +29,8 @@ PACK_ALIGNMENT = 16
 """Bytes every packed constant of a tile is aligned to."""
 
 _MOST_CUTS = 64
+MOST_ASKED = 2000
+"""Tile shapes of a region the target's functions are asked about; then the best one found is taken."""
 _FINEST = 4
 """Channels may be cut this many times finer than the engine's own step where nothing else fits."""
 
@@ -73,14 +75,20 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class TileCost:
-    """What one tile needs of memory and time."""
+class TileSize:
+    """Bytes one tile takes, by its shapes alone."""
 
     operands: Mapping[str, int]
-    """Bytes of every runtime operand."""
+    """Of every runtime operand."""
     result: int
+
+
+@dataclass(frozen=True)
+class TileCost:
+    """What one tile needs beside its operands, as the target's functions say."""
+
     packed: int
-    """Bytes of its packed constants."""
+    """Bytes of its packed constants; 0 where they are read in place."""
     scratch: int
     cycles: int
     """Of the engine."""
@@ -88,9 +96,33 @@ class TileCost:
     """Cycles in which the core goes along with it."""
 
 
-Known: TypeAlias = dict[tuple[str, Shape], TileCost | None]
-"""The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept through
-the rounds of planning, since packing constants to know their size is what takes long."""
+@dataclass
+class Known:
+    """The first tile of each size, by region and result shape; None where the region cannot be cut like that. Kept
+    through the rounds of planning, since the target's functions may take long."""
+
+    sizes: dict[tuple[str, Shape], TileSize | None] = field(default_factory=dict)
+    costs: dict[tuple[str, Shape], TileCost | None] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
+    """Tiles of each region the target's functions were asked about."""
+    progress: Callable[[str], None] = lambda text: None
+    """Told which region they are asked about, and where `MOST_ASKED` is reached."""
+
+    def size(self, region: Region, size: Shape) -> TileSize | None:
+        """What a tile takes by its shapes."""
+        if (region.name, size) not in self.sizes:
+            self.sizes[region.name, size] = _tile_size(region, size)
+        return self.sizes[region.name, size]
+
+    def cost(self, region: Region, size: Shape, packs: bool) -> TileCost | None:
+        """What the target's functions say of a tile; `packs` where its constants are copied."""
+        if (region.name, size) not in self.costs:
+            self.asked[region.name] += 1
+            if self.asked[region.name] in (1, MOST_ASKED):
+                more = "" if self.asked[region.name] == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
+                self.progress(f"planning tiles of {region.name}{more}")
+            self.costs[region.name, size] = _tile_cost(region, size, packs)
+        return self.costs[region.name, size]
 
 
 def choose_tiling(
@@ -110,32 +142,43 @@ def choose_tiling(
             region's knobs is; names the knobs.
     """
     assert region.engine is not None
-    shape, known = box_shape(region.extent), {} if known is None else known
+    shape, known = box_shape(region.extent), known or Known()
     values = (*region.graph.inputs, region.output)
-    in_place = frozenset(name for name in values if homes[name] == region.engine.memory)
+    in_place = frozenset(n for n in values if homes[n] == region.engine.memory and n not in region.converted)
     if target.reads_constants(region.engine):
         in_place |= {""}
     if in_place == {*values, ""}:  # nothing is copied: a cut could only save working memory
         whole = _evaluate(region, target, shape, in_place, 1, known)
-        if whole is not None and whole.nbytes <= max(budget, 0):
+        if isinstance(whole, Tiling) and whole.nbytes <= max(budget, 0):
             return whole
     best: Tiling | None = None
-    smallest: tuple[int, Shape] | None = None
+    larger: list[tuple[int, Shape, int]] = []
     counts = (int(region.choice[BUFFERS]),) if BUFFERS in region.choice else (2, 1)
     for finer in (1, _FINEST):
         for size, buffers in product(_candidates(region, shape, finer), counts):
-            tiling = _evaluate(region, target, size, in_place, buffers, known)
-            if tiling is None:
+            if known.asked[region.name] >= MOST_ASKED and (region.name, size) not in known.costs:
                 continue
-            if smallest is None or tiling.nbytes < smallest[0]:
-                smallest = (tiling.nbytes, size)
-            if tiling.nbytes <= budget and (best is None or tiling.cycles < best.cycles):
+            limits = (budget, best.cycles if best else None)
+            tiling = _evaluate(region, target, size, in_place, buffers, known, limits)
+            if not isinstance(tiling, Tiling):
+                larger += [(tiling, size, buffers)] if tiling is not None else []
+            elif tiling.nbytes > budget:
+                larger.append((tiling.nbytes, size, buffers))
+            elif best is None or tiling.cycles < best.cycles:
                 best = tiling
         if best is not None:
-            break
-    if best is None:
-        raise _too_large(region, smallest, budget)
-    return _never_idle(region, target, best, budget, known)
+            return _never_idle(region, target, best, budget, known)
+    exact = (_evaluate(region, target, size, in_place, buffers, known) for _, size, buffers in sorted(larger))
+    smallest = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
+    raise _too_large(region, (smallest.nbytes, smallest.shape) if smallest else None, budget)
+
+
+_SHOWN = 16
+"""Of the sizes that are too large by their shapes alone, how many are looked at for the error."""
+
+
+def _nbytes(tiling: Tiling) -> int:
+    return tiling.nbytes
 
 
 def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known: Known) -> Tiling:
@@ -145,12 +188,15 @@ def _never_idle(region: Region, target: Target, best: Tiling, budget: int, known
     if best.buffers != 2 or BUFFERS in region.choice or channel_cuts < 3 or not _dma_bound(best, region, known):
         return best
     deeper = _evaluate(region, target, best.shape, best.in_place, 3, known)
-    return deeper if deeper is not None and deeper.nbytes <= budget else best
+    return deeper if isinstance(deeper, Tiling) and deeper.nbytes <= budget else best
 
 
 def _dma_bound(tiling: Tiling, region: Region, known: Known) -> bool:
     """Whether the DMA is busy longer than the engine computes."""
-    first, sizes = known[region.name, tiling.shape], zip(box_shape(region.extent), tiling.shape, strict=True)
+    first, sizes = (
+        known.costs.get((region.name, tiling.shape)),
+        zip(box_shape(region.extent), tiling.shape, strict=True),
+    )
     return first is not None and tiling.fetching + tiling.moving > first.cycles * prod(-(-a // b) for a, b in sizes)
 
 
@@ -220,63 +266,81 @@ def cuts(total: int, step: int) -> list[int]:
 
 
 def _evaluate(
-    region: Region, target: Target, size: Shape, in_place: frozenset[str], buffers: int, known: Known
-) -> Tiling | None:
-    """Bytes and cycles of a tiling; None when the region cannot be cut like that."""
+    region: Region,
+    target: Target,
+    size: Shape,
+    in_place: frozenset[str],
+    buffers: int,
+    known: Known,
+    limits: tuple[int | None, int | None] = (None, None),
+) -> Tiling | int | None:
+    """Bytes and cycles of a tiling; None when the region cannot be cut like that, and only the least bytes it takes
+    where these, or the cycles of its copies, are over the limits: then the target's functions are not asked."""
     assert region.offload is not None and region.engine is not None
-    shape = box_shape(region.extent)
+    shape, dma = box_shape(region.extent), target.dma_of(region.engine)
     whole = region.graph.types[region.output].shape
     if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
-    if (region.name, size) not in known:
-        known[region.name, size] = _tile_cost(region, size)
-    if (first := known[region.name, size]) is None:
+    if (sizes := known.size(region, size)) is None:
         return None
     counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
     spatial, channel_cuts = prod(counts[:-1]), counts[-1]
-    loaded = [count for name, count in first.operands.items() if name not in in_place]
-    loads, packed = sum(loaded), 0 if "" in in_place else first.packed
-    result = 0 if region.output in in_place else first.result
     tiles = spatial * channel_cuts
+    loaded = [count for name, count in sizes.operands.items() if name not in in_place]
+    loads, result = sum(loaded), 0 if region.output in in_place else sizes.result
     taken = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    held = packed * (buffers if channel_cuts > 1 else 1)
-    if region.engine.constants and held > target.memory(region.engine.constants).size:
+    least = dma_cycles(dma, loads * spatial + result * tiles, 0)
+    if (limits[0] is not None and taken > limits[0]) or (limits[1] is not None and least >= limits[1]):
+        return taken
+    if (first := known.cost(region, size, "" not in in_place)) is None:
         return None
-    taken += first.scratch + (0 if region.engine.constants else held)
+    packed = first.packed
+    held = packed * (buffers if channel_cuts > 1 else 1)
+    apart = region.engine.constants not in ("", region.engine.memory)
+    if apart and held > target.memory(region.engine.constants).size:
+        return None
+    taken += first.scratch + (0 if apart else held)
     channels_outer = outer_channels(loads, packed, spatial, channel_cuts)
     if ORDER in region.choice:
         channels_outer = region.choice[ORDER] == "channels"
     moved = loads * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
     fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
     setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
-    engine = (first.cycles + LAUNCH_CYCLES) * tiles
+    engine = (first.cycles + (0 if region.engine.stream else LAUNCH_CYCLES)) * tiles
     ends, most = loads + result, max if buffers > 1 else int.__add__
-    copying, moving = dma_cycles(target.dma, moved + fetched, setups + fetches), dma_cycles(target.dma, moved, setups)
-    cycles = most(engine, copying) + dma_cycles(target.dma, ends + packed, 1)
-    ready = most(engine, moving) + dma_cycles(target.dma, ends, 1 if ends else 0)
+    copying, moving = dma_cycles(dma, moved + fetched, setups + fetches), dma_cycles(dma, moved, setups)
+    cycles = most(engine, copying) + dma_cycles(dma, ends + packed, 1)
+    ready = most(engine, moving) + dma_cycles(dma, ends, 1 if ends else 0)
     times = (copying - moving, moving, ready, first.starting * tiles)
     return Tiling(size, in_place, taken, cycles, buffers, channels_outer, *times)
 
 
-def _tile_cost(region: Region, size: Shape) -> TileCost | None:
-    """What the first tile of a size needs; None when the region cannot be cut like that."""
-    assert region.offload is not None
+def _first_of(region: Region, size: Shape) -> Box:
+    return next(tile_boxes(region.extent, size, True))
+
+
+def _tile_size(region: Region, size: Shape) -> TileSize | None:
+    """What the first tile of a size takes; None when the region cannot be cut like that."""
     try:
-        tile, match = tile_match(region, next(tile_boxes(region.extent, size, True)))
+        tile = _laid_part(region, _first_of(region, size))
     except ValueError:
         return None
-    made = _packed_tile(region, tile, match)
+    kinds, lies = tile.graph.types, region.layouts
+    sizes = {name: nbytes(lies.get(name), kinds[name]) for name in (*tile.graph.inputs, region.output)}
+    return TileSize({name: sizes[name] for name in tile.graph.inputs}, sizes[region.output])
+
+
+def _tile_cost(region: Region, size: Shape, packs: bool) -> TileCost | None:
+    """What the first tile of a size needs; None when the offload does not take it."""
+    assert region.offload is not None
+    try:
+        tile, match = tile_match(region, _first_of(region, size))
+    except ValueError:
+        return None
+    made = _packed_tile(region, tile, match, packs)
     with asking(f"the cycles of {region.offload.name} for {region.name}"):
         cycles, starting = region.offload.cycles(match), region.offload.starting(match)
-    kinds, lies, output = tile.graph.types, region.layouts, region.output
-    return TileCost(
-        {name: nbytes(lies.get(name), kinds[name]) for name in tile.graph.inputs},
-        nbytes(lies.get(output), kinds[output]),
-        packed_bytes(made.packed),
-        made.scratch,
-        cycles,
-        starting,
-    )
+    return TileCost(packed_bytes(made.packed), made.scratch, cycles, starting)
 
 
 def outer_channels(loads: int, packed: int, spatial: int, channel_cuts: int) -> bool:
@@ -325,9 +389,7 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
     """
     assert region.offload is not None
-    tile, offload = _part(region, box), region.offload
-    for value, part in (*tile.reads.items(), (region.output, box)):
-        check_part(region.layouts.get(value), part, region.graph.types[value].shape)
+    tile, offload = _laid_part(region, box), region.offload
     match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)
@@ -338,6 +400,14 @@ def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
         if failure:
             raise ValueError(failure)
     return tile, match
+
+
+def _laid_part(region: Region, box: Box) -> Tile:
+    """The computation of a box of the result, of whole blocks of every value; raises ValueError where it cannot be."""
+    tile = _part(region, box)
+    for value, part in (*tile.reads.items(), (region.output, box)):
+        check_part(region.layouts.get(value), part, region.graph.types[value].shape)
+    return tile
 
 
 def _part(region: Region, box: Box) -> Tile:
@@ -376,13 +446,14 @@ def offload_choice(region: Region, match: Match) -> Choice:
     return {**default, **{name: value for name, value in region.choice.items() if name not in planner}}
 
 
-def _packed_tile(region: Region, tile: Tile, match: Match) -> EngineTile:
+def _packed_tile(region: Region, tile: Tile, match: Match, packs: bool = True) -> EngineTile:
     assert region.offload is not None
     with asking(f"the packed constants and scratch of {region.offload.name} for {region.name}"):
-        return EngineTile(tile, match, region.offload.pack(match), region.offload.scratch(match))
+        packed = region.offload.pack(match) if packs else {}
+        return EngineTile(tile, match, packed, region.offload.scratch(match))
 
 
-def dma_cycles(dma: Dma | None, nbytes: int, transfers: int) -> int:
+def dma_cycles(dma: Dma | StreamDma | None, nbytes: int, transfers: int) -> int:
     """Cycles of so many transfers of so many bytes in all; 0 without a DMA."""
     if dma is None:
         return 0

@@ -56,6 +56,8 @@ class Activity:
     """Useful multiply-accumulates of an engine's job, 0 for transfers."""
     instructions: int = 0
     """Executed by a further core, 0 for devices."""
+    unit: str = ""
+    """Part of the device that did it, as a line of its own in the timeline; empty for the device."""
 
 
 class Device(Protocol):
@@ -110,6 +112,8 @@ class MemoryRegion:
     name: str
     base: int
     size: int
+    core: bool = True
+    """Whether cores reach it."""
 
 
 class MemoryBus:

@@ -11,7 +11,7 @@ from dovetail.codegen.build.elf import load_image, symbols
 from dovetail.errors import SimulationError
 from dovetail.sim.architecture import architecture_of, core_costs
 from dovetail.sim.core import NEVER, STOP_LIMIT, CoreSetup
-from dovetail.sim.device import INITIAL_BYTE, Bytes, Device, MemoryBus, Window, access, make_device
+from dovetail.sim.device import INITIAL_BYTE, Activity, Bytes, Device, MemoryBus, Window, access, make_device
 from dovetail.sim.mailbox import SIZE as MAILBOX_SIZE
 from dovetail.sim.mailbox import Mailbox, Worker
 from dovetail.sim.processor import Processor
@@ -207,14 +207,14 @@ class Harness(Device):
         outputs = {name: self._firmware.read(name, size) for name, size in self._request.outputs.items()}
         total, idle = now.cycle - start.cycle, now.idle - start.idle
         counts = (now.instruction - start.instruction, total - idle, total, idle)
-        activities = {
-            device.name: tuple(
-                replace(job, start=job.start - start.cycle, end=job.end - start.cycle)
-                for job in device.activities()[seen:]
-            )
-            for device, seen in zip(self._devices, self._seen, strict=True)
-        }
-        self.results.append(InferenceResult(outputs, *counts, tuple(self._markers), activities))
+        activities: dict[str, list[Activity]] = {device.name: [] for device in self._devices}
+        for device, seen in zip(self._devices, self._seen, strict=True):
+            for job in device.activities()[seen:]:
+                moved = replace(job, start=job.start - start.cycle, end=job.end - start.cycle)
+                activities.setdefault(job.unit or device.name, []).append(moved)
+        self.results.append(
+            InferenceResult(outputs, *counts, tuple(self._markers), {n: tuple(own) for n, own in activities.items()})
+        )
 
     def _exit(self) -> None:
         self.exit_code = self._exit_argument

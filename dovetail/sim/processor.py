@@ -101,7 +101,7 @@ class Processor:
         self._emulator.hook_add(self._unicorn.UC_HOOK_MEM_INVALID, self._invalid)
 
     def _map_memories(self) -> None:
-        for region in self._bus.regions:
+        for region in (one for one in self._bus.regions if one.core):
             if region.base % 4096:
                 hint = "let memories of the simulated chip begin at multiples of 4096"
                 raise SimulationError(f"it begins at {region.base:#x}", where=f"memory '{region.name}'", hint=hint)

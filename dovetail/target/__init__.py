@@ -1,10 +1,12 @@
 """The public interface a target is written against."""
 
 from dovetail.ir.crop import Tile, crop
-from dovetail.ir.layout import Layout, blocked, from_notation
+from dovetail.ir.layout import Layout, blocked, from_notation, packed
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
 from dovetail.target.description import (
     Command,
+    CommandStream,
     Core,
     CoreInstruction,
     CValue,
@@ -29,11 +31,13 @@ from dovetail.target.description import (
     Recipe,
     RegisterMemory,
     Rewrite,
+    Rows,
+    StreamDma,
     Streams,
     Struct,
     Target,
 )
-from dovetail.target.devices import JobRegisters, Rtl, RtlPort
+from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
 from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
 from dovetail.target.pattern import (
     Choice,
@@ -52,10 +56,11 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "Constraint", "Core", "CoreInstruction", "Count", "Deployed", "Derived",
-    "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout", "Leaf", "LibraryCall",
-    "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest", "Ordered", "Ordering",
-    "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rtl",
-    "RtlPort", "Scope", "Space", "Streams", "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant",
-    "costs", "crop", "from_notation", "maybe", "one_of", "operand",
+    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreInstruction", "Count",
+    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout",
+    "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest",
+    "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory",
+    "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams", "Struct", "Target",
+    "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of", "operand",
+    "packed",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, DType
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
@@ -58,7 +59,7 @@ IN_PLACE_ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory of the chip, at a fixed address, reachable by the core."""
+    """One memory of the chip, at a fixed address."""
 
     name: str
     base: int
@@ -67,6 +68,13 @@ class Memory:
     """Bytes."""
     alignment: int = 8
     """Bytes every buffer is aligned to."""
+    reach: tuple[str, ...] = ()
+    """Who reads and writes it: "core", engines and DMAs by their names; empty for everybody. What the core does not
+    reach has no variable in the C."""
+
+    def is_reached_by(self, name: str) -> bool:
+        """Whether "core", an engine or a DMA reads and writes it."""
+        return not self.reach or name in self.reach
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,9 @@ class Core:
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""
+    packs: bool = False
+    """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
+    instructions. (Beside engines that take them so, its kernels do in any case.)"""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -175,14 +186,62 @@ class Core:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A copy as an engine's own DMA does it: rows of bytes, addresses and strides in bytes."""
+
+    source: int
+    target: int
+    row_bytes: int
+    rows: int
+    source_stride: int
+    """From the start of one row to that of the next; 0 to read one row again and again."""
+    target_stride: int
+    load: bool
+    """True into the engine's memory, from wherever; False out of it."""
+
+
+@dataclass(frozen=True)
+class StreamDma:
+    """An engine's own DMA, whose transfers are commands of the engine's stream."""
+
+    name: str
+    """As in the timeline; memories are reached by this name."""
+    bytes_per_cycle: int
+    setup_cycles: int
+    """Cycles a transfer costs beyond its rows; each row begins a new beat of `bytes_per_cycle`."""
+    move: Callable[[Rows], tuple[int, ...]]
+    """The words of the command that copies."""
+
+
+@dataclass(frozen=True)
+class CommandStream:
+    """How an engine takes lists of commands: consecutive launches, their DMA's transfers and what waits between them,
+    made at compile time with final addresses, started once and ended by one interrupt.
+
+    The engine hands commands to their units in order: those of offloads to itself, transfers to its `dma`. Each unit
+    works in order; both at the same time, as far as waiting commands let them. A list begins when the one before has
+    ended, which is when all of its commands have.
+    """
+
+    start: str
+    """C function `uint32_t f(const uint32_t *words, uint32_t count)` that starts a list; its ticket is for `wait`."""
+    wait: Callable[[str, int], tuple[int, ...]]
+    """The words of the command that holds those behind it until at most so many commands of a unit, named as the
+    engine or its DMA, have not ended."""
+    end: tuple[int, ...] = ()
+    """Words behind the last command of a list."""
+
+
+@dataclass(frozen=True)
 class Operand:
     """Where a launch finds one of its operands."""
 
     address: int
-    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob."""
+    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob, but
+    in a stream their address as well."""
     strides: tuple[int, ...]
-    """Bytes between neighbours along each physical dimension of the layout the offload takes the operand in (along
-    each axis of the logical shape if that is row-major)."""
+    """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
+    operand in (along each axis of the logical shape if that is row-major)."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +315,10 @@ class Offload:
     """Tiles are cut at multiples of this many output channels."""
     row_step: int = 1
     """Tiles are cut at multiples of this many output rows and columns."""
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, Layout] | Callable[[Match], Mapping[str, Layout]] = field(default_factory=dict)
     """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
-    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes."""
+    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes. A function where it
+    depends on the region, such as on the widths of its values: it must give every tile what it gives the whole."""
     strided: bool = True
     """False when it takes operands, and gives a result, that lie whole and densely: then nothing is cut where it lies,
     nor put inside another value."""
@@ -284,6 +344,10 @@ class Offload:
     "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
     a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
     no such network."""
+
+    def layouts_of(self, match: Match) -> Mapping[str, Layout]:
+        """The layouts for a region, or a tile of it."""
+        return self.layouts(match) if callable(self.layouts) else self.layouts
 
 
 @dataclass(frozen=True)
@@ -384,7 +448,14 @@ class Engine:
     """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
     constants: str = ""
-    """The memory its packed constants must lie in, where that is one of their own; empty for `memory`."""
+    """The memory it reads its packed constants in; empty for `memory`. In the memory of the code they are read where
+    they lie; into any other they are copied."""
+    stream: CommandStream | None = None
+    """How it takes lists of commands; None where the driver starts it for each launch. The words of an offload's
+    commands are then parts of a list, their functions are not looked at."""
+    dma: StreamDma | None = None
+    """What copies its operands and results in the same stream; None where the target's DMA or the core does. It takes
+    and gives values in any layout: its transfers convert."""
     mirror: Mirror | None = None
     """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
@@ -416,6 +487,9 @@ class Policy:
     name: str
     sentence: str
     rewrites: tuple[Rewrite, ...]
+    rounding: Rounding | None = None
+    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
+    that of the runtime of the model's format."""
 
 
 @dataclass(frozen=True)
@@ -442,6 +516,9 @@ class Quantisation:
     """Weights of 2 bits are -1, 0 or 1."""
     operand_bits: int = 8
     """Bits that operands of layers with 2-bit weights are to keep within."""
+    activation_bits: tuple[int, ...] = (8,)
+    """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
+    gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
 
 
 @dataclass(frozen=True)
@@ -511,8 +588,23 @@ class Target:
         return {memory.name: memory for memory in self.memories}[name]
 
     def reads_constants(self, engine: Engine) -> bool:
-        """True when an engine reaches the memory of the constants, so that it reads them where they lie."""
-        return engine.device is None or engine.memory == self.code
+        """True when an engine reads packed constants where the linker puts them."""
+        return engine.device is None or (engine.constants or engine.memory) == self.code
+
+    @property
+    def dmas(self) -> tuple[Dma | StreamDma, ...]:
+        """Everything that copies: the target's DMA, and engines' own."""
+        own = tuple(engine.dma for engine in self.engines if engine.dma)
+        return (*([self.dma] if self.dma else []), *own)
+
+    @property
+    def mover(self) -> str:
+        """What copies where elements only move: the DMA's name, an engine's own where there is no other, or "core"."""
+        return self.dmas[0].name if self.dmas else "core"
+
+    def dma_of(self, engine: Engine) -> Dma | StreamDma | None:
+        """What copies an engine's operands and results; None where the core does."""
+        return engine.dma or self.dma
 
     def works_in_place(self, engine: Engine) -> bool:
         """True when an engine reaches constants and values where they lie: the planner cuts and copies nothing."""

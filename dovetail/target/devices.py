@@ -9,12 +9,12 @@ which of its signals belong to which port.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from dovetail.errors import TargetError
+from dovetail.errors import SimulationError, TargetError
 from dovetail.target.description import Command, DeviceModel
 
 JOB = 0x10
@@ -64,6 +64,76 @@ class JobRegisters:
         """
         arguments = {"name": name, "model": model, "registers": list(self.names), "places": places}
         return DeviceModel("dovetail.sim.launch_queue:JobDevice", base, JOB + 4 * len(self.names), arguments)
+
+
+@dataclass(frozen=True)
+class CommandSet:
+    """The commands of an engine that takes lists (`Engine.stream`), by name: what a target says once for its words and
+    its device model. The first word of a command is its number, from 1 on; each field is one more.
+
+    WAIT, of unit (0 the engine, 1 its DMA) and unfinished, holds what is behind it until at most so many commands of
+    that unit have not ended; it needs no saying and comes last.
+    """
+
+    WAIT: ClassVar[str] = "WAIT"
+    names: Mapping[str, tuple[str, ...]]
+    """Command -> its fields, in order."""
+
+    @property
+    def _all(self) -> dict[str, tuple[str, ...]]:
+        return {**self.names, self.WAIT: ("unit", "unfinished")}
+
+    def words(self, command: str, **values: int) -> tuple[int, ...]:
+        """A command with these values, which may be negative.
+
+        Args:
+            command: its name.
+            **values: of every field.
+
+        Raises:
+            TargetError: there is no such command, a field has no value, a value no field, or one does not fit 32 bits.
+        """
+        fields = self._all
+        if command not in fields:
+            hint = f"it has {', '.join(fields)}"
+            raise TargetError("there is no such command", where=command, hint=hint)
+        number = list(fields).index(command) + 1
+        return (number, *JobRegisters(fields[command]).command(command, **values).words)
+
+    def decode(self, words: Sequence[int], where: str) -> Iterator[tuple[str, Mapping[str, int]]]:
+        """The commands of a list and their fields, unsigned; raises SimulationError where there is no such command, or
+        the list ends within one."""
+        known, place = list(self._all.items()), 0
+        while place < len(words):
+            if not 0 < words[place] <= len(known):
+                what = f"word {place} of the list is {words[place]:#x}, which is no command"
+                raise SimulationError(what, where=where, hint="look at the words of the command before, and its length")
+            name, fields = known[words[place] - 1]
+            values = words[place + 1 : place + 1 + len(fields)]
+            if len(values) < len(fields):
+                raise SimulationError(f"the list ends within {name}", where=where, hint="look at the driver's count")
+            yield name, dict(zip(fields, values, strict=True))
+            place += 1 + len(fields)
+
+    def device(
+        self, name: str, model: str, base: int, dma: str = "", transfers: tuple[str, ...] = (), start: int = 0
+    ) -> DeviceModel:
+        """A device whose computation are plain functions (`dovetail/sim/command_list.py` has its registers).
+
+        Args:
+            name: the engine's.
+            model: module, or path of a file, that holds `cycles(command, fields)` and `macs(command, fields)`, which
+                give numbers, as does `moved(command, fields)` for the bytes of a transfer, and
+                `compute(command, fields, bus)`, which reads and writes memory.
+            base: address of the registers.
+            dma: name of its DMA, if it has one.
+            transfers: the commands that are the DMA's.
+            start: cycles from the start of a list to its first command.
+        """
+        arguments: dict[str, Any] = {"name": name, "model": model, "dma": dma, "start": start}
+        arguments |= {"commands": {command: list(own) for command, own in self.names.items()}}
+        arguments |= {"transfers": list(transfers)}
+        return DeviceModel("dovetail.sim.command_list:ListDevice", base, JOB + 8, arguments)
 
 
 VERILATED = "dovetail.sim.rtl:VerilatedDevice"

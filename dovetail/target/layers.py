@@ -143,8 +143,10 @@ class Addition:
 
     scales: Array
     """int32 [3, 2]: multiplier and shift of the sum, of x and of other."""
-    zero_points: tuple[int, int]
-    """Taken off the elements of x and of other, before they are raised by `RAISED_BITS`."""
+    input_zero_point: int
+    """Taken off the elements of x, before they are raised by `RAISED_BITS`."""
+    other_zero_point: int
+    """... off those of other."""
     output_zero_point: int
     low: int
     high: int
@@ -156,7 +158,7 @@ def addition_of(match: Match) -> Addition:
     scales = [[match.array(f"{name}{kind}").reshape(-1)[0] for kind in ("multiplier", "shift")] for name in names]
     first, second = (match.operator(name, Requantize).input_zero_point for name in ("x", "other"))
     zero = match.operator("requantize", Requantize).output_zero_point
-    return Addition(np.array(scales, np.int32), (first, second), zero, clip.low, clip.high)
+    return Addition(np.array(scales, np.int32), first, second, zero, clip.low, clip.high)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ BUILT_IN = {
     "diana": "diana:TARGET",
     "opencl": "opencl:TARGET",
     "macarray": "macarray:TARGET",
+    "kestrel": "kestrel:TARGET",
 }
 """The targets in this package: name -> module and variable."""
 
@@ -66,8 +67,39 @@ def _check_names(target: Target, where: str) -> None:
         if memory not in memories:
             hint = f"the memories are {', '.join(memories)}"
             raise TargetError(f"there is no memory '{memory}' for {what}", where=where, hint=hint)
+    _check_reach(target, where)
     for engine in target.engines:
         missing = [path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()]
         if missing:
             hint = f"write {missing[0]}, or change `files` of the engine"
             raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where, hint=hint)
+
+
+def _check_reach(target: Target, where: str) -> None:
+    """Who must reach which memory does, and names in `Memory.reach` are known."""
+    known = ["core", *(engine.name for engine in target.engines), *(dma.name for dma in target.dmas)]
+    for memory in target.memories:
+        for name in memory.reach:
+            if name not in known:
+                what = f"{memory.name} is reached by '{name}', which there is not"
+                raise TargetError(what, where=where, hint=f"name some of {', '.join(known)} in Memory.reach")
+    needed = [("core", target.code, "it runs the program"), ("core", target.values, "it has inputs and outputs there")]
+    for engine in (one for one in target.engines if one.device is not None):
+        needed.append((engine.name, engine.memory, "its operands lie there"))
+        needed.append((engine.name, engine.constants or engine.memory, "it reads its constants there"))
+        if engine.dma is not None and engine.stream is None:
+            hint = "give the Engine a stream= as well"
+            raise TargetError(
+                f"{engine.dma.name} copies in lists, and {engine.name} takes none", where=where, hint=hint
+            )
+        if engine.stream is not None and not engine.wait:
+            hint = "give the Engine a wait= function"
+            raise TargetError(f"nobody waits for the lists of {engine.name}", where=where, hint=hint)
+        carrier = target.dma_of(engine)
+        who = carrier.name if carrier else "core"
+        if engine.memory != target.values:
+            needed += [(who, name, "it brings operands and results") for name in (engine.memory, target.values)]
+    for who, name, why in needed:
+        if not target.memory(name).is_reached_by(who):
+            hint = f'add "{who}" to the reach of {name}, or take another memory'
+            raise TargetError(f"{who} must reach {name}: {why}", where=where, hint=hint)

@@ -6,6 +6,8 @@ it must give.
     convolution/weights.hex            constants likewise
     convolution/registers.hex          one line a write: byte offset and value, in order
     convolution/expected.hex, mask.hex the bytes of the result, and which of them count (ff) or may be anything (00)
+    convolution/list.hex               of an engine that reads its commands from memory, one line a word (list, task,
+                                       instructions, ...: the parts its target names)
 
 `hex` has a byte a line, and a register write a line, as `$readmemh` reads them (64 bits: offset, value); `bin` the same
 as raw bytes (little-endian pairs of 32 bits); `npz` one file per kernel.
@@ -16,7 +18,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,10 @@ import numpy as np
 from dovetail.codegen.emit.dump import expected_bytes
 from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.unit import addressed_operands
+from dovetail.compile import Compiled
 from dovetail.errors import TargetError
 from dovetail.ir.types import Array
-from dovetail.program.interpret import observe
+from dovetail.program.interpret import Machine, observe
 from dovetail.program.ir import Role
 from dovetail.run import Watchdog, run_build
 from dovetail.sim.device import accesses
@@ -64,6 +67,8 @@ class Vectors:
     expected: Block
     mask: Array
     """uint8 of the same size as `expected`: 0 where a byte may be anything."""
+    words: Mapping[str, Array] = field(default_factory=dict)
+    """What the engine reads besides, by name: uint32. Where it lies, the registers say."""
 
 
 def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | None:
@@ -77,6 +82,8 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
         return None
     case = Case(engine.name, offload.name, point, "a layer within every limit")
     compiled, inputs, _ = compiled_cases(target, [case])
+    if engine.stream is not None:
+        return _of_list(target, engine, case, compiled, inputs)
     unit, program = compiled.unit, compiled.plan.program
     observed = next(iter(observe(program, unit.target, inputs)))
     launch = observed.launch
@@ -97,12 +104,45 @@ def vectors_of(target: Target, engine: Engine, offload: Offload) -> Vectors | No
     expected, mask = expected_bytes(launch.result, observed.result)
     result = Block("expected", places["result"].address, np.frombuffer(expected, np.uint8))
     counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
     if has_model(target, engine):
-        commands = [command for _, command in unit.commands[observed.index] if isinstance(command, Command)]
         writes = tuple(write for command in commands for write in writes_of(command))
-    else:
-        writes = writes_seen(target, case)
-    return Vectors(offload.name, engine.name, engine.memory, tuple(given), writes, result, counts * 255)
+        return Vectors(offload.name, engine.name, engine.memory, tuple(given), writes, result, counts * 255)
+    read = commands if engine.raw.pointers else []  # others' words are written into registers
+    parts = {name: part for command in read for name, part in engine.raw.parts(command).items()}
+    words = {name: np.frombuffer(part, "<u4") for name, part in parts.items()}
+    known = (tuple(given), writes_seen(target, case), result, counts * 255, words)
+    return Vectors(offload.name, engine.name, engine.memory, *known)
+
+
+def _of_list(target: Target, engine: Engine, case: Case, compiled: Compiled, inputs: Mapping[str, Array]) -> Vectors:
+    """The one list a layer becomes, with what it finds in the memory of values and in that of its constants."""
+    program, unit = compiled.plan.program, compiled.unit
+    machine = Machine(program, unit.target)
+    for name, view in program.inputs.items():
+        machine.write(view, inputs[name])
+    given = []
+    for name, view in program.inputs.items():
+        buffer = program.buffers[view.buffer]
+        assert buffer.address is not None
+        first = buffer.address + view.offset - unit.target.memory(buffer.memory).base
+        content = machine.memories[buffer.memory][first : first + view.span[1] - view.span[0]].copy()
+        given.append(Block("x" if len(inputs) == 1 else name, buffer.address + view.offset, content))
+    for name, buffer in program.buffers.items():
+        if buffer.role is Role.CONSTANT and buffer.address is not None:
+            given.append(Block(name, buffer.address, program.constants[name]))
+    for index, statement in enumerate(program.statements):
+        machine.step(index, statement)
+    view = next(iter(program.outputs.values()))
+    expected, mask = expected_bytes(view, machine.read(view))
+    result = Block(
+        "expected", (program.buffers[view.buffer].address or 0) + view.offset, np.frombuffer(expected, np.uint8)
+    )
+    counts = np.ones(result.content.size, np.uint8) if mask is None else np.frombuffer(mask, np.uint8)
+    several = len(unit.lists) > 1
+    words = {f"list_{n}" if several else "list": np.array(one.words, np.uint32) for n, one in enumerate(unit.lists)}
+    memory, writes = program.buffers[view.buffer].memory, writes_seen(target, case)
+    return Vectors(case.offload, engine.name, memory, tuple(given), writes, result, counts * 255, words)
 
 
 def writes_seen(target: Target, case: Case) -> tuple[tuple[int, int], ...]:
@@ -163,8 +203,9 @@ def _files(made: Vectors, form: str, stem: str) -> tuple[dict[str, bytes], dict[
     """The files of a kernel, and its entry in the index."""
     all_blocks = (*made.given, made.expected)
     arrays = {block.name: block.content for block in all_blocks}
-    arrays |= {"mask": made.mask, "registers": np.array(made.writes, np.uint32).reshape(-1, 2)}
+    arrays |= {"mask": made.mask, "registers": np.array(made.writes, np.uint32).reshape(-1, 2), **made.words}
     entry: dict[str, Any] = {"kernel": made.kernel, "engine": made.engine, "memory": made.memory}
+    entry |= {"words": {name: int(words.size) for name, words in made.words.items()}} if made.words else {}
     blocks = {block.name: {"address": block.address, "bytes": int(block.content.size)} for block in all_blocks}
     if form == "npz":
         stream = io.BytesIO()
@@ -181,7 +222,7 @@ def _written(array: Array, form: str) -> bytes:
         return array.astype(array.dtype.newbyteorder("<")).tobytes()
     if array.ndim == 2:
         return "".join(f"{offset:08x}{value:08x}\n" for offset, value in array.tolist()).encode()
-    return "".join(f"{value:02x}\n" for value in array.tolist()).encode()
+    return "".join(f"{value:0{2 * array.itemsize}x}\n" for value in array.tolist()).encode()
 
 
 def read_vectors(folder: Path) -> Mapping[str, Mapping[str, Array]]:
@@ -196,13 +237,14 @@ def _read(folder: Path, entry: Mapping[str, Any], form: str) -> dict[str, Array]
             return dict(file)
     found = {}
     for path in sorted((folder / entry["folder"]).glob(f"*.{form}")):
+        pairs = path.stem == "registers"
+        wide = pairs or path.stem in entry.get("words", ())
         if form == "bin":
-            found[path.stem] = np.fromfile(path, "<u4" if path.stem == "registers" else np.uint8)
+            found[path.stem] = np.fromfile(path, "<u4" if wide else np.uint8)
         else:
             lines = path.read_text().split()
-            pairs = path.stem == "registers"
             words = [int(line[i : i + 8], 16) for line in lines for i in ((0, 8) if pairs else (0,))]
-            found[path.stem] = np.array(words, np.uint32 if pairs else np.uint8)
+            found[path.stem] = np.array(words, np.uint32 if wide else np.uint8)
         if path.stem == "registers":
             found[path.stem] = found[path.stem].reshape(-1, 2)
     return found

@@ -40,8 +40,12 @@ def dump(unit: Unit, inputs: Mapping[str, Array], folder: Path) -> int:
     launches = []
     for number, observed in enumerate(observe(unit.program, unit.target, inputs)):
         stem = f"{number:02d}_{unit.program.layers[observed.launch.layer]}"
-        if unit.target.engine(observed.launch.engine).device is None:
+        engine = unit.target.engine(observed.launch.engine)
+        if engine.device is None:
             continue
+        if engine.stream is not None:
+            what = f"launches of {engine.name} are parts of lists and cannot be dumped one by one"
+            raise TargetError(what, where=unit.target.name, hint="dovetail vectors writes a list of each kind of layer")
         made, entry = _launch(unit, observed, stem)
         files.update(made)
         launches.append(entry)

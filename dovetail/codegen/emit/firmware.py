@@ -21,6 +21,8 @@ CORES = ("cores.h", "cores.c")
 """How cores start one another, where there are several."""
 SIMULATION_MAIN = "sim_main.c"
 """The harness that runs a model under a simulator."""
+FIXED = ".fixed_constants"
+"""The section of constants that lie at an address of their own."""
 BOARD = ("board.h", "board_main.c")
 """The firmware of a board, which answers `dovetail run --on`."""
 
@@ -43,6 +45,7 @@ def linker_script(
     extra: Mapping[str, str] | None = None,
     isa: str = "rv32imc",
     worker_stacks: Sequence[int] = (),
+    fixed: int | None = None,
 ) -> str:
     """Write the linker script the start-up code of `isa` expects.
 
@@ -58,6 +61,7 @@ def linker_script(
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
         isa: instruction set of the core.
+        fixed: address from which on the memory of the code holds nothing but the section `FIXED`; None for no such.
 
     Raises:
         BuildError: a section is put into a memory that does not exist, or there is no such instruction set.
@@ -68,7 +72,11 @@ def linker_script(
         if memory not in known:
             raise BuildError(f"there is no memory '{memory}' for it", where=f"section {section}", hint=f"use {known}")
     shared = {section for section, memory in extra.items() if memory in (text, data, stack)}
-    regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {m.size:#x}" for m in memories]
+    ends = {m.name: m.base + m.size if fixed is None or m.name != text else fixed for m in memories}
+    regions = [f"    {m.name} (rwx) : ORIGIN = {m.base:#x}, LENGTH = {ends[m.name] - m.base:#x}" for m in memories]
+    if fixed is not None:
+        end = next(m.base + m.size for m in memories if m.name == text)
+        regions.append(f"    fixed (r) : ORIGIN = {fixed:#x}, LENGTH = {end - fixed:#x}")
     return "\n".join(
         [
             f"OUTPUT_ARCH({core.architecture})",
@@ -82,6 +90,7 @@ def linker_script(
             *_unloaded({section: extra[section] for section in shared}),
             *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)", *_tops(worker_stacks)], f"> {text}"),
             *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {text}"),
+            *(_output(FIXED, [f"KEEP(*({FIXED}))"], "> fixed") if fixed is not None else ()),
             *_output(".stack (NOLOAD)", _stacks([stack_bytes, *worker_stacks]), f"> {stack}"),
             *_output(".data", _between("data", "*(.data .data.* .sdata .sdata.*)"), f"> {data} AT> {text}"),
             "    __data_load = LOADADDR(.data);",

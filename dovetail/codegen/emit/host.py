@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
-from dovetail.codegen.emit.unit import Unit
+from dovetail.codegen.emit.unit import Unit, dma_rows
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
-from dovetail.program.ir import Launch, View
-from dovetail.target.description import Command
+from dovetail.kernels.relayout import field_text, index_text
+from dovetail.program.ir import Copy, Launch, View
+from dovetail.program.transfers import Transfer
+from dovetail.target.description import Command, Engine
 
 
 def host_source(unit: Unit) -> str | None:
@@ -27,25 +29,22 @@ def host_source(unit: Unit) -> str | None:
     table: dict[str, list[str]] = {}
     with_blob: dict[str, bool] = {}
     helpers: list[str] = []
+    listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
         assert isinstance(launch, Launch)
         steps = [(name, command) for name, command in commands if isinstance(command, Command)]
         if not steps:
             continue
-        with_blob.update((command.function, command.constants) for _, command in steps)
-        for name, command in steps[:-1]:
-            table.setdefault(command.function, []).append(f"    if (task == {name}) {{ return 0u; }}")
         name, command = steps[-1]
-        graphs = _computable(launch.graph)
-        found = [
-            _host_kernel(
-                graph, f"compute_{graph.name}_{name}" if len(graphs) > 1 else f"compute_{name}", shared, functions
-            )
-            for graph in graphs
-        ]
+        found, between = _launch_kernels(launch, name, shared, functions)
         helpers += [helper for kernel in found for helper in kernel.helpers]
-        functions.append(_host_task(unit, launch, name, found, {graph.outputs[0] for graph in graphs[:-1]}))
+        functions.append(_host_task(unit, launch, name, found, between, helpers))
+        if index in listed:
+            continue
+        with_blob.update((command.function, command.constants) for _, command in steps)
+        for early, step in steps[:-1]:
+            table.setdefault(step.function, []).append(f"    if (task == {early}) {{ return 0u; }}")
         table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
@@ -54,11 +53,63 @@ def host_source(unit: Unit) -> str | None:
         text = "\n".join(lines)
         more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[function] else ("", "")
         functions.append(f"uint32_t {function}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n")
+    functions += _host_lists(unit, engines)
     for engine in engines:
         functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
         if engine.prepare:
             functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
-    return "\n".join([*head, "", *body, *functions])
+    arenas = [f"static uint8_t {unit.arena_name(name)}[{size}];" for name, size in unit.private_arenas().items()]
+    return "\n".join([*head, *arenas, "", *body, *functions])
+
+
+def _launch_kernels(
+    launch: Launch, name: str, shared: dict[str, CoreKernel], functions: list[str]
+) -> tuple[list[CoreKernel], set[str]]:
+    """What computes a launch, in turn, and the values between them; `functions` gains what is new."""
+    graphs = _computable(launch.graph)
+    stems = [f"compute_{graph.name}_{name}" if len(graphs) > 1 else f"compute_{name}" for graph in graphs]
+    kernels_of = [_host_kernel(*pair, shared, functions) for pair in zip(graphs, stems, strict=True)]
+    return kernels_of, {graph.outputs[0] for graph in graphs[:-1]}
+
+
+_COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows,
+                      int32_t to_stride, int32_t from_stride)
+{
+    for (int32_t row = 0; row < rows; row++) {
+        for (int32_t i = 0; i < size; i++) {
+            to[row * to_stride + i] = from[row * from_stride + i];
+        }
+    }
+}
+"""
+
+
+def _host_lists(unit: Unit, engines: Sequence[Engine]) -> Iterator[str]:
+    """A function for each list, with its copies and launches in order, and the functions that start lists."""
+    if unit.lists:
+        yield _COPY_ROWS
+    for one in unit.lists:
+        lines = []
+        for index in one.statements:
+            statement = unit.program.statements[index]
+            if isinstance(statement, Launch):
+                lines.append(f"    run_{unit.commands[index][-1][0]}();")
+            elif isinstance(statement, Copy):
+                lines += [_host_rows(unit, statement, rows) for rows in dma_rows(statement)]
+        yield "\n".join([f"static void run_{one.name}(void)", "{", *lines, "}", ""])
+    for engine in engines:
+        if engine.stream is not None:
+            own = [one.name for one in unit.lists if one.engine == engine.name]
+            lines = [f"    if (words == {name}) {{ run_{name}(); }}" for name in own]
+            head = f"uint32_t {engine.stream.start}(const uint32_t *words, uint32_t count)"
+            yield "\n".join([head, "{", "    (void)words;", "    (void)count;", *lines, "    return 0u;", "}", ""])
+
+
+def _host_rows(unit: Unit, copy: Copy, rows: Transfer) -> str:
+    target = unit.first_byte(replace(copy.destination, offset=rows.destination))
+    source = unit.first_byte(replace(copy.source, offset=rows.source))
+    strides = f"{rows.destination_row_stride}, {rows.source_row_stride}"
+    return f"    copy_rows({target}, {source}, {rows.row_bytes}, {rows.rows}, {strides});"
 
 
 def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
@@ -88,19 +139,23 @@ def _computable(graph: Graph) -> tuple[Graph, ...]:
     raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out")
 
 
-def _host_task(unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str]) -> str:
+def _host_task(
+    unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str], helpers: list[str]
+) -> str:
     """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
-    give each other."""
+    give each other, `helpers` gains the functions it calls."""
     kinds = [launch.graph.types[value] for value in between]
     aligned = "__attribute__((aligned(16)))"
     lines = [f"    static {c_type(kind.dtype)} between[{kind.elements}] {aligned};" for kind in kinds]
     for kernel in found:
-        block = _host_kernel_call(unit, launch, kernel, between)
+        block = _host_kernel_call(unit, launch, kernel, between, helpers)
         lines += ["    {", *block, "    }"] if between else block
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
-def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str]) -> list[str]:
+def _host_kernel_call(
+    unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str], helpers: list[str]
+) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
@@ -124,36 +179,36 @@ def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, between: C
             continue
         lines.append(f"    static {element} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
         arguments.append(stem)
-        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result))
+        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
     return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]
 
 
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool) -> str:
+def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: list[str]) -> str:
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
-    offset = " + ".join(_steps(view, indices))
+    kind, offset = view.type.dtype, " + ".join(_steps(view, indices))
     dense = "0"
     for index, size in sizes:
         dense = f"({dense}) * {size} + {index}"
     const = "" if scatter else "const "
     strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
+    if view.layout is not None and view.layout.packed:
+        helpers.append(name := f"{'put' if scatter else 'packed' if kind.signed else 'unsigned'}_{kind.bits}")
+        field = field_text(view.layout, indices)
+        call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
+        body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
+        return f"    {loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
     return f"    {loops}{{ {body} }}"
 
 
 def _steps(view: View, indices: list[str]) -> list[str]:
-    """C terms of an element's offset, one per physical dimension."""
+    """C terms of an element's offset, one per physical dimension but one within a byte."""
     if view.layout is None:
         return [f"{index} * {stride}" for index, stride in zip(indices, view.strides, strict=True)]
-    found = []
-    for (axis, step), stride in zip(view.layout.dims, view.strides, strict=True):
-        coarser = view.layout.coarser(axis, step)
-        place = f"{indices[axis]} / {step}" if step > 1 else indices[axis]
-        place += f" % {coarser // step}" if coarser else ""
-        down = f"{coarser // step - 1} - " if coarser and (axis, step) in view.layout.backwards else ""
-        found.append(f"({down}{place}) * {stride}")
-    return found
+    dims = zip(view.layout.stored, view.strides, strict=True)
+    return [f"({index_text(view.layout, dimension, indices)}) * {stride}" for dimension, stride in dims]
 
 
 def main_source(unit: Unit) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
-from dovetail.codegen.emit.unit import Unit, dma_transfers
+from dovetail.codegen.emit.unit import Unit, dma_rows, dma_transfers
 from dovetail.ir.graph import Graph, Node
-from dovetail.program.ir import Begin, Call, Copy, Launch, Move, Program, Role, View, reads, writes
+from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Move, Program, Role, View, queue_of, reads, writes
 from dovetail.program.transfers import transfers
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LaidOut
@@ -126,6 +126,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "outputs": ports(program.outputs),
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
+        **({"stretches": _stretches(unit)} if unit.lists else {}),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
 
@@ -142,7 +143,8 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
             moves = transfers(statement)
-            found[statement.layer]["transfers"] += len(dma_transfers(statement) if unit.target.dma else moves)
+            by_dma = queue_of(statement, unit.program.dma) != CORE
+            found[statement.layer]["transfers"] += _transfers(statement) if by_dma else len(moves)
             found[statement.layer]["bytes"] += sum(move.nbytes for move in moves)
         if isinstance(statement, Launch):
             types, own = statement.graph.types, found[statement.layer]
@@ -156,6 +158,24 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
     return found
 
 
+def _stretches(unit: Unit) -> list[dict[str, Any]]:
+    """What is done in a row for one layer: see `dovetail.sim.stretches`."""
+    statements = unit.program.statements
+    made = {index: count for one in unit.lists for index, count in one.counts.items()}
+    inside = {index for one in unit.lists for index in one.statements[1:]}
+    found: list[dict[str, Any]] = []
+    for index, statement in enumerate(statements):
+        if isinstance(statement, Begin):
+            found.append({"layer": statement.layer, "core": False, "commands": {}})
+            continue
+        own = found[-1]
+        own["core"] = own["core"] or index not in inside
+        if index in made:
+            queue = queue_of(statement, unit.program.dma)
+            own["commands"][queue] = own["commands"].get(queue, 0) + made[index]
+    return [own for own in found if own["core"] or own["commands"]]
+
+
 def _engine_moves(program: Program) -> Iterator[tuple[int, Move]]:
     """What is brought to engines with a copy of the memory and back, each with the layer it is done for."""
     last = len(program.statements) - 1
@@ -167,7 +187,7 @@ def _engine_moves(program: Program) -> Iterator[tuple[int, Move]]:
 def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Target) -> str:
     """The file, of the integer graph as the target computes it: the same text for the same network and target."""
     program = planned.program
-    copies = [statement for statement in program.statements if isinstance(statement, Copy)] if target.dma else []
+    copies = [statement for statement in program.statements if isinstance(statement, Copy)] if target.dmas else []
     found = {
         "schema": SCHEMA,
         "statements": len(program.statements),
@@ -176,9 +196,18 @@ def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Ta
         "layers": [_layer(region, program, number) for number, region in enumerate(regions)],
         "memories": _memories(program, planned, target),
         "moves": _moves(program),
-        "transfers": [[copy.layer, len(dma_transfers(copy))] for copy in copies],
+        "transfers": [
+            [copy.layer, _transfers(copy), *([copy.queue] if copy.queue else [])]
+            for copy in copies
+            if queue_of(copy, program.dma) != CORE
+        ],
     }
     return json.dumps(found, separators=(",", ":"), sort_keys=True) + "\n"
+
+
+def _transfers(copy: Copy) -> int:
+    """How many a DMA makes of a copy."""
+    return len(list(dma_rows(copy)) if copy.stream else dma_transfers(copy))
 
 
 def _begins(program: Program) -> list[list[int]]:
@@ -292,7 +321,8 @@ def least_work(graph: Graph) -> tuple[int, int]:
 def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]:
     """Per memory what lies where, and when: of each part of a buffer the first byte and one past the last, the first
     statement that touches it and one past the last, and the one by which the core knows that all have finished."""
-    touched, users, end = touches(program.statements, program.dma), _users(program), len(program.statements)
+    touched, users = touches(program.statements, program.buffers, program.dma), _users(program)
+    end = len(program.statements)
     order = Order(program.statements, program.dma)
     found: dict[str, Any] = {}
     for placement in planned.placements:
@@ -303,7 +333,7 @@ def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]
             cut = pieces([(buffer, touched[name])], end, memory.alignment)
             parts = []
             for part in cut:
-                known = max(order.finished_at(queue, last) for queue, last in part.span.last_by_queue.items())
+                known = max(order.finished_at(queue, last, queue) for queue, last in part.span.last_by_queue.items())
                 times = max(part.span.first, 0), min(part.span.last + 1, end), min(max(known, part.span.last + 1), end)
                 parts.append([part.start, min(part.stop, buffer.nbytes), *times])
             buffers.append(
@@ -312,7 +342,7 @@ def _memories(program: Program, planned: Plan, target: Target) -> dict[str, Any]
                     "role": buffer.role.value,
                     "address": placement.addresses[name] - memory.base,
                     "bytes": buffer.nbytes,
-                    "layers": users[name],
+                    "layers": users.get(name, [0, 0]),
                     "parts": parts,
                 }
             )

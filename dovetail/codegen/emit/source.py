@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.emit.unit import Unit, dma_transfers, read_in_place
+from dovetail.codegen.emit.firmware import FIXED
+from dovetail.codegen.emit.unit import CommandList, Unit, dma_transfers, read_in_place
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels.c import (
     array_definition,
     c_type,
@@ -22,10 +24,15 @@ from dovetail.kernels.c import (
     real,
 )
 from dovetail.kernels.kernel import declarations
-from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait
+from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
 from dovetail.program.transfers import Transfer, transfers
 from dovetail.schedule.partition import Region
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, CValue, Engine, LibraryCall, Pointer, Struct
+
+_ROUNDED = {
+    Rounding.DOUBLE: "twice, as in TensorFlow Lite Micro",
+    Rounding.SINGLE: "once, as in ONNX Runtime",
+}
 
 
 def header_source(unit: Unit, version: str) -> str:
@@ -34,6 +41,7 @@ def header_source(unit: Unit, version: str) -> str:
     lines = [
         f"/* {one_line(program.name)}: inference with static memory, for {one_line(unit.target.name)}, made for "
         f"{unit.optimize.value}. */",
+        *([f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []),
         "#include <stdint.h>",
         "",
         "#ifdef __cplusplus",
@@ -88,10 +96,11 @@ def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:
 def _port(unit: Unit, kind: str, index: int, name: str, view: View) -> list[str]:
     """What the header says of an input or output, and the function between its integers and real numbers."""
     stem, element, steps = f"{unit.model.upper()}_{kind.upper()}_{index}", c_type(view.type.dtype), unit.steps.get(name)
+    shared = view.layout is not None and view.layout.packed
     lines = [
         f"/* {kind} '{one_line(name)}': {view.type}, {view.layout or 'row-major'} */",
-        f"#define {stem}_ELEMENTS {view.type.elements}",
-        f"#define {stem} (({element} *)(void *)({unit.first_byte(view)}))",
+        f"#define {stem}_ELEMENTS {view.type.elements}{' /* several in a byte */' if shared else ''}",
+        f"#define {stem} (({'uint8_t' if shared else element} *)(void *)({unit.first_byte(view)}))",
     ]
     if steps is None:
         return lines
@@ -135,13 +144,19 @@ def constants_source(unit: Unit) -> tuple[str, str]:
     for name, (block, members) in unit.blocks.items():
         declarations.append(f"extern const {block} {name};")
         definitions.append(array_definition(f"const {block} {name}", members))
-    for commands in unit.commands.values():
-        for name, command in commands:
-            if isinstance(command, LibraryCall):
-                continue
-            declaration = f"const uint32_t {name}[{len(command.words)}]"
-            declarations.append(f"extern {declaration};")
-            definitions.append(array_definition(declaration, hexadecimal(command.words)))
+    listed = {index for one in unit.lists for index in one.statements}
+    alone = [commands for index, commands in unit.commands.items() if index not in listed]
+    words = [(name, c.words) for commands in alone for name, c in commands if not isinstance(c, LibraryCall)]
+    for name, content in (*words, *((one.name, one.words) for one in unit.lists)):
+        declaration = f"const uint32_t {name}[{len(content)}]"
+        declarations.append(f"extern {declaration};")
+        definitions.append(array_definition(declaration, hexadecimal(content)))
+    _, fixed = unit.fixed_constants()
+    if fixed.size:
+        declaration = f"const uint8_t {unit.model}_fixed_constants[{fixed.size}]"
+        declarations.append(f"extern {declaration};")
+        attribute = f'__attribute__((aligned({IN_PLACE_ALIGNMENT}), section("{FIXED}")))'
+        definitions.append(array_definition(f"{declaration} {attribute}", elements(fixed)))
     included = f'"{unit.model}_kernels.h"' if unit.blocks else "<stdint.h>"  # which has the types of blocks
     text = f"#include {included}\n\n" + "\n".join(declarations) + "\n"
     return guard(f"{unit.model.upper()}_CONSTANTS_H", text), "\n".join(definitions)
@@ -216,7 +231,9 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
             stretches.append((statement.layer, []))
         else:
             stretches[-1][1].append(index)
-    for group in _in_turns([stretch for stretch in stretches if stretch[1]]):
+    inside = {index for one in unit.lists for index in one.statements[1:]}  # the engine goes on by itself
+    issued = [(layer, [index for index in members if index not in inside]) for layer, members in stretches]
+    for group in _in_turns([stretch for stretch in issued if stretch[1]]):
         layers = list(dict.fromkeys(layer for layer, _ in group))
         text: list[str] = []
         for index, call in ((index, unit.program.statements[index]) for _, members in group for index in members):
@@ -228,6 +245,9 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
             where = _where(unit, region, [index for own, members in group if own == layer for index in members])
             origin = one_line(", ".join(region.origins))[:160]
             text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
+        for one in (unit.started[index] for _, members in group for index in members if index in unit.started):
+            own = dict.fromkeys(unit.program.layers[unit.program.statements[index].layer] for index in one.statements)
+            text.append(f"/* {one.name} is a list of commands for {', '.join(own)} */")
         name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
         text += [f"static void {name}(void)", "{"]
         for layer, members in group:
@@ -265,6 +285,8 @@ def _job_name(unit: Unit, call: Call) -> str:
 
 
 def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
+    if stream_of(statement):
+        return [_list_start(unit, one) for first, one in unit.started.items() if first == index]
     if isinstance(statement, Wait):
         return [_wait(unit, statement)]
     ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
@@ -289,6 +311,14 @@ def _statement(unit: Unit, index: int, statement: Statement) -> list[str]:
     raise TypeError(f"unknown statement {statement}")
 
 
+def _list_start(unit: Unit, one: CommandList) -> str:
+    """The call that starts a list."""
+    engine, index = unit.target.engine(one.engine), one.statements[0]
+    assert engine.stream is not None
+    ticket = f"{unit.tickets[index]} = " if index in unit.tickets else "(void)"
+    return f"{ticket}{engine.stream.start}({one.name}, {len(one.words)});"
+
+
 def _moves(unit: Unit, index: int) -> list[str]:
     """What brings bytes to engines with a copy of the memory, and back, before a statement."""
     found = []
@@ -304,9 +334,9 @@ def _wait(unit: Unit, wait: Wait) -> str:
     ticket, waited = unit.tickets[wait.statement], unit.program.statements[wait.statement]
     if isinstance(waited, Call):
         return f"core_wait({waited.core}u, {ticket});"
-    if wait.queue == unit.program.dma:
+    if wait.queue == unit.program.dma and not stream_of(waited):
         return f"dma_wait({ticket});"
-    engine = unit.target.engine(wait.queue)
+    engine = unit.target.engine(stream_of(waited) or wait.queue)
     return _checked(engine, f"{engine.wait}({ticket})", unit.program.layers[waited.layer])
 
 

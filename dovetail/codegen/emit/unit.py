@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -13,17 +13,47 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import physical_shape
+from dovetail.ir.layout import Layout, physical_shape
+from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
 from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
 from dovetail.kernels.c import identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
-from dovetail.program.ir import CORE, Call, Copy, Launch, Program, Role, View, Wait, overwritten
+from dovetail.program.ir import (
+    CORE,
+    Call,
+    Copy,
+    Launch,
+    Program,
+    Role,
+    View,
+    Wait,
+    lists,
+    overwritten,
+    queue_of,
+    stream_of,
+)
 from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
+from dovetail.target.description import Command, Core, Engine, LibraryCall, Operand, Rows, Target
 from dovetail.user_file import asking
+
+
+@dataclass(frozen=True)
+class CommandList:
+    """What an engine is started with once: commands of statements that follow one another."""
+
+    name: str
+    """C name of its words."""
+    engine: str
+    statements: tuple[int, ...]
+    """Indices, its own waits included."""
+    words: tuple[int, ...]
+    counts: Mapping[int, int]
+    """Statement index -> commands it became, without waits."""
+
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 """Statement index -> the kernel it calls and the C name of each of the kernel's constants, and of its block."""
@@ -53,10 +83,14 @@ class Unit:
     """Statement index of a launch -> C name and content of each command."""
     tickets: Mapping[int, str]
     """Statement index -> C variable that holds its ticket, where something waits for it."""
+    lists: tuple[CommandList, ...] = ()
+    """The lists of engines that take such, in order."""
     optimize: Optimize = Optimize.SPEED
     """What the code is made for."""
     delay: int = 0
     """Calls between an input and its outputs, in a pipeline."""
+    rounding: Rounding | None = None
+    """That of the model's requantisations; None where it is not known."""
     steps: Mapping[str, Steps] = field(default_factory=dict)
     """What the integers of inputs and outputs stand for, by their names, where that is known."""
     shared_arena: str | None = None
@@ -86,10 +120,20 @@ class Unit:
         return tuple(found)
 
     def arenas(self) -> dict[str, int]:
-        """Bytes of each memory the program's buffers reach up to."""
+        """Bytes the program's buffers reach up to, of each memory the core reaches."""
+        return {name: size for name, size in self._extents().items() if self._is_shared(name)}
+
+    def private_arenas(self) -> dict[str, int]:
+        """The same of those it does not reach."""
+        return {name: size for name, size in self._extents().items() if not self._is_shared(name)}
+
+    def _is_shared(self, memory: str) -> bool:
+        return self.target.memory(memory).is_reached_by(CORE)
+
+    def _extents(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
         for buffer in self.program.buffers.values():
-            if buffer.address is not None:
+            if buffer.address is not None and buffer.role is not Role.CONSTANT:
                 end = buffer.address - self.target.memory(buffer.memory).base + buffer.nbytes
                 sizes[buffer.memory] = max(sizes.get(buffer.memory, 0), end)
         return sizes
@@ -102,17 +146,39 @@ class Unit:
 
     def is_fixed(self, memory: str) -> bool:
         """True when a memory's buffers must lie at the very addresses planned: engines are told them as numbers."""
-        return memory != self.target.values or any(e.device and e.memory == memory for e in self.target.engines)
+        if memory != self.target.values:
+            return True
+        return any(e.device and (e.memory == memory or e.stream is not None) for e in self.target.engines)
 
     @property
     def core_copies(self) -> bool:
         """True when the core copies, for want of a DMA."""
-        return self.program.dma == CORE and any(isinstance(s, Copy) for s in self.program.statements)
+        copies = (s for s in self.program.statements if isinstance(s, Copy))
+        return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
+
+    @property
+    def started(self) -> dict[int, CommandList]:
+        """The list that is started at a statement, by its index."""
+        return {one.statements[0]: one for one in self.lists}
+
+    def fixed_constants(self) -> tuple[int, Array]:
+        """The constants lists read, as one array: its address, and its bytes (none where there are no such)."""
+        mine = {n: b for n, b in self.program.buffers.items() if b.role is Role.CONSTANT and b.address is not None}
+        if not mine:
+            return 0, np.zeros(0, np.uint8)
+        base = min(buffer.address or 0 for buffer in mine.values())
+        held = np.zeros(max((buffer.address or 0) + buffer.nbytes for buffer in mine.values()) - base, np.uint8)
+        for name, buffer in mine.items():
+            start = (buffer.address or 0) - base
+            held[start : start + buffer.nbytes] = self.program.constants[name]
+        return base, held
 
     def first_byte(self, view: View) -> str:
         """C expression of where a view begins: an array and an offset."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
-        if buffer.role is Role.CONSTANT:
+        if buffer.role is Role.CONSTANT and buffer.address is not None:
+            base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
+        elif buffer.role is Role.CONSTANT:
             base = f"{self.model}_{buffer.name}"
         else:
             assert buffer.address is not None
@@ -133,7 +199,8 @@ def make_unit(
 ) -> Unit:
     """Choose kernels, constants and names for a program."""
     model = identifier(program.name)
-    constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in sorted(program.constants)}
+    by_linker = (name for name in sorted(program.constants) if program.buffers[name].address is None)
+    constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker}
     for index, kept in enumerate(program.states):
         content = kept.first.reshape(-1).view(np.uint8)
         if len(set(content.tolist())) > 1:
@@ -141,8 +208,69 @@ def make_unit(
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
     commands = {index: _commands(program, target, regions, model, launch) for index, launch in launches}
-    known = (calls, functions, constants, blocks, commands, _tickets(program))
+    made = tuple(
+        _list(program, target, commands, f"{model}_list_{number}", indices)
+        for number, indices in enumerate(lists(program.statements))
+    )
+    known = (calls, functions, constants, blocks, commands, _tickets(program), made)
     return Unit(program, regions, target, model, *known, optimize, delay)
+
+
+def _list(
+    program: Program,
+    target: Target,
+    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]],
+    name: str,
+    indices: tuple[int, ...],
+) -> CommandList:
+    """The words of statements that follow one another in an engine's list."""
+    engine = target.engine(stream_of(program.statements[indices[0]]))
+    assert engine.stream is not None
+    words: list[int] = []
+    ended: dict[int, int] = {}
+    """Statement -> commands of its queue up to its last."""
+    counts: dict[str, int] = {}
+    own: dict[int, int] = {}
+    for index in indices:
+        statement = program.statements[index]
+        if isinstance(statement, Wait):
+            if statement.statement in ended:  # else it is of a list before
+                words += engine.stream.wait(statement.queue, counts[statement.queue] - ended[statement.statement])
+            continue
+        if isinstance(statement, Copy):
+            made = list(dma_commands(program, engine, statement))
+        else:
+            made = [command.words for _, command in commands[index] if isinstance(command, Command)]
+        queue, own[index] = queue_of(statement, program.dma), len(made)
+        ended[index] = counts[queue] = counts.get(queue, 0) + len(made)
+        words += [word for command in made for word in command]
+    return CommandList(name, engine.name, indices, (*words, *engine.stream.end), own)
+
+
+def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple[int, ...]]:
+    """The words of the commands of an engine's own DMA that carry out a copy: one for each plane of rows."""
+    assert engine.dma is not None
+    source, target = (program.buffers[view.buffer] for view in (copy.source, copy.destination))
+    assert source.address is not None and target.address is not None
+    for rows in dma_rows(copy):
+        first, second = source.address + rows.source, target.address + rows.destination
+        strides = (rows.source_row_stride, rows.destination_row_stride)
+        load = target.memory == engine.memory
+        yield engine.dma.move(Rows(first, second, rows.row_bytes, rows.rows, *strides, load))
+
+
+def dma_rows(copy: Copy) -> Iterator[Transfer]:
+    """A copy in planes of rows, as many rows to a plane as can be."""
+    for whole in transfers(copy):
+        if whole.planes > whole.rows:
+            strides = (whole.source_plane_stride, whole.destination_plane_stride)
+            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
+            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
+        else:
+            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
+        for number in range(inner[0]):
+            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
+            yield replace(turned, source=places[0], destination=places[1], planes=1)
 
 
 def _commands(
@@ -171,27 +299,31 @@ def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
     views = {**launch.operands, "result": launch.result}
     found = {}
     for name, view in views.items():
-        address = 0 if program.buffers[view.buffer].role is Role.CONSTANT else program.buffers[view.buffer].address
-        assert address is not None
-        found[name] = Operand(address + view.offset, view.strides)
+        address = program.buffers[view.buffer].address  # none where the linker places it
+        found[name] = Operand((address or 0) + view.offset, view.strides)
     return found
 
 
 def read_in_place(program: Program) -> frozenset[str]:
     """The constants an engine reads where they lie."""
-    views = [view for s in program.statements if isinstance(s, Launch) for view in s.operands.values()]
+    launches = (s for s in program.statements if isinstance(s, Launch) and not s.stream)
+    views = [view for launch in launches for view in launch.operands.values()]
     return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
 
 
 def _tickets(program: Program) -> dict[int, str]:
     found: dict[int, str] = {}
+    first = {index: own[0] for own in lists(program.statements) for index in own}
     for statement in program.statements:
-        if isinstance(statement, Wait) and statement.statement not in found:
-            waited = program.statements[statement.statement]
-            verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
-            layer = program.layers[waited.layer]
-            count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
-            found[statement.statement] = f"{layer}_{verb}_{count}"
+        if not isinstance(statement, Wait) or statement.stream or statement.statement in found:
+            continue
+        waited = program.statements[first.get(statement.statement, statement.statement)]
+        verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
+        verb = "listed" if statement.statement in first else verb
+        layer = program.layers[waited.layer]
+        count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
+        name = found.get(first.get(statement.statement, -1), f"{layer}_{verb}_{count}")
+        found |= {statement.statement: name, first.get(statement.statement, statement.statement): name}
     return found
 
 
@@ -244,7 +376,8 @@ def kernel_calls(
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
     lanes = _common_lanes(graphs, list(calls.values()), core)
-    made = kernels.generate_all(graphs, functions, little, core, over, lanes)
+    layouts = {place: _packings(call) for place, call in enumerate(calls.values())}
+    made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
     names = _Names(constants)
@@ -319,7 +452,8 @@ def _work(graph: Graph) -> int:
 def as_it_lies(call: Call) -> Graph:
     """The computation of a call over the physical dimensions of its values, in which they are row-major."""
     layout, graph, shape = call.result.layout, call.graph, call.result.type.shape
-    if layout is None:
+    layout = layout.order if layout is not None else None
+    if layout is None or isinstance(graph.nodes[0].operator, Relayout):
         return graph
     physical = physical_shape(layout, shape)
     types = {
@@ -327,6 +461,14 @@ def as_it_lies(call: Call) -> Graph:
         for name, kind in graph.types.items()
     }
     return replace(graph, types=types)
+
+
+def _packings(call: Call) -> dict[str, Layout]:
+    """The layouts a call's kernel has to know: those of values whose elements share bytes, of a relayout all."""
+    views = {**call.operands, call.graph.outputs[0]: call.result}
+    converts = isinstance(call.graph.nodes[0].operator, Relayout)
+    found = ((name, view.layout) for name, view in views.items())
+    return {name: layout for name, layout in found if layout is not None and (converts or layout.packed)}
 
 
 def dma_transfers(copy: Copy) -> list[Transfer]:

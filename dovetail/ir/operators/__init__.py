@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dovetail.ir.operators import activation, arithmetic, elementwise, fixed, linear, movement, recurrent, reduction
+from dovetail.ir.operators import (
+    activation,
+    arithmetic,
+    elementwise,
+    fixed,
+    gated,
+    linear,
+    movement,
+    recurrent,
+    reduction,
+)
 from dovetail.ir.operators.base import Operator
 
 OPERATORS: dict[str, type[Operator]] = {
     kind.__name__: kind
-    for module in (activation, arithmetic, elementwise, fixed, linear, movement, recurrent, reduction)
+    for module in (activation, arithmetic, elementwise, fixed, gated, linear, movement, recurrent, reduction)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Operator) and kind.__module__ == module.__name__
     if not kind.__subclasses__()

@@ -117,8 +117,8 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     The multiplier is in [2**30, 2**31), or 0 for factors below 2**-32, as TFLite Micro computes it
     (kernels/internal/quantization_util.cc).
     """
-    if real == 0.0:
-        return 0, 0
+    if not 0.0 < real < math.inf:  # scales near the ends of float32 give 0, infinity, or neither
+        return ((1 << 31) - 1, 30) if real > 0.0 else (0, 0)
     fraction, shift = math.frexp(real)
     multiplier = math.floor(fraction * (1 << 31) + 0.5)
     if multiplier == 1 << 31:
@@ -208,7 +208,9 @@ class Clip(Pointwise):
         return TensorType(inputs[0].shape, self.dtype)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
-        return np.clip(inputs[0], self.low, self.high).astype(self.dtype.numpy)
+        (x,) = inputs
+        wide = x.astype(np.int32) if x.dtype.itemsize == 1 else x  # bounds may lie outside of a narrow operand's type
+        return np.asarray(np.clip(wide, self.low, self.high).astype(self.dtype.numpy))
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
         wide = body.cast(inputs[0], DType.INT64)  # ONNX Runtime clips no 16-bit integers

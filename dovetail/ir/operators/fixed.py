@@ -129,6 +129,55 @@ class FixedNormalise(_Meant, Rowwise):
         return result
 
 
+@dataclass(frozen=True)
+class FixedStandard(_Meant, Rowwise):
+    """Rows of integers along the last axis with mean 0 and deviation 1, or with a mean square of 1; int16 without zero
+    point, in steps of `scale`.
+
+    With n elements x in a row, S their sum and Q the sum of their squares, y = (n x - S) / sqrt(n Q - S**2 + epsilon):
+    a mean and a mean square times n, so that everything under the root is an exact integer. Its root has 28 bits, the
+    quotient is rounded once, halves up. Without `centred` S is taken for 0.
+    """
+
+    noun = "a normalisation"
+    result = DType.INT16
+    size: int
+    """Elements of a row."""
+    zero_point: int
+    epsilon: int
+    """In units of the operand's step squared, times n squared."""
+    centred: bool = True
+
+    @property
+    def fraction_bits(self) -> int:
+        """Of the result: as many as leave room for the square root of n, which no element exceeds."""
+        return 15 - (self.size.bit_length() + 1) // 2
+
+    @property
+    def scale(self) -> float:
+        """Step of the result."""
+        return 2.0**-self.fraction_bits
+
+    def infer(self, inputs: Sequence[TensorType]) -> TensorType:
+        x = inputs[0]
+        narrow = x.dtype in (*BYTES, DType.INT16) and 0 < self.size << (x.dtype.bits + 1) < 1 << 31
+        fits = narrow and x.shape[-1:] == (self.size,) and 0 <= self.epsilon < 1 << 59
+        require(fits, f"cannot normalise rows of {x} as integers")
+        return TensorType(x.shape, DType.INT16)
+
+    def _meaning(self, x: Any) -> Any:
+        centred = x - self.zero_point
+        total = np.sum(centred, axis=-1, keepdims=True) * int(self.centred)
+        spread = np.sum(centred * centred, axis=-1, keepdims=True) * self.size - total * total + self.epsilon
+        half = (32 - gemmlowp.leading_zeros(np.maximum(spread >> 29, 1))) >> 1
+        multiplier, shift = gemmlowp.inverse_root(spread >> (half * 2))
+        power = half - shift + (31 - self.fraction_bits)
+        one = total * 0 + 1
+        scaled = ((centred * self.size - total) * multiplier + (one << (power - 1))) >> power
+        result: Array = np.clip(scaled, -32768, 32767)
+        return result
+
+
 def table_of_16(function: Callable[[Array], Array], scales: tuple[float, float], zero_points: tuple[int, int]) -> Array:
     """A function of int16 values at 513 points, int16, chosen so that lines between them lie close
     (common.h's LUTPopulateInt16, in float32 as there)."""

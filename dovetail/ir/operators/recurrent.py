@@ -38,11 +38,12 @@ def tanh16(x: Array, fraction_bits: int = 12) -> Array:
     return between_sigmoids(raised, tangent=True)
 
 
-def _saturated(x: Array) -> Array:
+def saturated(x: Array) -> Array:
+    """Limited to int16."""
     return np.clip(x, DType.INT16.low, DType.INT16.high)
 
 
-class _Layer(Operator):
+class RecurrentLayer(Operator):
     """A recurrent layer: x [T, B, I], weights and recurrent weights come first."""
 
     def macs(self, inputs: Sequence[TensorType]) -> int:
@@ -51,7 +52,7 @@ class _Layer(Operator):
 
 
 @dataclass(frozen=True)
-class FixedLstm(_Layer):
+class FixedLstm(RecurrentLayer):
     """A layer of LSTM cells on int8 values with 16-bit gates and cells, over all steps of a sequence.
 
     Operands: x int8 [T, B, I], weights int8 [4H, I], recurrent weights int8 [4H, H], bias int32 [4H], memory int16
@@ -100,10 +101,10 @@ class FixedLstm(_Layer):
             given = fixed_point((step - self.input_zero_point) @ w.T + bias, of_input[0], of_input[1], Rounding.DOUBLE)
             sums = (hidden - self.hidden_zero_point) @ r.T
             again = fixed_point(sums, of_hidden[0], of_hidden[1], Rounding.DOUBLE)
-            gates = np.split(_saturated(_saturated(given) + _saturated(again)), 4, axis=-1)
-            kept = _saturated(fixed_point(sigmoid16(gates[1]) * cell, *self.forget_scaling, Rounding.DOUBLE))
+            gates = np.split(saturated(saturated(given) + saturated(again)), 4, axis=-1)
+            kept = saturated(fixed_point(sigmoid16(gates[1]) * cell, *self.forget_scaling, Rounding.DOUBLE))
             added = fixed_point(sigmoid16(gates[0]) * tanh16(gates[2]), *self.update_scaling, Rounding.DOUBLE)
-            cell = np.clip(_saturated(kept + _saturated(added)), -self.cell_clip, self.cell_clip)
+            cell = np.clip(saturated(kept + saturated(added)), -self.cell_clip, self.cell_clip)
             shown = sigmoid16(gates[3]) * tanh16(cell, self.cell_bits)
             scaled = fixed_point(shown, *self.output_scaling, Rounding.DOUBLE) + self.hidden_zero_point
             hidden = np.clip(scaled, DType.INT8.low, DType.INT8.high)
@@ -114,17 +115,17 @@ class FixedLstm(_Layer):
         x, w, r, bias, memory = (body.cast(name, DType.INT64) for name in inputs)
         size, first = types[4].shape[2], body.integers([0])
         w, r = (body.add("Transpose", [name], perm=[1, 0]) for name in (w, r))
-        hidden, cell = (body.add("Squeeze", [_part(body, memory, place), first]) for place in (0, 1))
+        hidden, cell = (body.add("Squeeze", [one_step(body, memory, place), first]) for place in (0, 1))
         found = []
         for place in range(types[0].shape[0]):
-            step = body.add("Squeeze", [_part(body, x, place), first])
-            given = body.add("Add", [_products(body, step, self.input_zero_point, w), bias])
-            again = _products(body, hidden, self.hidden_zero_point, r)
+            step = body.add("Squeeze", [one_step(body, x, place), first])
+            given = body.add("Add", [products(body, step, self.input_zero_point, w), bias])
+            again = products(body, hidden, self.hidden_zero_point, r)
             wide = [np.repeat(np.array(four), size, axis=0) for four in (self.input_scaling, self.hidden_scaling)]
-            total = body.add("Add", [_scaled(body, given, wide[0]), _scaled(body, again, wide[1])])
-            gates = body.add_several("Split", [_limited(body, total)], 4, axis=-1, num_outputs=4)
+            total = body.add("Add", [scaled(body, given, wide[0]), scaled(body, again, wide[1])])
+            gates = body.add_several("Split", [limited(body, total)], 4, axis=-1, num_outputs=4)
             cell = _cell(body, self, gates, cell)
-            shown = body.add("Mul", [_sigmoid(body, gates[3]), _tanh(body, cell, self.cell_bits)])
+            shown = body.add("Mul", [sigmoid_nodes(body, gates[3]), tanh_nodes(body, cell, self.cell_bits)])
             hidden = _once(body, shown, self.output_scaling, self.hidden_zero_point, DType.INT8)
             found.append(body.add("Unsqueeze", [hidden, first]))
         whole = body.add("Concat", [*found, body.add("Unsqueeze", [cell, first])], axis=0)
@@ -132,32 +133,34 @@ class FixedLstm(_Layer):
 
 
 def _cell(body: OnnxBody, operator: FixedLstm, gates: Sequence[str], cell: str) -> str:
-    kept = _once(body, body.add("Mul", [_sigmoid(body, gates[1]), cell]), operator.forget_scaling)
-    candidate = body.add("Mul", [_sigmoid(body, gates[0]), _tanh(body, gates[2], 12)])
+    kept = _once(body, body.add("Mul", [sigmoid_nodes(body, gates[1]), cell]), operator.forget_scaling)
+    candidate = body.add("Mul", [sigmoid_nodes(body, gates[0]), tanh_nodes(body, gates[2], 12)])
     added = _once(body, candidate, operator.update_scaling)
-    total = _limited(body, body.add("Add", [kept, added]))
+    total = limited(body, body.add("Add", [kept, added]))
     return body.limited(total, -operator.cell_clip, operator.cell_clip)
 
 
-def _products(body: OnnxBody, x: str, zero_point: int, weights: str) -> str:
+def products(body: OnnxBody, x: str, zero_point: int, weights: str) -> str:
     """Sums of products, exact in float64."""
     centred = body.add("Sub", [x, body.number(zero_point)])
     total = body.add("MatMul", [body.real64(centred), body.real64(weights)])
     return body.cast(total, DType.INT64)
 
 
-def _limited(body: OnnxBody, x: str, dtype: DType = DType.INT16) -> str:
+def limited(body: OnnxBody, x: str, dtype: DType = DType.INT16) -> str:
+    """Limited to a type, as nodes."""
     return body.limited(x, dtype.low, dtype.high)
 
 
-def _scaled(body: OnnxBody, x: str, factors: Array, zero_point: int = 0, dtype: DType = DType.INT16) -> str:
+def scaled(body: OnnxBody, x: str, factors: Array, zero_point: int = 0, dtype: DType = DType.INT16) -> str:
+    """Sums times factors [N, 2] (multiplier and shift), limited to a type, as nodes."""
     parameters = [body.tensor(np.ascontiguousarray(factors[:, part], np.int32)) for part in (0, 1)]
     scaled = Requantize(output_zero_point=zero_point).onnx(body, [x, *parameters], ())
-    return _limited(body, body.cast(scaled, DType.INT64), dtype)
+    return limited(body, body.cast(scaled, DType.INT64), dtype)
 
 
 def _once(body: OnnxBody, x: str, scaling: Scaling, zero_point: int = 0, dtype: DType = DType.INT16) -> str:
-    return _scaled(body, x, np.array([scaling], np.int64), zero_point, dtype)
+    return scaled(body, x, np.array([scaling], np.int64), zero_point, dtype)
 
 
 def _interpolated(body: OnnxBody, size: str, bits: int, most: int) -> str:
@@ -174,7 +177,7 @@ def _interpolated(body: OnnxBody, size: str, bits: int, most: int) -> str:
     return body.add("Where", [beyond, body.number(most), inner])
 
 
-def _sigmoid(body: OnnxBody, x: str) -> str:
+def sigmoid_nodes(body: OnnxBody, x: str) -> str:
     """`sigmoid16`."""
     raised = body.add("Mul", [x, body.number(3)])
     found = _interpolated(body, body.add("Abs", [raised]), 9, 0x7FFF << 10)
@@ -183,7 +186,7 @@ def _sigmoid(body: OnnxBody, x: str) -> str:
     return _selected(body, raised, positive, negative, 10)
 
 
-def _tanh(body: OnnxBody, x: str, fraction_bits: int) -> str:
+def tanh_nodes(body: OnnxBody, x: str, fraction_bits: int) -> str:
     """`tanh16`."""
     right = max(fraction_bits - 12, 0)
     raised = body.add("Mul", [x, body.number(3 << max(12 - fraction_bits, 0))])
@@ -246,7 +249,7 @@ class RowProducts(Operator):
         return body.cast(total, kind)
 
 
-def _part(body: OnnxBody, name: str, place: int) -> str:
+def one_step(body: OnnxBody, name: str, place: int) -> str:
     """[1, ...] at a place of the first axis."""
     return body.add("Slice", [name, body.integers([place]), body.integers([place + 1]), body.integers([0])])
 
@@ -293,7 +296,7 @@ DEFAULT_CURVES = {
 
 
 @dataclass(frozen=True)
-class Recurrent(_Layer):
+class Recurrent(RecurrentLayer):
     """A recurrent layer over all steps of a sequence, computed in float64 and rounded to float32.
 
     Operands, all float32: x [T, B, I], weights [G*H, I], recurrent weights [G*H, H], bias [2*G*H] (of both, in that
@@ -366,7 +369,7 @@ class Recurrent(_Layer):
         x, w, r, bias, memory, *peepholes = inputs
         axis = body.integers([0])
         w, r, bias = (body.add("Unsqueeze", [name, axis]) for name in (w, r, bias))
-        states = [_part(body, memory, place) for place in range(self.kind.kept)]
+        states = [one_step(body, memory, place) for place in range(self.kind.kept)]
         operands = [x, w, r, bias, "", *states, *(body.add("Unsqueeze", [name, axis]) for name in peepholes)]
         attributes = {"linear_before_reset": 1} if self.reset_after else {}
         shown, *others = body.add_several(

@@ -15,14 +15,22 @@ from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import ReduceKind
-from dovetail.ir.types import DType
+from dovetail.ir.types import DType, Shape
 from dovetail.read.onnx import linear, movement, quantised, windows
-from dovetail.read.onnx.file import OnnxNode, element_type, read_onnx, wrap
+from dovetail.read.onnx.file import OnnxNode, Tell, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import AGAIN, Importer, OnnxValues, fold
 
 
-def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
+def load_onnx(
+    file_name: str,
+    data: bytes,
+    name: str,
+    folder: Path,
+    shapes: Mapping[str, Shape] | None = None,
+    tell: Tell = lambda sentence: None,
+) -> Graph:
     """Import an ONNX model as the graph `name`; external data is read from inside `folder`, the model's, only.
+    `shapes` are those of inputs whose sizes are open; `tell` is told what was taken for granted.
 
     Returns:
         The graph in QDQ form. Values keep ONNX's axis order (images NCHW); image operators work in NHWC between
@@ -31,7 +39,7 @@ def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
-    v = OnnxValues(read_onnx(file_name, data, folder), name)
+    v = OnnxValues(read_onnx(file_name, data, folder, shapes or {}, tell), name)
     if not v.file.inputs or not v.file.outputs:
         hint = "export the model again, with its inputs and outputs"
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
@@ -39,17 +47,20 @@ def load_onnx(file_name: str, data: bytes, name: str, folder: Path) -> Graph:
         v.values[entry] = v.builder.input(entry, kind)
     for op in v.file.nodes:
         _import(v.again(op=op, read=set(), called=set()), op)
-    return v.builder.finish([_output(v, position) for position in range(len(v.file.outputs))])
+    return v.builder.finish([_output(v, position, tell) for position in range(len(v.file.outputs))])
 
 
-def _output(v: OnnxValues, position: int) -> str:
+def _output(v: OnnxValues, position: int, tell: Tell) -> str:
     """The graph value of an output, checked against its declaration."""
     name, declared = v.file.outputs[position]
     value = v.values.get(name)
     if value is None or v.fixed(value):
         hint = "take this output out of the model, or export it again"
         raise ModelError(f"output {name!r} is a constant or never computed", where=v.file.name, hint=hint)
-    if declared is not None and declared != v.type_of(value):
+    found = v.type_of(value)
+    if declared is not None and declared.shape == found.shape and declared.dtype is not found.dtype:
+        tell(f"{v.file.name}: output {name!r} is {found}, the model declares {declared.dtype.text}")
+    elif declared is not None and declared != found:
         what = f"output {name!r} is {v.type_of(value)}, the model declares {declared}"
         hint = "correct the declared type, for instance with onnx.shape_inference, or export the model again"
         raise ModelError(what, where=v.file.name, hint=hint)
@@ -82,6 +93,11 @@ def _import(v: OnnxValues, op: OnnxNode) -> None:
 def unary(kind: UnaryKind, alpha: float | None = None) -> Importer:
     """The importer of a float function; `alpha` is the default of its attribute, None where it has none."""
     return lambda v: v.unary(kind, v.real(), alpha=0.0 if alpha is None else float(v.attribute("alpha", alpha)))
+
+
+def whole_already(kind: UnaryKind) -> Importer:
+    """The importer of a function that leaves whole numbers as they are; some exporters apply it to integers."""
+    return lambda v: v.value(0) if v.type_of(v.value(0)).dtype.is_integer else v.unary(kind, v.real())
 
 
 def binary(kind: BinaryKind) -> Importer:
@@ -235,6 +251,7 @@ STANDARD: Mapping[str, Importer] = {
     "Dropout": dropout,
     "DynamicQuantizeLinear": quantised.dynamic_quantize,
     "Einsum": lambda v: v.einsum(str(v.attribute("equation", "")), [v.real(at) for at in range(len(v.op.inputs))]),
+    **{name: whole_already(UnaryKind(name)) for name in ("Ceil", "Floor", "Round")},
     "Elu": unary(UnaryKind.ELU, alpha=1.0),
     "Expand": movement.expand,
     "Flatten": movement.flatten,

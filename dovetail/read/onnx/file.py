@@ -5,7 +5,7 @@ Versions, external data and model-local functions come first, then ONNX's own ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.read.values import MAX_ELEMENTS
 
 IR_VERSIONS = (3, 14)
@@ -36,11 +36,11 @@ DTYPES: Mapping[str, DType] = {
 }
 """Element types by their names in ONNX."""
 
-FIX_SHAPES = (
-    "give every input fixed sizes, for instance: python -m onnxruntime.tools.make_dynamic_shape_fixed "
-    "--input_name {name} --input_shape 1,... model.onnx fixed.onnx"
-)
+FIX_SHAPES = "give its sizes, for instance --shape {name}={sizes}"
 """Advice for a model with symbolic sizes."""
+
+Tell = Callable[[str], None]
+"""Is told in a sentence what was taken for granted."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,13 @@ class OnnxFile:
     nodes: tuple[OnnxNode, ...]
 
 
-def read_onnx(name: str, data: bytes, folder: Path) -> OnnxFile:
+def read_onnx(name: str, data: bytes, folder: Path, shapes: Mapping[str, Shape], tell: Tell) -> OnnxFile:
     """Decode and check the bytes of the file `name`; external data must lie in `folder`.
+
+    Args:
+        name: of the file. data: its bytes. folder: where it lies.
+        shapes: of inputs whose sizes the model leaves open.
+        tell: is told what was taken for granted.
 
     Raises:
         ModelError: the file is damaged, or holds something outside the limits above.
@@ -98,7 +103,8 @@ def read_onnx(name: str, data: bytes, folder: Path) -> OnnxFile:
     try:
         model.ParseFromString(data)
         _check_versions(name, model)
-        return decode(name, prepare(name, model, folder))
+        model = widened(name, prepare(name, model, folder), tell)
+        return decode(name, fixed_shapes(name, model, shapes, tell))
     except (*damaged, onnx.checker.ValidationError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"the ONNX file is damaged or invalid: {reason[:300]}"
@@ -143,8 +149,18 @@ def prepare(name: str, model: Any, folder: Path) -> Any:
             what = f"tensor {tensor.name!r} has the shape {list(tensor.dims)}; the limit is {MAX_ELEMENTS} elements"
             raise ModelError(what, where=name, hint="export the model again; its tensors are too large or damaged")
     _read_external(name, model, folder)
+    _import_domains(model)
     onnx.checker.check_model(model)
     return model
+
+
+def _import_domains(model: Any) -> None:
+    """Say version 1 of each domain of operators the model uses and does not import; Brevitas leaves out its own."""
+    from onnx import helper
+
+    known = {entry.domain or "ai.onnx" for entry in model.opset_import}
+    used = dict.fromkeys(node.domain for node in model.graph.node if node.domain not in ("", "ai.onnx"))
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in used if domain not in known)
 
 
 def _check_functions(name: str, model: Any) -> None:
@@ -247,6 +263,67 @@ def wrap(array: Array, dtype: DType | None) -> Constant:
     return Constant(array if dtype is None else array.astype(dtype.numpy), dtype)
 
 
+def widened(name: str, model: Any, tell: Tell) -> Any:
+    """The model with float16 and bfloat16 as float32, inputs and outputs too: the core has no narrower floats."""
+    from onnx import TensorProto, numpy_helper
+
+    narrow, found = (TensorProto.FLOAT16, TensorProto.BFLOAT16), 0
+    for tensor in all_tensors(model):
+        if tensor.data_type in narrow:
+            wide = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+            found += 1
+    for entry in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if entry.type.tensor_type.elem_type in narrow:
+            entry.type.tensor_type.elem_type = TensorProto.FLOAT
+            found += 1
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
+                attribute.i = TensorProto.FLOAT
+    if found:
+        tell(f"{name}: its 16-bit floats are computed, taken and given as float32")
+    return model
+
+
+def fixed_shapes(name: str, model: Any, shapes: Mapping[str, Shape], tell: Tell) -> Any:
+    """The model with the sizes of its inputs fixed: as asked, else the batch taken as 1. A name that stands for a size
+    in several places has the same one everywhere.
+
+    Raises:
+        ModelError: a shape is asked for that is not that of an input, or sizes contradict each other.
+    """
+    constants = {entry.name for entry in model.graph.initializer}
+    inputs = {entry.name: entry for entry in model.graph.input if entry.name not in constants}
+    named: dict[str, int] = {}
+    for wanted, shape in shapes.items():
+        sizes = _sizes(inputs[wanted]) if wanted in inputs else None
+        if sizes is None or len(sizes) != len(shape):
+            what = f"has no input {wanted!r}" if sizes is None else f"gives the input {wanted!r} {len(sizes)} sizes"
+            hint = f"its inputs are {', '.join(f'{other}{_sizes(inputs[other])}' for other in inputs)}"
+            raise ModelError(f"the model {what}", where=f"{name}, --shape {wanted}", hint=hint)
+        for given, size in zip(sizes, shape, strict=True):
+            if named.get(str(given), size) != size or (isinstance(given, int) and given != size):
+                what = f"{given} of the shape {sizes} of the input {wanted!r} cannot be {size}"
+                raise ModelError(what, where=f"{name}, --shape {wanted}", hint="give another shape")
+            named |= {given: size} if isinstance(given, str) and given != "?" else {}
+    for own, entry in inputs.items():
+        sizes = _sizes(entry)
+        open_ = bool(sizes) and not entry.type.tensor_type.shape.dim[0].HasField("dim_value")
+        if open_ and own not in shapes and sizes[0] not in named:
+            batch = str(sizes[0])
+            tell(f"{name}: the batch {batch!r} of the input {own!r} is taken as 1; --shape gives another")
+            named |= {batch: 1} if batch != "?" else {}
+            entry.type.tensor_type.shape.dim[0].dim_value = 1
+    for entry in (*inputs.values(), *model.graph.output):
+        asked = shapes.get(entry.name) if entry.name in inputs else None
+        for place, declared in enumerate(_sizes(entry) if entry.type.HasField("tensor_type") else []):
+            if asked is not None or declared in named:
+                found = asked[place] if asked is not None else named[str(declared)]
+                entry.type.tensor_type.shape.dim[place].dim_value = found
+    return model
+
+
 def _sizes(entry: Any) -> list[int | str]:
     """Declared sizes; a name or "?" for one that is not fixed."""
     dims = entry.type.tensor_type.shape.dim
@@ -266,11 +343,18 @@ def _input(name: str, entry: Any) -> tuple[str, TensorType]:
     fixed = tuple(size for size in sizes if isinstance(size, int))
     if len(fixed) != len(sizes):
         what = f"input {entry.name!r} has the shape {sizes}, which is not fixed"
-        raise ModelError(what, where=name, hint=FIX_SHAPES.format(name=entry.name))
+        raise ModelError(what, where=name, hint=FIX_SHAPES.format(name=entry.name, sizes=_example(sizes)))
     if prod(fixed) >= MAX_ELEMENTS:
         what = f"input {entry.name!r} has {prod(fixed)} elements; the limit is {MAX_ELEMENTS}"
         raise ModelError(what, where=name, hint="give it a smaller fixed shape")
     return _text(entry.name), TensorType(fixed, dtype)
+
+
+def _example(sizes: Sequence[int | str]) -> str:
+    """Sizes as --shape takes them, with numbers in place of names."""
+    return ",".join(
+        str(size) if isinstance(size, int) else ("32" if place else "1") for place, size in enumerate(sizes)
+    )
 
 
 def _declared(entry: Any) -> TensorType | None:

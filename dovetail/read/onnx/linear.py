@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dovetail.ir.operators.elementwise import Convert
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Concat, Reshape, Transpose
 from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Curve, Recurrent, RecurrentKind
-from dovetail.ir.types import Shape
+from dovetail.ir.operators.reduction import Reduce, ReduceKind
+from dovetail.ir.types import DType, Shape
 from dovetail.read.geometry import Pair, Transposed, spans, transposed_convolution
 from dovetail.read.onnx.values import AGAIN, FOLD, SMALLER, TO_NCHW, TO_NHWC, OnnxValues
 
@@ -60,21 +62,45 @@ def conv(v: OnnxValues) -> str:
     return v.add(Transpose((0, 2, 1)), [v.add(Reshape((batch, width, channels)), [row], "row")])
 
 
-def _zero_point(v: OnnxValues, position: int, what: str) -> int:
-    """The zero point of an integer operator: one constant for the whole tensor."""
+def _zero_point(v: OnnxValues, position: int, shape: Shape) -> int | str:
+    """The zero point of an integer operator: a number where it is one constant, else an int32 value.
+
+    Args:
+        v: the operator. position: of the operand.
+        shape: under which several broadcast to the result.
+    """
     if not v.has(position):
         return 0
-    found = set(v.integers(position, what))
-    if len(found) != 1:
-        raise v.refuse(f"the {what} has {len(found)} different elements; one for the whole tensor is supported")
-    return found.pop()
+    if v.op.inputs[position] in v.constants:
+        found = set(v.integers(position, "zero point"))
+        if len(found) == 1:
+            return found.pop()
+    value = v.value(position)
+    wide = v.add(Convert(DType.INT32), [value], name=f"{value}_wide")
+    return v.reshape(wide, () if v.type_of(wide).elements == 1 else shape, "offsets")
+
+
+def _number(zero_point: int | str) -> int:
+    """What of a zero point an operator takes off by itself: a number."""
+    return zero_point if isinstance(zero_point, int) else 0
 
 
 def conv_integer(v: OnnxValues) -> str:
-    """ConvInteger: padding is the input's zero point, the result int32."""
+    """ConvInteger: padding is the input's zero point, the result int32.
+
+    A computed zero point comes off the sums: times what the weights under the image sum up to at each place.
+    """
     x, w = v.value(0), v.value(1)
-    zero_points = _zero_point(v, 2, "input zero point"), _zero_point(v, 3, "weight zero point")
-    return v.of_image(convolved(v, x, w, (), *zero_points))
+    offset, weight_offset = _zero_point(v, 2, ()), _zero_point(v, 3, (v.shape(w)[0],))
+    if isinstance(weight_offset, str):
+        raise v.refuse("the weights' zero point is computed, or has several different elements: not supported", FOLD)
+    sums = convolved(v, x, w, (), _number(offset), weight_offset)
+    if isinstance(offset, str):
+        kind = v.type_of(x)
+        ones = v.constant(np.ones(kind.shape, kind.dtype.numpy), "ones")
+        under = convolved(v, ones, w, (), 0, weight_offset)
+        sums = v.minus(sums, v.times(offset, under, "share"), "sums")
+    return v.of_image(sums)
 
 
 def _numbers(v: OnnxValues, name: str, rank: int, default: int) -> Pair:
@@ -169,9 +195,26 @@ def matmul(v: OnnxValues) -> str:
 
 
 def matmul_integer(v: OnnxValues) -> str:
-    """MatMulInteger with a constant right operand."""
-    zero_points = _zero_point(v, 2, "left zero point"), _zero_point(v, 3, "right zero point")
-    return v.add(FullyConnected(*zero_points), [with_rows(v, v.value(0)), matrix(v, v.value(1))])
+    """MatMulInteger. Zero points that are no constant number come off the sums:
+
+    sum (a - p) * (b - q) = sum a * b - p * sum b - q * sum a + depth * p * q.
+    """
+    a, b = with_rows(v, v.value(0)), v.value(1)
+    rows, columns = v.shape(a), v.shape(b)
+    left, right = _zero_point(v, 2, (rows[-2], 1)), _zero_point(v, 3, (1, columns[-1]))
+    numbers = _number(left), _number(right)
+    if v.fixed(b) and len(columns) == 2:
+        sums = v.add(FullyConnected(*numbers), [a, matrix(v, b)], "sums")
+    else:
+        sums = v.add(MatrixProduct(*numbers), [a, b], "sums")
+    for point, value, axis, number in ((left, b, -2, numbers[1]), (right, a, -1, numbers[0])):
+        if isinstance(point, str):
+            total = v.add(Reduce(ReduceKind.SUM, (axis + len(v.shape(value)),), number), [value], "total")
+            sums = v.minus(sums, v.times(point, total, "share"), "less")
+    if isinstance(left, str) and isinstance(right, str):
+        both = v.times(v.times(left, right, "points"), v.constant(np.array(rows[-1], np.int32), "depth"), "both")
+        sums = v.plus(sums, both, "whole")
+    return sums
 
 
 def gemm(v: OnnxValues) -> str:

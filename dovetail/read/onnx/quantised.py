@@ -20,6 +20,7 @@ from dovetail.ir.operators.reduction import Reduce, ReduceKind
 from dovetail.ir.types import Array, DType
 from dovetail.read.onnx.file import Constant, element_type
 from dovetail.read.onnx.linear import convolved, matrix, with_rows
+from dovetail.read.onnx.microsoft import FLOATS, dequantized_blocks
 from dovetail.read.onnx.values import AGAIN, ALIKE, Importer, OnnxValues, Scaling
 from dovetail.read.onnx.windows import average, softmax_of, whole
 
@@ -43,10 +44,12 @@ def quantize_linear(v: OnnxValues) -> str:
 
 
 def dequantize_linear(v: OnnxValues) -> str:
-    """DequantizeLinear, per tensor or per axis; constants stay integers."""
-    _refuse_blocks(v)
+    """DequantizeLinear, per tensor or per axis, constants in blocks too; constants that are not stay integers."""
+    block = int(v.attribute("block_size", 0))
     if element_type(int(v.attribute("output_dtype", 0))) not in (None, DType.FLOAT32):
         raise v.refuse("only float32 results are supported")
+    if block:
+        return dequantized_blocks(v, block, int(v.attribute("axis", 1)))
     x = v.value(0)
     kind = v.type_of(x)
     if not kind.dtype.is_integer:
@@ -138,9 +141,9 @@ def qgemm(v: OnnxValues) -> str:
     return v.quantized(result, v.scaling(7, 8)) if v.has(7) else result
 
 
-def qlinear_add(v: OnnxValues) -> str:
-    """com.microsoft QLinearAdd."""
-    return v.quantized(v.plus(v.real_operand(0), v.real_operand(3), "sum"), v.scaling(6, 7))
+def qlinear_two(kind: BinaryKind, word: str) -> Importer:
+    """The importer of a quantised sum or product of com.microsoft."""
+    return lambda v: v.quantized(v.binary(kind, v.real_operand(0), v.real_operand(3), word), v.scaling(6, 7))
 
 
 def qlinear_concat(v: OnnxValues) -> str:
@@ -274,13 +277,15 @@ def _constant(v: OnnxValues, integers: Array, dtype: DType, scale: Array, zeros:
 
 
 MICROSOFT: Mapping[str, Importer] = {
+    **FLOATS,
     "DequantizeLinear": dequantize_linear,
     "Gelu": lambda v: v.gelu(v.real(), v.choice("approximate", "none", "none", "tanh") == "tanh"),
     "QGemm": qgemm,
-    "QLinearAdd": qlinear_add,
+    "QLinearAdd": qlinear_two(BinaryKind.ADD, "sum"),
     "QLinearAveragePool": qlinear_pool(average),
     "QLinearConcat": qlinear_concat,
     "QLinearGlobalAveragePool": qlinear_pool(lambda v, image: whole(v, image, "mean")),
+    "QLinearMul": qlinear_two(BinaryKind.MULTIPLY, "product"),
     "QLinearLeakyRelu": qlinear_unary(UnaryKind.LEAKY_RELU, 0.01),
     "QLinearSigmoid": qlinear_unary(UnaryKind.SIGMOID),
     "QLinearSoftmax": qlinear_softmax,

@@ -129,9 +129,17 @@ def add_n(v: TfliteValues) -> str:
     return v.finish(Add(), [v.folded(BinaryKind.ADD, terms, False, "partial"), last])
 
 
-def floor_divide(v: TfliteValues) -> str:
-    """FLOOR_DIV of floats."""
+def floor_divide(v: TfliteValues) -> str | None:
+    """FLOOR_DIV of floats, and of integers without quantisation: what is left of the remainder, divided."""
     a, b = v.input(0), v.input(1)
+    if a.dtype in SHAPE_TYPES and a.quantisation is None and a.dtype is b.dtype:
+        known = [array for array in map(v.known_of, (a, b)) if array is not None]
+        if len(known) == 2 and (known[1] != 0).all():
+            v.bind_known(known[0] // known[1])
+            return None
+        left, right = v.value(a), v.value(b)
+        whole = v.minus(left, v.binary(BinaryKind.MODULO, left, right, "rest"), "whole")
+        return v.binary(BinaryKind.DIVIDE, whole, right)
     v.same_type(a, b, v.output)
     return v.finish(Unary(UnaryKind.FLOOR), [v.over(v.real(a), v.real(b), "quotient")])
 
@@ -164,11 +172,14 @@ def arg_extreme(largest: bool) -> Build:
 
 
 def softmax(v: TfliteValues) -> str | None:
-    """SOFTMAX over the last axis."""
+    """SOFTMAX over the last axis; of int8 values also as int16."""
     beta = float(v.options("SoftmaxOptions")["Beta"])
     if not 0.0 < beta < inf:
         raise v.refuse(f"beta is {beta}; it must be positive", AGAIN)
-    return pointwise(Softmax(beta))(v)
+    x = v.input(0)
+    if (x.dtype, v.output.dtype) != (DType.INT8, DType.INT16):
+        v.same_type(x, v.output)
+    return v.finish(Softmax(beta), [v.real(x)])
 
 
 def quantize(v: TfliteValues) -> str:

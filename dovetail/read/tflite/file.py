@@ -77,6 +77,11 @@ class Tensor:
         """True when the file holds its elements."""
         return self.data is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """True for a tensor without elements: how some converters write an optional operand that is absent."""
+        return 0 in self.shape
+
     def array(self) -> Array:
         """The elements of a constant, in the numpy type of its dtype (int4 unpacked, low nibble first)."""
         if self.data is None:
@@ -215,8 +220,8 @@ class _Reader:
     def shape(self, raw: Any, what: str) -> Shape:
         self.count(raw.ShapeLength(), f"axes of {what}", MAX_RANK)
         shape = _vector(raw.ShapeAsNumpy())
-        if any(size <= 0 for size in shape):
-            fault = f"{what} has the shape {list(shape)}; every size must be fixed and positive"
+        if any(size < 0 for size in shape):
+            fault = f"{what} has the shape {list(shape)}; every size must be fixed"
             raise self.fail(fault, "convert the model with a fixed input shape, batch included")
         if prod(shape) >= MAX_ELEMENTS:
             raise self.fail(f"{what} has {prod(shape)} elements; the limit is {MAX_ELEMENTS}", SMALLER)
@@ -226,17 +231,28 @@ class _Reader:
         """A constant's bytes, of exactly as many as its type takes; None for what is computed."""
         if number >= model.BuffersLength():
             raise self.fail(f"{what} names buffer {number}; the model has {model.BuffersLength()} buffers")
-        buffer = model.Buffers(number)
-        if buffer.Offset() > 1 or buffer.Size() > 1:
-            raise self.fail(f"{what} keeps its data outside the flatbuffer, as files over 2 GiB do", SMALLER)
-        if number == 0 or buffer.DataIsNone() or buffer.DataLength() == 0:
-            return None
         expected = (prod(shape) * dtype.bits + 7) // 8
-        if buffer.DataLength() != expected:
-            raise self.fail(f"{what} needs {expected} bytes of data, its buffer has {buffer.DataLength()}")
+        if expected == 0:
+            return np.zeros(0, np.uint8)
+        found = self.stored(model.Buffers(number), what) if number else None
+        if found is None:
+            return None
+        if found.size != expected:
+            raise self.fail(f"{what} needs {expected} bytes of data, its buffer has {found.size}")
         self.constant_bytes += expected
         if self.constant_bytes >= MAX_ELEMENTS:
             raise self.fail(f"the constants take more than {MAX_ELEMENTS} bytes together", SMALLER)
+        return found
+
+    def stored(self, buffer: Any, what: str) -> Array | None:
+        """A buffer's bytes, which may lie behind the flatbuffer (offset and size from the file's start: schema.fbs)."""
+        start, size = int(buffer.Offset()), int(buffer.Size())
+        if start > 1:
+            if size < 1 or start + size > len(self.data):
+                raise self.fail(f"{what} wants bytes {start} to {start + size} of the file's {len(self.data)}")
+            return np.frombuffer(self.data, np.uint8, size, start)
+        if buffer.DataIsNone() or buffer.DataLength() == 0:
+            return None
         found: Array = buffer.DataAsNumpy()
         return found
 
@@ -249,6 +265,8 @@ class _Reader:
         count, axis = raw.ScaleLength(), raw.QuantizedDimension()
         if raw.ZeroPointLength() not in (0, count):
             raise self.fail(f"{what} has {count} scales and {raw.ZeroPointLength()} zero points", ALIKE)
+        if len(shape) == 1:
+            axis = 0  # the only one there is; converters leave that of the weights here
         if count != 1 and not (0 <= axis < len(shape) and shape[axis] == count):
             raise self.fail(f"{what} has {count} scales along axis {axis}, which does not fit its shape {list(shape)}")
         scale = np.array(raw.ScaleAsNumpy(), np.float32).reshape(count)
@@ -267,7 +285,7 @@ class _Reader:
         if number >= model.OperatorCodesLength():
             raise self.fail(f"operator {index} names opcode {number} of {model.OperatorCodesLength()}")
         code = model.OperatorCodes(number)
-        builtin = max(code.DeprecatedBuiltinCode(), code.BuiltinCode())
+        builtin = max(code.DeprecatedBuiltinCode(), _builtin_code(code))
         opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
         if opcode == "CUSTOM":
             custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
@@ -286,14 +304,43 @@ class _Reader:
         kind = getattr(self.schema, name)
         reader = kind()
         reader.Init(table.Bytes, table.Pos)
-        found: dict[str, Any] = {}
         for field in _fields(kind):
             if f"{field}AsNumpy" in vars(kind):
                 self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
-                found[field] = _vector(getattr(reader, f"{field}AsNumpy")())
-            else:
-                found[field] = getattr(reader, field)()
-        return name, found
+        return name, _read_options(kind, reader)
+
+
+def _builtin_code(code: Any) -> int:
+    """The 32-bit field of an operator code as stored: the schema's accessor passes over numbers below 127, which some
+    writers put there alone. The larger of the two fields counts (core/api/op_resolver.cc)."""
+    import flatbuffers  # type: ignore[import-untyped]
+
+    place = code._tab.Offset(10)
+    return int(code._tab.Get(flatbuffers.number_types.Int32Flags, place + code._tab.Pos)) if place else 0
+
+
+def default_options(name: str) -> Mapping[str, Any]:
+    """The options of a class of the schema where the file has none: each field's default."""
+    import flatbuffers
+    import tflite
+
+    builder = flatbuffers.Builder(16)
+    builder.StartObject(0)
+    builder.Finish(builder.EndObject())
+    data, kind = bytes(builder.Output()), getattr(tflite, name)
+    reader = kind()
+    reader.Init(data, int.from_bytes(data[:4], "little"))
+    return _read_options(kind, reader)
+
+
+def _read_options(kind: type, reader: Any) -> Mapping[str, Any]:
+    """Every option by its name; vectors as tuples."""
+    return {
+        field: _vector(getattr(reader, f"{field}AsNumpy")())
+        if f"{field}AsNumpy" in vars(kind)
+        else getattr(reader, field)()
+        for field in _fields(kind)
+    }
 
 
 def _names(enumeration: object) -> dict[int, str]:

@@ -33,7 +33,7 @@ def pack(v: TfliteValues) -> str | None:
 def reshape(v: TfliteValues) -> str | None:
     """RESHAPE: the new shape is operand 1, or an option in old files; it must agree with the declared result."""
     x, result = v.input(0), v.output
-    wanted = v.integers(1, "new shape") if v.optional(1) else tuple(v.options("ReshapeOptions")["NewShape"])
+    wanted = v.integers(1, "new shape") if v.has(1) else tuple(v.options("ReshapeOptions")["NewShape"])
     fits = len(wanted) == len(result.shape) and sum(size == -1 for size in wanted) <= 1
     if not fits or any(a not in (-1, b) for a, b in zip(wanted, result.shape, strict=True)):
         raise v.refuse(f"the new shape {list(wanted)} of {x} does not give the declared {result}", AGAIN)
@@ -103,7 +103,8 @@ def slice_(v: TfliteValues) -> str | None:
 
 
 def strided_slice(v: TfliteValues) -> str | None:
-    """STRIDED_SLICE with constant positive steps; begin, end and shrink masks are honoured."""
+    """STRIDED_SLICE with constant steps; begin, end and shrink masks are honoured (their meaning is
+    that of kernels/internal/strided_slice_logic.h)."""
     options = v.options("StridedSliceOptions")
     for name in ("EllipsisMask", "NewAxisMask", "Offset"):
         if options[name]:
@@ -111,23 +112,26 @@ def strided_slice(v: TfliteValues) -> str | None:
     x = v.input(0)
     rank = len(x.shape)
     begin, end, step = (v.integers(at, what, rank) for at, what in ((1, "begin"), (2, "end"), (3, "strides")))
-    if any(s <= 0 for s in step):
-        raise v.refuse(f"the strides {list(step)} are not all positive", AGAIN)
+    if 0 in step:
+        raise v.refuse(f"the strides {list(step)} must not be 0", AGAIN)
     shrink = int(options["ShrinkAxisMask"])
-    starts, stops = [], []
+    places = []
     for axis, size in enumerate(x.shape):
-        starts.append(0 if options["BeginMask"] >> axis & 1 else _clamped(begin[axis], size))
-        last = size if options["EndMask"] >> axis & 1 else _clamped(end[axis], size)
-        stops.append(starts[-1] + 1 if shrink >> axis & 1 else last)
-    operator = Slice(tuple(starts), tuple(stops), step)
+        start = None if options["BeginMask"] >> axis & 1 else begin[axis]
+        if shrink >> axis & 1:
+            at = start or 0
+            places.append(range(size)[at : None if at == -1 else at + 1])
+        else:
+            places.append(range(size)[start : None if options["EndMask"] >> axis & 1 else end[axis] : step[axis]])
+    if not all(places):
+        raise v.refuse(f"the slice of {x} has no elements", AGAIN)
+    operator: Slice | Pick = Pick(tuple(map(tuple, places)))
+    if all(chosen.step > 0 for chosen in places):
+        steps = tuple(1 if len(chosen) == 1 else chosen.step for chosen in places)
+        operator = Slice(tuple(chosen[0] for chosen in places), tuple(chosen[-1] + 1 for chosen in places), steps)
     part = operator.infer([TensorType(x.shape, x.dtype)]).shape
     dropped = [Reshape(tuple(n for axis, n in enumerate(part) if not shrink >> axis & 1))] if shrink else []
     return v.moved(operator, *dropped)
-
-
-def _clamped(position: int, size: int) -> int:
-    """A slice bound counted from either end, within the axis."""
-    return min(max(position + size if position < 0 else position, 0), size)
 
 
 def _cut(v: TfliteValues, x: Tensor, axis: int, sizes: Sequence[int], drop: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -15,7 +15,7 @@ from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OTHERWISE, OperatorEntry, Tensor, TfliteFile
+from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OTHERWISE, OperatorEntry, Tensor, TfliteFile, default_options
 from dovetail.read.values import Values
 
 ACTIVATIONS: Mapping[int, tuple[float, float] | None] = {0: None, 1: (0.0, inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
@@ -78,9 +78,10 @@ class TfliteValues(Values):
     # What the operator says
 
     def options(self, kind: str) -> Mapping[str, Any]:
-        """The operator's options, which must be of the schema's class `kind`."""
+        """The operator's options of the schema's class `kind`; its defaults where the file has none or those of another
+        class, as the runtimes do (core/api/flatbuffer_conversions.cc)."""
         if self.op.options_class != kind:
-            raise self.refuse(f"carries options of the kind {self.op.options_class}, expected {kind}", AGAIN)
+            self.op = replace(self.op, options_class=kind, options=default_options(kind))
         return self.op.options
 
     @property
@@ -89,9 +90,18 @@ class TfliteValues(Values):
         return int(self.op.options["FusedActivationFunction"])
 
     def optional(self, position: int) -> Tensor | None:
-        """An operand that may be absent."""
+        """An operand that may be absent, or without elements, which means the same."""
+        found = self._given(position)
+        return None if found is not None and found.is_empty else found
+
+    def _given(self, position: int) -> Tensor | None:
+        """An operand as the file has it."""
         index = self.op.inputs[position] if position < len(self.op.inputs) else -1
         return self.file.tensors[index] if index >= 0 else None
+
+    def has(self, position: int) -> bool:
+        """True when the file has an operand, be it one without elements."""
+        return self._given(position) is not None
 
     def input(self, position: int) -> Tensor:
         """An operand that must be there."""
@@ -125,7 +135,7 @@ class TfliteValues(Values):
 
     def integers(self, position: int, what: str, count: int = -1) -> tuple[int, ...]:
         """The elements of a constant int32 or int64 operand, row by row; `count` of them unless that is negative."""
-        tensor = self.input(position)
+        tensor = self._given(position) or self.input(position)
         array = self.known_of(tensor)
         if array is None or tensor.dtype not in SHAPE_TYPES:
             raise self.refuse(f"the operand {tensor} ({what}) must be a constant of int32 or int64", FOLD)

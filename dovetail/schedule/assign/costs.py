@@ -260,7 +260,7 @@ def layout_of(region: Region, value: str) -> Layout | None:
     if region.offload is None or region.match is None:
         return None
     leaves = {name: leaf for leaf, name in region.match.values.items()} | {region.output: "result"}
-    layout = region.offload.layouts.get(leaves.get(value, ""))
+    layout = region.offload.layouts_of(region.match).get(leaves.get(value, ""))
     return None if layout is None or layout.is_row_major else layout
 
 

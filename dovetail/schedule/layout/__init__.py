@@ -2,8 +2,9 @@
 
 Every value has exactly one layout. Engines say which they take and give; the core takes row-major, and so do the
 network's inputs and outputs. In three steps: `choose` gives every region the layouts of its values, `insert` puts a
-`Relayout` wherever a value is then wanted otherwise than it lies, and `inside` lets values lie within the larger ones
-they become part of, so that joining and padding them moves nothing. A view (reshape) lies where its operand lies.
+`Relayout` wherever a value is then wanted otherwise than it lies, but by engines whose own DMA converts, and `inside`
+lets values lie within the larger ones they become part of, so that joining and padding them moves nothing. A view
+(reshape) lies where its operand lies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
-from dovetail.program.ir import CORE
+from dovetail.program.transfers import same_packing
 from dovetail.schedule.layout.choose import Inside, choose, inside, others
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
@@ -78,6 +79,9 @@ def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str, n
     at_home = maker if maker is not None else readers[0] if native and readers else None
     lies = None if at_home is None else regions[at_home].layouts.get(value)
     shape, is_output = graph.types[value].shape, value in graph.outputs and not native
+    readers = [index for index in readers if not _converts(regions[index])]
+    if maker is not None and _converts(regions[maker]) and (readers or is_output):
+        lies = None if is_output else regions[readers[0]].layouts.get(value)
     wanted = [*([None] if is_output else []), *(regions[index].layouts.get(value) for index in readers)]
     moved = others(lies, wanted, graph, value)
     source = value
@@ -96,6 +100,21 @@ def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str, n
     for index in readers:
         if source != value and value not in draft.names.get(index, {}):
             draft.rename(index, value, source)
+
+
+def _converts(region: Region) -> bool:
+    """True for an engine's region whose own DMA brings operands and results from and to any layout."""
+    return region.engine is not None and region.engine.dma is not None
+
+
+def _converted(region: Region, layouts: Mapping[str, Layout]) -> Region:
+    """The region, told which values lie otherwise than it takes and gives them."""
+    if not _converts(region):
+        return region
+    types, own = region.graph.types, region.layouts
+    values = (*region.graph.inputs, region.output)
+    found = (v for v in values if not same_bytes(own.get(v), layouts.get(v), types[v].shape))
+    return replace(region, converted=frozenset(found))
 
 
 def _renamed_node(node: Node, names: Mapping[str, str]) -> Node:
@@ -142,7 +161,9 @@ def _relayout(node: Node, number: int, draft: _Draft, target: Target) -> Region:
     (source,), result, name = node.inputs, node.output, f"relayout_{number}"
     types = {value: draft.types[value] for value in (source, result)}
     layouts = {value: draft.layouts[value] for value in (source, result) if value in draft.layouts}
-    mover = target.dma.name if target.dma else CORE
+    mover = target.mover
+    if not same_packing(layouts.get(source), layouts.get(result)):  # bytes are put together and taken apart
+        mover = ""
     inner = Graph(name, (source,), (result,), (node,), types)
     return Region(name, inner, None, None, None, "", (), mover, layouts)
 
@@ -217,5 +238,9 @@ def choose_layouts(graph: Graph, regions: Sequence[Region], target: Target, nati
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
     """
-    placed, known, layouts = insert(graph, choose(graph, regions), target, native)
+    # Narrow ends lie as the network has them: to pack or unpack them is up to who gives and takes them.
+    narrow = [name for name in (*graph.given, *graph.results) if graph.types[name].dtype.bits < 8]
+    chosen = choose(graph, regions, target.core.packs)
+    placed, known, layouts = insert(graph, chosen, target, {*native, *narrow})
+    known = tuple(_converted(region, layouts) for region in known)
     return LaidOut(placed, known, layouts, inside(placed, known))

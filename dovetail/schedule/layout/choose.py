@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+from dovetail import kernels
+from dovetail.errors import TargetError
 from dovetail.ir.crop import joined_boxes, sliced_box
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, check_part, nbytes, physical_shape, same_bytes
+from dovetail.ir.layout import Layout, check_part, nbytes, packed, packing_fits, physical_shape, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
-from dovetail.ir.types import Box
+from dovetail.ir.types import Box, TensorType
 from dovetail.program.transfers import can_pad
 from dovetail.schedule.partition import Region
 
@@ -89,12 +91,14 @@ def _fits(region: Region, value: str, box: Box) -> bool:
 
 
 def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
-    """True when an engine or a relayout makes the value, and only engines and the mover read it, all in one layout."""
+    """True when an engine or a relayout by copies makes the value, and only engines and the mover read it, all in one
+    layout."""
     if value in graph.inputs or value in graph.outputs:
         return False
     makers = [region for region in regions if region.output == value]
     readers = [region for region in regions if value in region.graph.inputs]
-    strided = all(region.takes_strides or isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
+    strided = all(region.takes_strides or copy for region, copy in zip(makers, copied, strict=True))
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))
     others = all(region.takes_strides or region is mover for region in readers)
     return bool(makers) and strided and alike and others
@@ -102,22 +106,43 @@ def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Re
 
 _TOGETHER = 8
 """Regions decided together: with two layouts 2**8 assignments are tried."""
+_MOST_TRIED = 1 << 13
+"""Assignments tried at once, where regions have more than two layouts each."""
 
 
-def choose(graph: Graph, regions: Sequence[Region]) -> tuple[Region, ...]:
+Layouts = Mapping[str, Layout]
+"""The layouts of a region's values by name, where they are not row-major."""
+
+
+def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tuple[Region, ...]:
     """The regions, each with the layouts of its values.
+
+    Args:
+        graph: the network.
+        regions: in execution order.
+        packs: whether the core packs narrow values although no engine asks for it; of equal cost is then what takes
+            fewest bytes.
 
     Raises:
         ValueError: an offload's layout does not fit the values it is for.
+        TargetError: it packs values of another width.
     """
     found = [replace(region, layouts=_fixed(region)) for region in regions]
     known = list(dict.fromkeys(layout for region in found for layout in region.layouts.values()))
-    options = {index: (None, *_choices(region, known)) for index, region in enumerate(found)}
+    if packs or any(layout.packed for layout in known):
+        known = list(dict.fromkeys([*known, packed(None, 1, 4)]))
+    options = {index: ({}, *_choices(region, known)) for index, region in enumerate(found)}
     for group in _groups(regions, [index for index, choices in options.items() if len(choices) > 1]):
-        for start in range(0, len(group), _TOGETHER):
-            chunk = group[start : start + _TOGETHER]
-            _decide(graph, found, chunk, [options[index] for index in chunk])
+        while group:
+            count = next(n for n in range(_TOGETHER, 0, -1) if n == 1 or _tried(group[:n], options) <= _MOST_TRIED)
+            chunk, group = group[:count], group[count:]
+            _decide(graph, found, chunk, [options[index] for index in chunk], packs)
     return tuple(found)
+
+
+def _tried(group: Sequence[int], options: Mapping[int, Sequence[Layouts]]) -> int:
+    """How many assignments a group of regions has."""
+    return prod(len(options[index]) for index in group)
 
 
 def _fixed(region: Region) -> dict[str, Layout]:
@@ -125,22 +150,73 @@ def _fixed(region: Region) -> dict[str, Layout]:
     if region.offload is None or region.match is None:
         return {}
     found: dict[str, Layout] = {}
-    for leaf, layout in region.offload.layouts.items():
+    for leaf, layout in region.offload.layouts_of(region.match).items():
         value = region.output if leaf == "result" else region.match.values.get(leaf)
         if value is None or layout.is_row_major or value in region.graph.constants:
             continue
         physical_shape(layout, region.graph.types[value].shape)
+        if not packing_fits(layout, kind := region.graph.types[value].dtype):
+            what = f"it takes '{value}' as {layout}, whose bytes {kind.text} cannot fill"
+            hint = "let Offload.layouts be a function that asks for the value's width, or limit that with a Constraint"
+            raise TargetError(what, where=region.offload.name, hint=hint)
         if found.setdefault(value, layout) != layout:
             raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
     return found
 
 
-def _choices(region: Region, known: Sequence[Layout]) -> list[Layout]:
-    """The layouts, beside row-major, that a region which is not an engine's could take and give all its values in."""
+def _choices(region: Region, known: Sequence[Layout]) -> list[Layouts]:
+    """The layouts, beside row-major, that a region which is not an engine's could take and give its values in."""
     if region.engine is not None:
         return []
-    ranks = {len(region.graph.types[value].shape) for value in (*region.graph.inputs, region.output)}
-    return [layout for layout in known if ranks == {layout.rank} and _keeps(region, layout)]
+    values = (*region.graph.inputs, region.output)
+    ranks = {len(region.graph.types[value].shape) for value in values}
+    whole = (layout for layout in known if not layout.packed and ranks == {layout.rank} and _keeps(region, layout))
+    shared = (layouts for layout in known if layout.packed for layouts in _shared(region, layout))
+    found = [*(dict.fromkeys(values, layout) for layout in whole), *shared]
+    return [layouts for place, layouts in enumerate(found) if layouts not in found[:place]]
+
+
+def _shared(region: Region, manner: Layout) -> Iterator[Layouts]:
+    """The layouts of a region that keeps its narrow values in bytes as another layout does: all of them, its operands
+    or its result; none where it cannot, because some do not fill their bytes or no kernel takes them so."""
+    types, values = region.graph.types, dict.fromkeys((*region.graph.inputs, region.output))
+    order, narrow = manner.order, [value for value in values if types[value].dtype.bits < 8]
+    if order is not None and {len(types[value].shape) for value in values} != {order.rank}:
+        return
+    if region.is_view or region.mover:
+        found = _in_manner(manner, types, narrow)
+        alike = len(values) == len(narrow) == len(found)
+        if alike and (region.is_view or (len(set(found.values())) == 1 and _keeps(region, found[region.output]))):
+            yield found
+        return
+    if order is not None and not _keeps(region, order):
+        return
+    others = {value: order for value in values} if order is not None else {}
+    sides = (narrow, [value for value in narrow if value != region.output], narrow[-1:])
+    for side in sides:
+        found = _in_manner(manner, types, side)
+        if found and kernels.takes_packed(region.graph, list(found)) is None:
+            yield others | found
+
+
+def _in_manner(manner: Layout, types: Mapping[str, TensorType], values: Sequence[str]) -> dict[str, Layout]:
+    """How narrow values lie in the order and the bytes of a packed layout, perhaps one of another width and rank; none
+    where one does not fill its bytes."""
+    order, axis = manner.order, manner.dims[-1][0] if manner.order is not None else -1
+    found: dict[str, Layout] = {}
+    for value in values:
+        kind = types[value]
+        try:
+            layout = packed(order, len(kind.shape), kind.dtype.bits, axis)
+        except ValueError:
+            return {}
+        if manner.dims[-1] in manner.backwards:
+            layout = replace(layout, backwards=(*layout.backwards, layout.dims[-1]))
+        elements = kind.elements if order is None else prod(physical_shape(order, kind.shape))
+        if layout.order != order or prod(physical_shape(layout, kind.shape)) != elements:
+            return {}
+        found[value] = layout
+    return found
 
 
 def _keeps(region: Region, layout: Layout) -> bool:
@@ -195,7 +271,7 @@ def _groups(regions: Sequence[Region], flexible: Sequence[int]) -> list[list[int
 
 
 def _decide(
-    graph: Graph, regions: list[Region], chunk: Sequence[int], options: Sequence[tuple[Layout | None, ...]]
+    graph: Graph, regions: list[Region], chunk: Sequence[int], options: Sequence[tuple[Layouts, ...]], packs: bool
 ) -> None:
     """Put the cheapest assignment of some regions in their place; of equals the one with the fewest changes of layout
     (only a value of the same layout can lie inside another), then row-major before others."""
@@ -205,13 +281,13 @@ def _decide(
         maker = next((index for index, region in enumerate(regions) if region.output == value), None)
         uses.append(_Use(value, maker, tuple(i for i, region in enumerate(regions) if value in region.graph.inputs)))
 
-    def put(assignment: tuple[Layout | None, ...]) -> tuple[int, int]:
+    def put(assignment: tuple[Layouts, ...]) -> tuple[int, ...]:
         """Put an assignment in place; returns what it costs."""
-        for index, layout in zip(chunk, assignment, strict=True):
-            names = (*regions[index].graph.inputs, regions[index].output)
-            regions[index] = replace(regions[index], layouts=dict.fromkeys(names, layout) if layout else {})
+        for index, layouts in zip(chunk, assignment, strict=True):
+            regions[index] = replace(regions[index], layouts=layouts)
         costs = [_moved(graph, regions, use) for use in uses]
-        return sum(moved for moved, _ in costs), sum(changes for _, changes in costs)
+        held = sum(_held(graph, regions, use) for use in uses) if packs else 0
+        return sum(moved for moved, _ in costs), held, sum(changes for _, changes in costs)
 
     put(min(product(*options), key=put))
 
@@ -230,11 +306,19 @@ def _moved(graph: Graph, regions: Sequence[Region], use: _Use) -> tuple[int, int
     """Bytes read and written to bring a value into every layout it is wanted in; and how many readers take it in
     another layout than it is given in, be it with the same bytes."""
     kind = graph.types[use.value]
-    lies = None if use.maker is None else regions[use.maker].layouts.get(use.value)
     wanted = [regions[index].layouts.get(use.value) for index in use.readers]
-    further = others(lies, [*wanted, *([None] if use.value in graph.outputs else [])], graph, use.value)
+    free = kind.dtype.bits < 8 and use.value in (*graph.given, *graph.results)  # who gives or takes it follows
+    lies = (wanted[0] if free and wanted else None) if use.maker is None else regions[use.maker].layouts.get(use.value)
+    ends = [None] if use.value in graph.outputs and not free else []
+    further = others(lies, [*wanted, *ends], graph, use.value)
     changes = sum(layout != lies for layout in wanted)
     return sum(nbytes(lies, kind) + nbytes(layout, kind) for layout in further), changes
+
+
+def _held(graph: Graph, regions: Sequence[Region], use: _Use) -> int:
+    """Bytes of a value as it is made."""
+    at = use.maker if use.maker is not None else next(iter(use.readers), None)
+    return nbytes(None if at is None else regions[at].layouts.get(use.value), graph.types[use.value])
 
 
 def others(lies: Layout | None, wanted: Sequence[Layout | None], graph: Graph, value: str) -> list[Layout | None]:

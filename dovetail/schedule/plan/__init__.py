@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.errors import PlanError
-from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement, Wait
+from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement, Wait, reads, stream_of
 from dovetail.program.synchronise import mirror, synchronise
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.allocate import Order, Placement, allocate, lifetimes, overwrites
 from dovetail.schedule.plan.lower import Lowered, lower
 from dovetail.schedule.tiles import EARLY, Known, Tiling, choose_tiling, complete
-from dovetail.target.description import Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 _EXACT_SECONDS = 2.0
 """Deterministic solver time for placing activations; memories close to an engine only have to fit."""
@@ -35,6 +35,7 @@ def plan(
     reserved: Mapping[str, int],
     near: Collection[str] = (),
     cores: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -47,6 +48,7 @@ def plan(
         reserved: bytes of each memory taken by code, constants and stack.
         near: inputs and outputs of the network that shall lie in the engines' memory, not in that of values.
         cores: the core that computes each value, in a pipeline; None for as many as make each region fastest.
+        progress: told whose tiles are looked for.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
@@ -57,7 +59,7 @@ def plan(
     dma = target.dma.name if target.dma else CORE
     cut: _Choice | None = None
     tilings: dict[str, Tiling] = {}
-    known: Known = {}
+    known = Known(progress=progress)
     while True:
         if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
             cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)
@@ -128,6 +130,7 @@ def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> d
     """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     graph, regions = laid.graph, laid.regions
     homes = {name: _near(name, regions, target) if name in near_ends else target.values for name in graph.inputs}
+    private = {memory.name for memory in target.memories if not memory.is_reached_by(CORE)}
     for region in regions:
         if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
@@ -136,7 +139,29 @@ def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> d
             homes[region.output] = target.values if is_end else _near(region.output, regions, target)
     for name, inside in laid.inside.items():  # a part lies where the whole does
         homes |= dict.fromkeys(_sharing(name, regions), homes[inside.outer])
+    shared = [region for region in regions if not region.is_view and not _is_of_engine(region, target)]
+    for name in [*graph.inputs, *graph.outputs, *(v for r in shared for v in (*r.graph.inputs, r.output))]:
+        if homes[name] in private:  # who makes or reads it does not reach it there
+            homes |= dict.fromkeys(_whole(name, laid), target.values)
     return homes
+
+
+def _is_of_engine(region: Region, target: Target) -> bool:
+    """True for what engines and their own DMAs do by themselves, in memories the core does not reach."""
+    if region.engine is not None:
+        return True
+    return any(engine.dma and engine.dma.name == region.mover for engine in target.engines)
+
+
+def _whole(name: str, laid: LaidOut) -> set[str]:
+    """Every value that lies with a value: other names for it, what it lies in, and what else lies in that."""
+    views = {region.output: region.graph.inputs[0] for region in laid.regions if region.is_view}
+    while name in views:
+        name = views[name]
+    found = _sharing(name, laid.regions)
+    outer = {laid.inside[value].outer for value in found if value in laid.inside} | found
+    inner = {value for value, place in laid.inside.items() if place.outer in outer}
+    return {other for value in outer | inner for other in _sharing(value, laid.regions)}
 
 
 def _near(value: str, regions: Sequence[Region], target: Target) -> str:
@@ -285,6 +310,7 @@ def _relieve(alive: Sequence[Buffer], lowered: Lowered, choice: _Choice, target:
 def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequence[Placement], dma: str) -> Program:
     laid, values = lowered.laid, lowered.values
     addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
+    addresses |= _constant_addresses(lowered, statements)
     buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
     inputs = {name: values[name] for name in laid.graph.given}
     outputs = {name: values[name] for name in laid.graph.results}
@@ -304,6 +330,18 @@ def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequ
         states=states,
         moves=mirror(statements, buffers, copying, [*inputs.values(), *kept], [*outputs.values(), *kept]),
     )
+
+
+def _constant_addresses(lowered: Lowered, statements: Sequence[Statement]) -> dict[str, int]:
+    """Where the constants lie that lists read: their words hold addresses, so these are at the end of the memory of the
+    code, where no other is."""
+    read = [view.buffer for s in statements if stream_of(s) for view in reads(s)]
+    names = [name for name in dict.fromkeys(read) if lowered.buffers[name].role is Role.CONSTANT]
+    memory, place, found = lowered.target.memory(lowered.target.code), 0, {}
+    for name in reversed(names):
+        place += -(-lowered.buffers[name].nbytes // IN_PLACE_ALIGNMENT) * IN_PLACE_ALIGNMENT
+        found[name] = memory.base + memory.size - place
+    return found
 
 
 def _too_large(

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
-from dovetail.program.ir import CORE, Buffer, Call, Role, Statement, Wait, queue_of, reads, writes
+from dovetail.program.ir import CORE, Begin, Buffer, Call, Role, Statement, Wait, queue_of, reads, stream_of, writes
 from dovetail.target.description import Memory
 
 
@@ -66,13 +66,16 @@ Touch = tuple[int, str, int, int]
 """Index of a statement, its queue, and the first byte and one past the last byte of a buffer it touches."""
 
 
-def touches(statements: Sequence[Statement], dma: str) -> dict[str, list[Touch]]:
-    """Every access to each buffer, in order."""
+def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, list[Touch]]:
+    """Every access to each buffer, in order; to an input that nothing reads, none."""
     found: dict[str, list[Touch]] = {}
     for index, statement in enumerate(statements):
         queue = queue_of(statement, dma)
         for view in (*reads(statement), *writes(statement)):
             found.setdefault(view.buffer, []).append((index, queue, *view.span))
+    for name, buffer in buffers.items():
+        if buffer.role is Role.INPUT:
+            found.setdefault(name, [])  # the user writes it, even where nothing reads it
     return found
 
 
@@ -80,7 +83,7 @@ def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dm
     """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
     from start to end."""
     end = len(statements)
-    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, dma).items()}
+    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, buffers, dma).items()}
 
 
 def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
@@ -148,25 +151,34 @@ class Order:
     """Which statements are known to have finished before others are issued."""
 
     def __init__(self, statements: Sequence[Statement], dma: str) -> None:
-        self._waits: dict[str, list[tuple[int, int]]] = {}
+        work = [one for one in statements if not isinstance(one, Begin | Wait)]
+        self._streams = {queue_of(one, dma): stream_of(one) for one in work}
+        self._waits: dict[str, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
+        """By queue: up to which statement it has been waited for, at which one, and who knows (empty: everybody)."""
+        self._known: dict[tuple[str, int, str], int] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
-                self._waits.setdefault(statement.queue, []).append((statement.statement, index))
+                whole = "" if statement.stream else self._streams[statement.queue]
+                for queue, stream in self._streams.items():
+                    if queue == statement.queue or (whole and stream == whole):  # core 0 waits for whole lists
+                        self._waits[queue].append((statement.statement, index, statement.stream))
 
-    def finished_at(self, queue: str, index: int) -> int:
-        """Index of the statement by whose issue the one at `index` has surely finished."""
+    def finished_at(self, queue: str, index: int, reader: str = CORE) -> int:
+        """Index of the statement by whose issue, on the queue `reader`, the one at `index` has surely finished."""
         if queue == CORE:
             return index
-        later = (position for upto, position in self._waits.get(queue, ()) if upto >= index)
-        return next(later, 1 << 30)
+        key = (queue, index, self._streams.get(reader, ""))
+        if key not in self._known:
+            known = (place for upto, place, who in self._waits.get(queue, ()) if upto >= index and who in ("", key[2]))
+            self._known[key] = next(known, 1 << 30)
+        return self._known[key]
 
     def before(self, a: Lifetime, b: Lifetime) -> bool:
         """True when everything done to one buffer has finished before anything is done to the other."""
         for queue, last in a.last_by_queue.items():
-            done = self.finished_at(queue, last)
             for other, first in b.first_by_queue.items():
                 in_queue_order = queue == other and last < first
-                if not in_queue_order and done >= first:
+                if not in_queue_order and self.finished_at(queue, last, other) >= first:
                     return False
         return True
 
@@ -189,7 +201,7 @@ def allocate(
         overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: how long the exact solver may take where the greedy answer is above the lower bound; 0 for never.
     """
-    touched, order = touches(statements, dma), Order(statements, dma)
+    touched, order = touches(statements, buffers, dma), Order(statements, dma)
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
     for name, buffer in buffers.items():
@@ -360,7 +372,7 @@ def _may_share(call: Call, value: str, buffers: Mapping[str, Buffer]) -> bool:
     old, new = buffers[call.operands[value].buffer], buffers[call.result.buffer]
     views = ((call.operands[value], old), (call.result, new))
     filled = all(view.is_dense and view.span == (0, buffer.nbytes) for view, buffer in views)
-    if old.memory != new.memory or not filled:
+    if old.memory != new.memory or not filled or call.operands[value].layout != call.result.layout:
         return False
     alone = sum(view.buffer == old.name for view in call.operands.values()) == 1
     return alone and reads_in_place(call.graph, value) and kernels.may_overwrite(call.graph)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from dovetail.ir.layout import nbytes
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
 from dovetail.program.ir import (
     CORE,
     Begin,
@@ -112,7 +112,9 @@ class Lowered:
         return self.buffer(name, memory, nbytes, Role.TILE) if known is None or known.nbytes < nbytes else name
 
     def operand(self, region: Region, value: str) -> View:
-        """Where an operand lies, in the layout the region takes it in."""
+        """Where an operand lies, in the layout the region takes it in; where its DMA converts, in the value's own."""
+        if value in region.converted:
+            return self.values[value]
         return self.values[value].seen_as(region.layouts.get(value))
 
 
@@ -198,7 +200,8 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     kind = graph.types[region.output]
     if region.is_view and region.output not in graph.outputs:
         source = context.operand(region, region.graph.inputs[0])
-        context.values[region.output] = dense_view(source.buffer, kind, source.offset)
+        layout = region.layouts.get(region.output)
+        context.values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
         return Parts()
     result = context.values[region.output] = _result(context, region)
     if region.still:
@@ -210,9 +213,54 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
-        return Parts(head=[copy for copy in moved if copy.source != copy.destination or copy.before])
+        wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
+        return Parts(head=[made for copy in wanted for made in _by_engine(context, copy)])
     core = context.cores.get(region.output)
     return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
+
+
+def _by_engine(context: Lowered, copy: Copy) -> list[Copy]:
+    """A copy that only moves elements, by an engine's own DMA where one of its ends is in that engine's memory. Such a
+    DMA fills nothing: what surrounds the source is read from constants."""
+    memories = [context.buffers[view.buffer].memory for view in (copy.source, copy.destination)]
+    engine = next((e for e in context.target.engines if e.dma and e.memory in memories), None)
+    if engine is None or engine.dma is None:
+        return [copy]
+    made = [replace(copy, queue=engine.dma.name, stream=engine.name)]
+    if copy.before:
+        box = tuple((b, b + size) for b, size in zip(copy.before, copy.source.type.shape, strict=True))
+        plain = replace(made[0], before=(), fill=0)
+        made = [replace(plain, destination=copy.destination.part(box))] if not copy.fills_border else []
+        strips = (copy.destination.part(strip) for strip in _around(box, copy.destination.type.shape))
+        made += [replace(plain, source=_fill(context, strip, copy.fill), destination=strip) for strip in strips]
+    return made
+
+
+def _around(inner: Box, shape: Shape) -> Iterator[Box]:
+    """A value without a box of it, as boxes."""
+    for axis, ((begin, end), size) in enumerate(zip(inner, shape, strict=True)):
+        for span in ((0, begin), (end, size)):
+            if span[0] < span[1]:
+                yield (*inner[:axis], span, *full_box(shape)[axis + 1 :])
+
+
+_MOST_FILL = 256
+
+
+def _fill(context: Lowered, like: View, value: int) -> View:
+    """A constant that is read again and again, as a view of one value repeated."""
+    element = np.array(value).astype(like.type.dtype.numpy).tobytes()
+    dims = list(zip(like.physical, like.strides, strict=True))
+    nbytes, own = len(element), [0] * len(dims)
+    for place in reversed(range(len(dims))):
+        size, stride = dims[place]
+        if size > 1 and (stride != nbytes or nbytes * size > _MOST_FILL):
+            break
+        own[place], nbytes = nbytes, nbytes * size
+    name = f"fill_{like.type.dtype.text}_{value & 0xFFFFFFFF}_{nbytes}"
+    context.constants[name] = np.frombuffer(element * (nbytes // len(element)), np.uint8)
+    context.buffers[name] = Buffer(name, context.target.code, nbytes, Role.CONSTANT)
+    return View(name, like.type, tuple(own), 0, like.layout)
 
 
 def _result(context: Lowered, region: Region) -> View:
@@ -266,7 +314,7 @@ class _OnEngine:
         stores: list[list[Statement]] = [[] for _ in launches]
         if region.output not in tiling.in_place:
             pairs = zip(launches, tiling.tiles, strict=True)
-            stores = [[Copy(self.index, one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
+            stores = [[self.copy(one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
         late = tiling.buffers - 1
         for number, launch in enumerate(launches):
             step: list[Statement] = [launch]
@@ -299,7 +347,9 @@ class _OnEngine:
         context.fetches[target] = context.laid.regions[self.index].name
         if len({other.tile.box[-1] for other in self.tiling.tiles}) <= self.tiling.buffers:  # they stay where they are
             context.fetched[shared] = target
-        return [Copy(self.index, source, dense_view(target, source.type))]
+        made = dense_view(target, source.type)
+        # its own DMA copies into the engine's memory only
+        return [self.copy(source, made) if place == self.engine.memory else Copy(self.index, source, made)]
 
     def inputs(self, number: int) -> list[Statement]:
         """Copies of operands a tile needs before its launch."""
@@ -310,8 +360,13 @@ class _OnEngine:
             if value not in self.tiling.in_place and load:
                 source = self.context.operand(self.region, value).part(tile.reads[value])
                 view = self.buffer(f"in{position}_{slot}", value, tile.graph.types[value])
-                made.append(Copy(self.index, source, view))
+                made.append(self.copy(source, view))
         return made
+
+    def copy(self, source: View, destination: View) -> Copy:
+        """A copy by the engine's own DMA, or by what copies for everybody."""
+        dma, stream = self.engine.dma, self.engine.name
+        return Copy(self.index, source, destination, queue=dma.name if dma else "", stream=stream if dma else "")
 
     def buffer(self, suffix: str, value: str, kind: TensorType) -> View:
         """A tile's part of a value in a buffer of its own, in the layout the engine takes it in."""
@@ -337,7 +392,9 @@ class _OnEngine:
         else:
             written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
         queue = "" if self.engine.wait else CORE
-        return Launch(self.index, self.engine.name, tile.match, operands, written, tile.packed, region.layouts, queue)
+        stream = self.engine.name if self.engine.stream else ""
+        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream)
+        return Launch(self.index, self.engine.name, *known)
 
     def packed(self, number: int) -> dict[str, View]:
         """Where a launch finds its packed constants: copied close to the engine, or where they lie."""

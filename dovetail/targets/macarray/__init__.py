@@ -49,18 +49,18 @@ def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Co
     if kind is Kind.SUM:
         layer = layers.addition_of(match)
         second = layers.image_of(match.type("other"), operands[names["other"]])
-        walk, zeros, weights = (2, 1, 0, 0, 1), layer.zero_points, 0
+        walk, other, weights = (2, 1, 0, 0, 1), layer.other_zero_point, 0
     else:
         layer, weights = layers.layer_of(match), operands["weights"].address
-        walk, zeros = (*layer.kernel, *layer.before, layer.stride[0]), (layer.input_zero_point, 0)
-    bounds = np.array([zeros[0], layer.output_zero_point, layer.low, layer.high], np.int8)
+        walk, other = (*layer.kernel, *layer.before, layer.stride[0]), 0
+    bounds = np.array([layer.input_zero_point, layer.output_zero_point, layer.low, layer.high], np.int8)
     return (REGISTERS.command(
         "macarray_start", source=x.address - walk[2] * x.row - walk[3] * x.pixel, source_row=x.row,
         source_pixel=x.pixel, source_size=x.rows | x.columns << 16, second=second.address, second_row=second.row,
         second_pixel=second.pixel, result=y.address, result_row=y.row, result_pixel=y.pixel,
         result_size=y.rows | y.columns << 16, channels=x.channels | y.channels << 16, weights=weights,
         parameters=operands["parameters"].address, bounds=int(bounds.view("<u4")[0]),
-        kernel=sum(n << 4 * i for i, n in enumerate((*walk, kind))) | (zeros[1] & 255) << 24),)  # fmt: skip
+        kernel=sum(n << 4 * i for i, n in enumerate((*walk, kind))) | (other & 255) << 24),)  # fmt: skip
 
 
 def cycles(match: dt.Match) -> int:
@@ -90,5 +90,5 @@ TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000),
-    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", ()),),
+    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", (), dt.Rounding.DOUBLE),),
 )  # fmt: skip

@@ -124,7 +124,8 @@ def compute(job: Mapping[str, int], bus: Bus) -> None:
     sums = _added(job, bus, parameters) if kind is Kind.SUM else _window(job, bus, parameters[0])
     multiplier, shift = (row[:1] if kind is Kind.SUM else row for row in parameters[1:3])
     scaled = fixed_point(sums.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + zero_out
-    _image(bus, job, "result", outputs)[...] = np.clip(scaled, low, most)
+    result = _image(bus, job, "result", outputs)
+    result[...] = np.clip(scaled, low, most)
 
 
 def _added(job: Mapping[str, int], bus: Bus, parameters: Array) -> Array:
@@ -142,7 +143,7 @@ def _window(job: Mapping[str, int], bus: Bus, bias: Array) -> Array:
     """The sums of a convolution."""
     (rows, columns), (inputs, outputs) = _halves(job["source_size"]), _halves(job["channels"])
     high, wide, top, left, stride = (job["kernel"] >> shift & 15 for shift in (0, 4, 8, 12, 16))
-    zero = _bytes(job["bounds"])[0]
+    zero_in = _bytes(job["bounds"])[0]
     place = (job["source"] + top * job["source_row"] + left * job["source_pixel"]) & 0xFFFFFFFF
     x = _image(bus, {**job, "source": place}, "source", inputs)
     size = _halves(job["result_size"])
@@ -152,19 +153,17 @@ def _window(job: Mapping[str, int], bus: Bus, bias: Array) -> Array:
     )
     around = ((top, max(below, 0)), (left, max(right, 0)), (0, 0))
     # A kernel that ends before the image does is the same on the part it reads.
-    padded = np.pad(x, around, constant_values=zero)[: rows + top + below, : columns + left + right]
+    padded = np.pad(x, around, constant_values=zero_in)[: rows + top + below, : columns + left + right]
     groups = -(-outputs // _LANES), -(-inputs // _LANES)
     if _kind(job) is Kind.DEPTHWISE:
         blocks = bus.view(job["weights"], groups[0] * high * wide * _LANES).view(np.int8)
         weights = blocks.reshape(groups[0], high, wide, _LANES).transpose(1, 2, 0, 3).reshape(1, high, wide, -1)
-        own = weights[..., :outputs]
-        return np.asarray(
-            DepthwiseConv2d((stride, stride), input_zero_point=zero).evaluate([padded[None], own, bias])[0]
-        )
+        depthwise, own = DepthwiseConv2d((stride, stride), (1, 1), zero_in), weights[..., :outputs]
+        return np.asarray(depthwise.evaluate([padded[None], own, bias])[0])
     blocks = bus.view(job["weights"], groups[0] * high * wide * groups[1] * _LANES * _LANES).view(np.int8)
     weights = blocks.reshape(groups[0], high, wide, groups[1], _LANES, _LANES).transpose(0, 4, 1, 2, 3, 5)
     weights = weights.reshape(groups[0] * _LANES, high, wide, -1)[:outputs, :, :, :inputs]
-    return np.asarray(Conv2d((stride, stride), input_zero_point=zero).evaluate([padded[None], weights, bias])[0])
+    return np.asarray(Conv2d((stride, stride), input_zero_point=zero_in).evaluate([padded[None], weights, bias])[0])
 
 
 def _bytes(word: int) -> list[int]:

@@ -75,9 +75,9 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     rows, columns = shape[1:3] if len(shape) == 4 else (shape[0], 1)
     x, other, result = (_lies(match, operands, name) for name in ("x", "other", "result"))
     limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
-    stage = Stage(scales, *limits, other, added.zero_points[1])
+    stage = Stage(scales, *limits, other, added.other_zero_point)
     sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
-    return Task(sizes, False, added.zero_points[0], False, x, result, 0, 0, (), stage=stage)
+    return Task(sizes, False, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
 
 
 def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:

@@ -227,6 +227,7 @@ REQUANTISED = (
         lambda m: [m.result.dtype.text, m.operator("clip", Clip).low, m.operator("clip", Clip).high],
         ["uint8", 0, 255],
     ),
+    dt.Constraint("the scale must be 0 to 255", layers.range_of("scale"), lambda v: v[0] >= 0 and v[1] <= 255),
 )
 IMAGE = (
     layers.kernels_of(1, 3),

@@ -19,6 +19,7 @@ import numpy as np
 from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import DovetailError, PlaceError, PlanError, ProgramError, SimulationError
 from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import Machine
 from dovetail.program.ir import Launch, View, dense_view, element_places, load, store
@@ -158,12 +159,13 @@ def on_device(
     alignment, apart = 256 if case.aligned else memory.alignment, not case.dense
     room = _Room(alignment)
     inputs, types = ((leaf, name) for leaf, name in match.values.items() if name in layer.inputs), match.graph.types
-    views = {name: room.view(name, types[name], offload, leaf, apart) for leaf, name in inputs}
+    layouts, apart = offload.layouts_of(match), apart and offload.strided
+    views = {name: room.view(name, types[name], layouts.get(leaf), apart) for leaf, name in inputs}
     packed = {name: array.reshape(-1).view(np.uint8) for name, array in offload.pack(match).items()}
     step = alignment if case.aligned else _CONSTANTS
     places = {name: room.take(array.size, step) for name, array in packed.items()}
     scratch = room.take(offload.scratch(match), memory.alignment)
-    result = room.view("result", match.result, offload, "result", apart)
+    result = room.view("result", match.result, layouts.get("result"), apart)
     if room.used > memory.size:
         return None
     contents = np.full(memory.size, _UNWRITTEN, np.uint8)
@@ -221,11 +223,10 @@ class _Room:
         self.used = place + nbytes + self._alignment
         return place
 
-    def view(self, name: str, kind: TensorType, offload: Offload, leaf: str, apart: bool) -> View:
+    def view(self, name: str, kind: TensorType, layout: Layout | None, apart: bool) -> View:
         """A place for a value in the layout the offload takes or gives it in."""
-        layout = offload.layouts.get(leaf)
         view = dense_view(name, kind, 0, layout)
-        if apart and offload.strided and layout is None:  # with gaps behind its pixels and rows
+        if apart and layout is None:  # with gaps behind its pixels and rows
             strides = list(view.strides)
             for axis in range(len(strides) - 2, -1, -1):
                 strides[axis] = strides[axis + 1] * kind.shape[axis + 1] + self._alignment

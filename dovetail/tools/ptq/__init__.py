@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
 from dovetail.target.description import Target
 from dovetail.tools.ptq.accuracy import FACTORS
-from dovetail.tools.ptq.budget import weight_bytes
+from dovetail.tools.ptq.budget import LayerCost, weight_bytes
 from dovetail.tools.ptq.calibration import (
+    Calibrated,
     Settings,
     calibrate,
     choose_layers,
     finds_two_bits,
+    named_activations,
     named_widths,
     weight_widths,
 )
@@ -27,7 +30,7 @@ from dovetail.tools.ptq.execute import Told, silent
 from dovetail.tools.ptq.onnx_writer import plain_onnx
 from dovetail.tools.ptq.prepare import prepare
 from dovetail.tools.ptq.qdq import qdq_graph
-from dovetail.tools.ptq.search import Search, search
+from dovetail.tools.ptq.search import Search, activation_costs, search
 from dovetail.tools.ptq.steps import Method
 from dovetail.tools.ptq.unquantise import input_steps, is_quantised
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = ["Method", "Preprocessing", "Quantised", "Samples", "Settings", "input_steps", "is_quantised"]
-__all__ += ["finds_two_bits", "named_widths", "prepare", "quantise_network", "read_samples"]
+__all__ += ["finds_two_bits", "named_activations", "named_widths", "prepare", "quantise_network", "read_samples"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Quantised:
     """Of all weights, packed."""
     search: Search | None
     """How the widths were found, where a budget was given."""
+    activations: tuple[LayerCost, ...] = ()
+    """Activations of fewer than 8 bits, each at its own width alone: bytes and noise. Empty where none is."""
 
 
 def quantise_network(
@@ -83,9 +88,23 @@ def quantise_network(
     if settings.budget is not None:
         found = search(calibrated, data, measured, target, settings.budget, report)
         widths = found.widths
+        calibrated = calibrated.at_widths(found.activation_widths) if found.values else calibrated
     scheme = choose_layers(calibrated, data, widths, report)
     report("writing the model")
     quantised = qdq_graph(calibrated.graph, scheme)
     rows = {name: [round(float(value), 9) for value in row] for name, row in calibrated.factors.items()}
     notes = {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {}
-    return Quantised(quantised, plain_onnx(quantised, notes), widths, weight_bytes(graph, widths), found)
+    model, narrow = plain_onnx(quantised, notes), _narrow_activations(calibrated, data, report)
+    return Quantised(quantised, model, widths, weight_bytes(graph, widths), found, narrow)
+
+
+def _narrow_activations(calibrated: Calibrated, data: Mapping[str, Array], report: Told) -> tuple[LayerCost, ...]:
+    """What activations of fewer than 8 bits take, and the noise each makes alone, in the network's order."""
+    bits = {name: steps.dtype.bits for name, steps in calibrated.activations.items()}
+    groups = {name: (name,) for name in bits if bits[name] < 8}
+    widths = sorted({bits[name] for name in groups}, reverse=True)
+    costs = activation_costs(calibrated, data, groups, widths, report)
+    return tuple(
+        LayerCost(one.name, {bits[one.name]: one.noise[bits[one.name]]}, {bits[one.name]: one.cost[bits[one.name]]})
+        for one in costs
+    )

@@ -19,7 +19,7 @@ from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
-from dovetail.read import load_model
+from dovetail.read import load_model, own_rounding
 from dovetail.target.description import Target
 from dovetail.tools.arrays import built
 from dovetail.tools.ptq.budget import decibel
@@ -263,13 +263,15 @@ def accuracy_of(
     Raises:
         DovetailError: a file is at fault, or they do not fit each other.
     """
+    from dovetail.compile import Options
     from dovetail.run import default_simulator
     from dovetail.targets import load_target
 
     report("reading the model")
     qdq = simplify(load_model(model))
-    integer = quantize(qdq, allow_float=True)
     target = load_target(target_name) if target_name is not None else None
+    own = Options().rounding_of(model, target) if target is not None else own_rounding(model)
+    integer = quantize(qdq, own, allow_float=True)
     reference = prepare(load_model(float_model), float_model.name) if float_model else without_activations(qdq)
     if set(reference.inputs) != set(qdq.inputs):
         what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"

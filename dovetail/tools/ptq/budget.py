@@ -16,6 +16,7 @@ from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import Array
 from dovetail.tools.ptq.execute import Told, Values, batches, compute, run, sampled
 from dovetail.tools.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
+from dovetail.tools.ptq.steps import Steps
 
 SAMPLES = 64
 """Most samples sensitivities are measured on."""
@@ -30,13 +31,14 @@ class Budget:
     """A limit for the network as a whole."""
 
     kind: str
-    """"bytes" of weights, "cycles" of an inference, "loss" in points of top-1, "sqnr" in dB."""
+    """"bytes" of weights (and of activations where their widths are searched for too), "cycles" of an inference,
+    "loss" in points of top-1, "sqnr" in dB."""
     limit: float
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer at every width."""
+    """One layer, or one activation, at every width."""
 
     name: str
     noise: Mapping[int, float]
@@ -98,10 +100,7 @@ def sensitivities(
     graph: Graph, data: Mapping[str, Array], widths: Sequence[int], settings: LayerSettings, report: Told
 ) -> dict[str, dict[int, float]]:
     """The noise each layer alone makes at each width, its weights fitted as they will be."""
-    total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
-    count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
-    part = {name: array[:count] for name, array in data.items()}
-    values = {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
+    values = _every_value(graph, data)
     found: dict[str, dict[int, float]] = {}
     layers = weighted_layers(graph)
     for index, node in enumerate(layers):
@@ -116,6 +115,53 @@ def sensitivities(
     return found
 
 
+def _every_value(graph: Graph, data: Mapping[str, Array]) -> Values:
+    """All values of the float network on some samples."""
+    total = sum(4 * kind.elements for name, kind in graph.types.items() if name not in graph.constants)
+    count = int(max(1, min(SAMPLES, MOST_BYTES // max(total, 1))))
+    part = {name: array[:count] for name, array in data.items()}
+    return {**run(graph, part, keep=[node.output for node in graph.nodes]), **part}
+
+
+def rounding_noise(
+    graph: Graph,
+    data: Mapping[str, Array],
+    groups: Sequence[Sequence[str]],
+    steps: Mapping[int, Mapping[str, Steps]],
+    report: Told,
+) -> list[dict[int, float]]:
+    """The noise at the results when only some activations are rounded, for each group of them and each width.
+
+    Args:
+        graph: the float network.
+        data: float32 [N, *shape] by input.
+        groups: activations that are rounded together.
+        steps: by bits, those of every activation.
+        report: told the progress.
+    """
+    values, found = _every_value(graph, data), []
+    for number, group in enumerate(groups):
+        report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
+        found.append({bits: _noise_of(graph, values, group, own) for bits, own in steps.items()})
+    return found
+
+
+def _noise_of(graph: Graph, values: Values, group: Sequence[str], steps: Mapping[str, Steps]) -> float:
+    """The noise at the results with a group of activations rounded to their steps."""
+    fresh: Values = {name: _rounded(values[name], steps[name]) for name in group if name in graph.inputs}
+    for node in graph.nodes:
+        if any(name in fresh for name in node.inputs):
+            known = {name: fresh.get(name, values.get(name)) for name in node.inputs if name not in graph.constants}
+            fresh[node.output] = compute(graph, node, {n: a for n, a in known.items() if a is not None})
+        if node.output in group:
+            fresh[node.output] = _rounded(fresh.get(node.output, values[node.output]), steps[node.output])
+    return _share_of_noise(graph, values, fresh)
+
+
+def _rounded(array: Array, steps: Steps) -> Array:
+    return steps.rounded(array).astype(np.float32)
+
+
 def _noise_after(graph: Graph, values: Values, layer: str, centred: bool) -> float:
     """The noise at the results when one layer computes with other weights and everything behind it again."""
     fresh: Values = {}
@@ -127,6 +173,11 @@ def _noise_after(graph: Graph, values: Values, layer: str, centred: bool) -> flo
         if node.output == layer and centred:
             error = fresh[layer] - values[layer]
             fresh[layer] = fresh[layer] - error.mean(axis=tuple(range(error.ndim - 1)))
+    return _share_of_noise(graph, values, fresh)
+
+
+def _share_of_noise(graph: Graph, values: Values, fresh: Values) -> float:
+    """The square error at the results over their mean square, what is not in `fresh` being as it was."""
     noise = signal = 0.0
     for name in result_values(graph):
         if name in fresh and sampled(graph, fresh, name):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from dovetail.errors import DovetailError, TargetError
 from dovetail.ir.graph import Graph, GraphBuilder
+from dovetail.ir.operators.activation import LogSoftmax, Softmax
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
@@ -33,6 +34,11 @@ class Settings:
     """Of weights, where `widths` does not say otherwise."""
     widths: Mapping[str, int] = field(default_factory=dict)
     """Bits of the weights by result of the layer."""
+    activation_bits: int = 8
+    """Of activations, where `activation_widths` does not say otherwise; what the network gives keeps 8 bits, and so do
+    the operands of its softmaxes."""
+    activation_widths: Mapping[str, int] = field(default_factory=dict)
+    """Bits of activations by value."""
     equalise: bool = False
     """Even out the channels between neighbouring layers."""
     correct_bias: bool = True
@@ -46,6 +52,9 @@ class Settings:
     """Inputs and outputs become integers."""
     budget: Budget | None = None
     """Search for the width of each layer's weights under this budget; `bits` and `widths` are not used then."""
+    mixed_activations: bool = False
+    """Search for the width of each activation under the budget too; `mixed_weights` says whether of weights as well."""
+    mixed_weights: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,12 @@ class Calibrated:
     wanted: Quantisation
     """What the target takes."""
     settings: Settings
+    seen: Mapping[str, Histogram] = field(default_factory=dict)
+    """What was seen of each quantised value."""
+
+    def at_widths(self, bits: Mapping[str, int]) -> Calibrated:
+        """The same with activations of other widths, by value."""
+        return replace(self, activations=_steps(self.graph, self.seen, self.wanted, self.settings, bits))
 
     @property
     def layer_settings(self) -> LayerSettings:
@@ -83,27 +98,72 @@ def calibrate(
     points = stepping.quantised_values(graph)
     seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
     report("choosing ranges")
-    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
-    steps = _steps(graph, points, seen, wanted.activations, settings.method, symmetric)
-    if wanted.shifts:
-        narrow = [name for name, bits in settings.widths.items() if bits == 2] if wanted.operand_bits < 8 else []
-        spare = dict.fromkeys(stepping.operands_of(graph, narrow), 8 - wanted.operand_bits)
-        steps = stepping.shiftable(graph, steps, spare)
-    return Calibrated(graph, steps, factors, wanted, settings)
+    bits = {} if settings.mixed_activations else activation_widths(graph, settings, wanted)
+    return Calibrated(graph, _steps(graph, seen, wanted, settings, bits), factors, wanted, settings, seen)
+
+
+def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The activations that may have fewer than 8 bits, in groups of those that share their steps, by one of them."""
+    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in narrowable(graph):
+        found[owner[name]] = (*found.get(owner[name], ()), name)
+    return found
+
+
+def activation_widths(graph: Graph, settings: Settings, wanted: Quantisation) -> dict[str, int]:
+    """Bits of every activation that may be narrow. Those that share their steps have one width, the widest given.
+
+    Raises:
+        TargetError: the target does not take a width.
+    """
+    given = settings.activation_widths
+    found = {
+        name: max(given.get(member, settings.activation_bits) for member in group)
+        for group in shared_widths(graph).values()
+        for name in group
+    }
+    for width in sorted({*found.values()} - {8}):
+        if width not in wanted.activation_bits:
+            known = ", ".join(map(str, wanted.activation_bits))
+            hint = f"choose one of {known} with --activations or --activation-width"
+            raise TargetError(f"it takes activations of {known} bits, not of {width}", where="the target", hint=hint)
+    return found
+
+
+def narrowable(graph: Graph) -> tuple[str, ...]:
+    """The activations that may have fewer than 8 bits: not what the network gives, nor what a softmax reads."""
+    fixed = {*graph.outputs, *stepping.fixed_ranges(graph)}
+    fixed |= {node.inputs[0] for node in graph.nodes if isinstance(node.operator, Softmax | LogSoftmax)}
+    owner = stepping.shared(graph, stepping.quantised_values(graph))
+    kept = {owner[source] for name in fixed for source in (stepping.source_of(graph, name, owner),) if source in owner}
+    return tuple(name for name in owner if owner[name] not in kept)
 
 
 def _steps(
-    graph: Graph, points: tuple[str, ...], seen: Mapping[str, Histogram], dtype: DType, method: Method, symmetric: bool
+    graph: Graph, seen: Mapping[str, Histogram], wanted: Quantisation, settings: Settings, bits: Mapping[str, int]
 ) -> dict[str, Steps]:
+    """The steps of every quantised value, in few bits those that `bits` has."""
+    symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
+    points = stepping.quantised_values(graph)
     known, owner = stepping.fixed_ranges(graph), stepping.shared(graph, points)
     found = {}
     for name in points:
+        dtype = wanted.activations.narrowed(bits.get(name, 8))
+        if name in graph.inputs and settings.integer_ends:  # ONNX has no inputs of 2 bits that others read
+            dtype = dtype.narrowed(max(dtype.bits, 4))
         if name not in known:
-            found[name] = stepping.choose(seen[name], method, dtype, symmetric)
+            found[name] = stepping.choose(seen[name], settings.method, dtype, symmetric)
         else:  # without symmetry what TFLite fixes for a softmax
-            fixed = Steps(dtype, 2.0**-8, dtype.low)
-            found[name] = stepping.spanning(*known[name], dtype, True) if symmetric else fixed
-    return {name: found[owner[name]] for name in points}
+            low, high = known[name]
+            fixed = Steps(dtype, (high - low) * 2.0**-8, round(-low / (high - low) * 2**8) + dtype.low)
+            found[name] = stepping.spanning(low, high, dtype, True) if symmetric else fixed
+    steps = {name: found[owner[name]] for name in points}
+    if not wanted.shifts:
+        return steps
+    narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
+    spare = dict.fromkeys(stepping.operands_of(graph, narrow), 8 - wanted.operand_bits)
+    return stepping.shiftable(graph, steps, spare)
 
 
 def finds_two_bits(target: Target) -> bool:
@@ -137,29 +197,40 @@ def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str,
 
 
 def named_widths(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
-    """The widths of single layers.
+    """The widths of the weights of single layers, from texts as `_named` takes them."""
+    layers = [(node.output, node.origin) for node in weighted_layers(graph)]
+    return _named(layers, texts, "--width", "layer with weights")
+
+
+def named_activations(graph: Graph, texts: Sequence[str]) -> dict[str, int]:
+    """The widths of single activations, from texts as `_named` takes them."""
+    producers = graph.producers()
+    points = [(name, producers[name].origin if name in producers else "") for name in narrowable(graph)]
+    return _named(points, texts, "--activation-width", "activation")
+
+
+def _named(known: Sequence[tuple[str, str]], texts: Sequence[str], option: str, noun: str) -> dict[str, int]:
+    """The widths of what is named.
 
     Args:
-        graph: what `prepare` gave.
-        texts: "pattern=int2" each; patterns are those of file names, for a layer's name or operator in the model.
+        known: name and operator in the model of everything that may be.
+        texts: "pattern=int2" each; patterns are those of file names, for a name or an operator.
+        option: and noun: of the message.
 
     Raises:
-        DovetailError: one says no width, or fits no layer; names the layers.
+        DovetailError: one says no width, or fits nothing; names what there is.
     """
-    layers = weighted_layers(graph)
     found: dict[str, int] = {}
     for text in texts:
         pattern, _, width = text.rpartition("=")
         if not pattern or width not in ("int8", "int4", "int2"):
             raise DovetailError(
-                f"'{text}' does not say a width", where="--width", hint="for instance 'conv2*=int2'; int8, int4 or int2"
+                f"'{text}' does not say a width", where=option, hint="for instance 'conv2*=int2'; int8, int4 or int2"
             )
-        named = [n.output for n in layers if fnmatchcase(n.output, pattern) or fnmatchcase(n.origin, pattern)]
+        named = [name for name, origin in known if fnmatchcase(name, pattern) or fnmatchcase(origin, pattern)]
         if not named:
-            known = ", ".join(node.output for node in layers)
-            raise DovetailError(
-                f"no layer with weights is named '{pattern}'", where="--width", hint=f"the layers are {known}"
-            )
+            hint = f"the {noun.partition(' ')[0]}s are {', '.join(name for name, _ in known)}"
+            raise DovetailError(f"no {noun} is named '{pattern}'", where=option, hint=hint)
         found.update(dict.fromkeys(named, int(width.removeprefix("int"))))
     return found
 

@@ -21,8 +21,8 @@ from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Gather, Pad, Reshape, Transpose
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
-from dovetail.ir.types import DType
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise
+from dovetail.ir.types import DType, TensorType
 
 TO_IMAGE = (0, 3, 1, 2)
 """NHWC to NCHW."""
@@ -48,13 +48,21 @@ def plain_onnx(graph: Graph, notes: Mapping[str, str] | None = None) -> onnx.Mod
         if writer.read(name) != name:
             writer.node("Identity", [writer.read(name)], name)
     body = onnx.GraphProto(name=graph.name, node=writer.nodes, initializer=writer.initializers)
-    body.input.extend(value_info(name, graph.types[name]) for name in graph.inputs)
+    body.input.extend(_input_info(name, graph.types[name]) for name in graph.inputs)
     body.output.extend(value_info(name, graph.types[name]) for name in graph.outputs)
     model = onnx_model(body, "dovetail.calibrate", notes or {})
     if model.ByteSize() > MOST_BYTES:
         what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({MOST_BYTES})"
         raise DovetailError(what, where=graph.name, hint="quantise a smaller network, or parts of this one")
     return model
+
+
+def _input_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
+    """An input's name and type; one narrower than a byte is of 4 bits."""
+    if kind.dtype.bits >= 8:
+        return value_info(name, kind)
+    nibble = onnx.TensorProto.INT4 if kind.dtype.signed else onnx.TensorProto.UINT4
+    return onnx.helper.make_tensor_value_info(name, nibble, list(kind.shape))
 
 
 def _absorbed_pads(graph: Graph) -> frozenset[str]:
@@ -172,6 +180,10 @@ class _Writer(OnnxBody):
                     self.node("Clip", [x, *limits], output)
             case Unary():
                 self._meaning(node, image)
+            case Normalise(epsilon=epsilon, centred=True, summed=False):
+                ones = np.ones(self.types[first].shape[-1], np.float32)
+                factor = self.initializer(self.fresh(f"{node.output}_ones"), ones, DType.FLOAT32)
+                self.node("LayerNormalization", [self.read(first), factor], self.result(node), epsilon=epsilon)
             case Softmax(beta=1.0):
                 self.node("Softmax", [self.read(first)], self.result(node), axis=-1)
             case Add() | Binary() as operator:

@@ -23,6 +23,7 @@ from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
+from dovetail.tools.ptq.composites import gather_gelu, gather_normalisation
 from dovetail.tools.ptq.unquantise import is_quantised, unquantised
 
 _REORDERED = ("_nhwc", "_ohwi")
@@ -39,6 +40,7 @@ def prepare(graph: Graph, file_name: str) -> Graph:
             bad = int(array.size - np.isfinite(array).sum())
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
+    graph = run(graph, (gather_normalisation, gather_gelu))
     return own_names(simplify(run(graph, (fold_normalisation, multiply_by_reciprocal))))
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node
+from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.movement import Concat, Pad
+from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.tools.ptq.layers import Weights
 from dovetail.tools.ptq.steps import Steps, carries, spanning, steps_of
@@ -82,8 +84,16 @@ class _Writer:
             source = self.builder.input(name, TensorType(kind.shape, steps.dtype))
         else:
             self.builder.input(name, kind)
-            source = self.builder.add(Quantize(steps.dtype), [name, *parameters], self._fresh(f"{name}_quantized"))
+            source = self._quantized(name, steps, parameters, name, self._fresh(f"{name}_quantized"))
         self.names[name] = self.builder.add(Dequantize(), [source, *parameters], self._fresh(f"{name}_dequantized"))
+
+    def _quantized(self, real: str, steps: Steps, parameters: list[str], name: str, stem: str, origin: str = "") -> str:
+        """The integers of a value; those of fewer than 8 bits are 8-bit ones, as every reader of ONNX takes them, whose
+        floats are limited first."""
+        if steps.dtype.bits < 8:
+            low, high = ((end - steps.zero_point) * steps.scale for end in (steps.dtype.low, steps.dtype.high))
+            real = self.builder.add(Clamp(low, high), [real], self._fresh(f"{name}_limited"), origin)
+        return self.builder.add(Quantize(steps.dtype.narrowed(8)), [real, *parameters], stem, origin)
 
     def _node(self, node: Node) -> None:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]
@@ -103,7 +113,7 @@ class _Writer:
         parameters = self._parameters(node.output, np.array(steps.scale), np.array(steps.zero_point))
         whole = is_output and self.scheme.integer_ends
         stem = node.output if whole else self._fresh(f"{node.output}_quantized")
-        integers = self.builder.add(Quantize(steps.dtype), [real, *parameters], stem, node.origin)
+        integers = self._quantized(real, steps, parameters, node.output, stem, node.origin)
         stem = node.output if is_output and not whole else self._fresh(f"{node.output}_dequantized")
         value = self.builder.add(Dequantize(), [integers, *parameters], stem, node.origin)
         self.names[node.output] = value
@@ -119,16 +129,33 @@ class _Writer:
             return self._dequantized(name, weights.integers, weights.dtype, weights.scale, zeros, weights.axis)
         if weights is not None and position == 2:
             return self._bias(node)
+        if isinstance(node.operator, Recurrent) and position in (1, 2) and node.output in self.scheme.activations:
+            return self._gates(name, node.operator)
         if name in self.names:
             return self.names[name]
         array = self.graph.constants[name]
-        if array.dtype != np.float32 or not isinstance(node.operator, Add | Binary | Concat):
+        joined = isinstance(node.operator, Add | Binary | Concat) and self._on_integers(node)
+        if array.dtype != np.float32 or not joined:
             self.names[name] = self.builder.constant(name, array, self.graph.types[name].dtype)
             return self.names[name]
         steps = spanning(float(array.min()), float(array.max()), DType.INT8, symmetric=False)
         integers = (np.rint(steps.rounded(array) / steps.scale) + steps.zero_point).astype(np.int8)
         scale, zero = np.array([steps.scale]), np.array([steps.zero_point])
         return self._dequantized(name, integers, DType.INT8, scale, zero, -1)
+
+    def _gates(self, name: str, operator: Recurrent) -> str:
+        """Weights of a recurrent layer as int8, with a scale for each gate."""
+        rows = self.graph.constants[name]
+        gates = rows.reshape(operator.kind.gates, -1)
+        scale = (np.maximum(np.abs(gates).max(axis=1), 2.0**-40) / 127).astype(np.float32)
+        scales = np.repeat(scale, rows.shape[0] // len(scale))
+        integers = np.clip(np.rint(rows / scales[:, None]), -127, 127).astype(np.int8)
+        return self._dequantized(name, integers, DType.INT8, scales, np.zeros(scales.size, np.int32), 0)
+
+    def _on_integers(self, node: Node) -> bool:
+        """Whether an operand has steps; those of a layer normalisation's factor and offset have none."""
+        computed = (name for name in node.inputs if name not in self.graph.constants)
+        return any(steps_of(self.graph, self.scheme.activations, name) is not None for name in computed)
 
     def _bias(self, node: Node) -> str:
         """The bias in steps of input scale times weight scale, as int32."""

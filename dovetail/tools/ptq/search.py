@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import ceil, floor
 from pathlib import Path
@@ -18,7 +18,7 @@ from dovetail.target.description import Target
 from dovetail.tools.arrays import built
 from dovetail.tools.ptq import budget as costing
 from dovetail.tools.ptq.budget import Budget, FrontierPoint, LayerCost, decibel
-from dovetail.tools.ptq.calibration import Calibrated, choose_layers
+from dovetail.tools.ptq.calibration import Calibrated, choose_layers, shared_widths
 from dovetail.tools.ptq.data import Samples, check_labels
 from dovetail.tools.ptq.execute import Told, silent
 from dovetail.tools.ptq.layers import weighted_layers
@@ -61,11 +61,21 @@ class Search:
     """"bytes" or "cycles"."""
     base: float
     """Cycles that no width changes; 0 for bytes."""
+    values: tuple[LayerCost, ...] = ()
+    """The activations whose widths were searched for too; in points they come behind the layers."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By the name of one of `values`, the activations that share its steps."""
 
     @property
     def widths(self) -> dict[str, int]:
         """Bits by layer."""
-        return {layer.name: bits for layer, bits in zip(self.layers, self.chosen.widths, strict=True)}
+        return {layer.name: bits for layer, bits in zip(self.layers, self.chosen.widths, strict=False)}
+
+    @property
+    def activation_widths(self) -> dict[str, int]:
+        """Bits by activation."""
+        chosen = zip(self.values, self.chosen.widths[len(self.layers) :], strict=True)
+        return {name: bits for value, bits in chosen for name in self.groups[value.name]}
 
 
 def search(
@@ -76,7 +86,7 @@ def search(
     budget: Budget,
     report: Told = silent,
 ) -> Search:
-    """Choose the width of every layer's weights.
+    """Choose the width of every layer's weights, of every activation, or of both, as the settings say.
 
     Args:
         calibrated: the float graph with the steps of its activations.
@@ -89,20 +99,54 @@ def search(
     Raises:
         DovetailError: no choice keeps the budget.
     """
-    widths = calibrated.wanted.weight_bits
-    noise = costing.sensitivities(calibrated.graph, data, widths, calibrated.layer_settings, report)
-    costs, base, unit = costing.byte_costs(calibrated.graph, widths), 0.0, "bytes"
+    settings, graph = calibrated.settings, calibrated.graph
+    allowed = {
+        node.output: calibrated.wanted.weight_bits
+        if settings.mixed_weights
+        else (settings.widths.get(node.output, settings.bits),)
+        for node in weighted_layers(graph)
+    }
+    widths = sorted({bits for own in allowed.values() for bits in own}, reverse=True)
+    noise = costing.sensitivities(graph, data, widths, calibrated.layer_settings, report)
+    costs, base, unit = costing.byte_costs(graph, widths), 0.0, "bytes"
     if budget.kind == "cycles":
+        if settings.mixed_activations:
+            hint = "give bytes=N, loss=POINTS or sqnr=DB, or --activations of one width"
+            raise DovetailError("cycles are not searched over widths of activations", where="--budget", hint=hint)
         costs, base = _cycle_costs(calibrated, data, target, report)
         unit = "cycles"
-    layers = tuple(LayerCost(name, own, costs[name]) for name, own in noise.items())
-    points = costing.frontier(layers)
+    layers = tuple(
+        LayerCost(name, {bits: noise[name][bits] for bits in own}, {bits: costs[name][bits] for bits in own})
+        for name, own in allowed.items()
+    )
+    groups = shared_widths(graph) if settings.mixed_activations else {}
+    values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
+    points = costing.frontier((*layers, *values))
     if budget.kind in ("bytes", "cycles"):
         chosen = costing.within(points, budget.limit - base, unit)
     else:
-        excess = _excess(calibrated, data, measured, budget, report)
+        excess = _excess(calibrated, data, measured, budget, groups, report)
         chosen = costing.cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")
-    return Search(layers, points, chosen, unit, base)
+    return Search(layers, points, chosen, unit, base, values, groups)
+
+
+def activation_costs(
+    calibrated: Calibrated,
+    data: Mapping[str, Array],
+    groups: Mapping[str, Sequence[str]],
+    widths: Sequence[int],
+    report: Told,
+) -> tuple[LayerCost, ...]:
+    """Bytes and noise of groups of activations that share their steps, at each width; each group by its name."""
+    graph, names = calibrated.graph, list(groups)
+    if not names:
+        return ()
+    every = [name for group in groups.values() for name in group]
+    steps = {bits: calibrated.at_widths(dict.fromkeys(every, bits)).activations for bits in widths}
+    noise = costing.rounding_noise(graph, data, list(groups.values()), steps, report)
+    sizes = {name: sum(graph.types[member].elements for member in group) for name, group in groups.items()}
+    costs = {name: {bits: float(-(-sizes[name] * bits // 8)) for bits in widths} for name in names}
+    return tuple(LayerCost(name, own, costs[name]) for name, own in zip(names, noise, strict=True))
 
 
 def _cycle_costs(
@@ -124,7 +168,12 @@ def _cycle_costs(
 
 
 def _excess(
-    calibrated: Calibrated, data: Mapping[str, Array], measured: Samples, budget: Budget, report: Told
+    calibrated: Calibrated,
+    data: Mapping[str, Array],
+    measured: Samples,
+    budget: Budget,
+    groups: Mapping[str, Sequence[str]],
+    report: Told,
 ) -> Callable[[FrontierPoint], float]:
     """By how much a point misses a loss or a signal-to-noise ratio, measured with all layers quantised."""
     names = [node.output for node in weighted_layers(calibrated.graph)]
@@ -140,9 +189,12 @@ def _excess(
     float_ends = replace(calibrated, settings=replace(calibrated.settings, integer_ends=False))
 
     def excess(point: FrontierPoint) -> float:
-        report(f"trying {point.cost:,.0f} bytes of weights")
-        widths = dict(zip(names, point.widths, strict=True))
-        graph = qdq_graph(calibrated.graph, choose_layers(float_ends, data, widths))
+        report(f"trying {point.cost:,.0f} bytes")
+        widths, found = dict(zip(names, point.widths, strict=False)), float_ends
+        if groups:
+            bits = zip(groups.values(), point.widths[len(names) :], strict=True)
+            found = float_ends.at_widths({name: width for group, width in bits for name in group})
+        graph = qdq_graph(calibrated.graph, choose_layers(found, data, widths))
         given = value if value in graph.types else calibrated.graph.outputs[0]
         got = costing.outputs_on(graph, measured.inputs, given)
         if budget.kind == "loss":
@@ -160,7 +212,8 @@ TICKS = 5
 
 def frontier_svg(found: Search, title: str) -> str:
     """A drawing of the frontier with the chosen point marked; the same text for the same search."""
-    unit = "bytes of weights" if found.unit == "bytes" else "cycles of layers with weights"
+    unit = "bytes of weights and activations" if found.values else "bytes of weights"
+    unit = unit if found.unit == "bytes" else "cycles of layers with weights"
     costs, ratios = [point.cost for point in found.points], [point.sqnr for point in found.points]
     low, high = floor(min(ratios)), max(ceil(max(ratios)), floor(min(ratios)) + 1)
     left, right = min(costs), max(max(costs), min(costs) + 1)

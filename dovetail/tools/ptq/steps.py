@@ -15,7 +15,12 @@ import numpy as np
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp, Softmax
 from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.recurrent import DEFAULT_CURVES, Recurrent
+from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.types import Array, DType
+from dovetail.quantize.cells import reads_cells
 
 BINS = 2048
 """Bins of a histogram."""
@@ -169,15 +174,60 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
         if graph.types[node.output].dtype is not DType.FLOAT32 or moved:
             continue
         readers = users[node.output]
+        if in_normalisation(graph, users, node.output) or _stays_float(graph, node):
+            continue
         clamped = len(readers) == 1 and isinstance(readers[0].operator, Clamp) and node.output not in graph.outputs
         if not clamped:
             found.append(node.output)
     return tuple(found)
 
 
+def _stays_float(graph: Graph, node: Node) -> bool:
+    """True for a recurrent layer without an integer form."""
+    operator = node.operator
+    if not isinstance(operator, Recurrent):
+        return False
+    plain = operator.functions == DEFAULT_CURVES[operator.kind] and len(node.inputs) == 5
+    return not plain or reads_cells(graph, node) or any(name not in graph.constants for name in node.inputs[1:])
+
+
+def in_normalisation(graph: Graph, users: Mapping[str, list[Node]], value: str) -> bool:
+    """True for a value between a layer normalisation and the factor or offset per channel that comes behind it: the
+    integer form rounds once, at their end."""
+    producers = graph.producers()
+    readers = users[value]
+    if len(readers) != 1 or value in graph.outputs or _scaled(graph, _behind_moves(users, readers[0])) is None:
+        return False
+    node: Node | None = producers.get(value)
+    while node is not None and not isinstance(node.operator, Normalise):
+        source = node.inputs[0] if isinstance(node.operator, Reshape) else _scaled(graph, node)
+        node = producers.get(source) if source is not None else None
+    return node is not None and not (isinstance(node.operator, Normalise) and node.operator.summed)
+
+
+def _behind_moves(users: Mapping[str, list[Node]], node: Node) -> Node:
+    """The node, or the first behind reshapes that only one reads."""
+    while isinstance(node.operator, Reshape) and len(users[node.output]) == 1:
+        (node,) = users[node.output]
+    return node
+
+
+def _scaled(graph: Graph, node: Node) -> str | None:
+    """The operand of a factor or an offset along the last axis; None where the node is neither."""
+    operator, kinds = node.operator, (BinaryKind.MULTIPLY, BinaryKind.ADD)
+    if not isinstance(operator, Add) and not (isinstance(operator, Binary) and operator.kind in kinds):
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        array = graph.constants.get(other)
+        if array is not None and value not in graph.constants and array.size in (1, *array.shape[-1:]):
+            return value
+    return None
+
+
 def fixed_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
-    """Ranges that are known without data: shares of a softmax."""
-    return {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
+    """Ranges that are known without data: shares of a softmax, and hidden values of recurrent layers."""
+    ranges = {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
+    return ranges | {node.output: (-1.0, 1.0) for node in graph.nodes if isinstance(node.operator, Recurrent)}
 
 
 def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
@@ -205,7 +255,7 @@ def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
 
 def steps_of(graph: Graph, activations: Mapping[str, Steps], value: str) -> Steps | None:
     """The steps of a value, its own or those of the value whose elements it has."""
-    return activations.get(_source(graph, value, activations))
+    return activations.get(source_of(graph, value, activations))
 
 
 def shiftable(graph: Graph, steps: Mapping[str, Steps], spare: Mapping[str, int]) -> dict[str, Steps]:
@@ -242,10 +292,10 @@ def _coarser(steps: Steps, scale: float) -> Steps:
 
 def operands_of(graph: Graph, layers: Collection[str]) -> set[str]:
     """The quantised values that layers, by their results, read their activations from."""
-    return {_source(graph, node.inputs[0]) for node in graph.nodes if node.output in layers}
+    return {source_of(graph, node.inputs[0]) for node in graph.nodes if node.output in layers}
 
 
-def _source(graph: Graph, value: str, known: Collection[str] = ()) -> str:
+def source_of(graph: Graph, value: str, known: Collection[str] = ()) -> str:
     """The value whose elements a value has, or the first of those it was moved through that is known."""
     producers = graph.producers()
     while value not in known and value in producers and carries(producers[value]):
@@ -258,7 +308,7 @@ def _sums(graph: Graph, steps: Mapping[str, Steps]) -> list[tuple[tuple[str, ...
     users = graph.users()
     found = []
     for node in (node for node in graph.nodes if isinstance(node.operator, Add)):
-        operands, result = tuple(_source(graph, value) for value in node.inputs), _limited(users, steps, node.output)
+        operands, result = tuple(source_of(graph, value) for value in node.inputs), _limited(users, steps, node.output)
         if all(name in steps for name in (*operands, result)):
             found.append((operands, result))
     return found

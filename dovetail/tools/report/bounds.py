@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dovetail.sim.device import Activity
     from dovetail.sim.protocol import InferenceResult
-    from dovetail.target.description import Core, Target
+    from dovetail.target.description import Core, Dma, StreamDma, Target
 
 KINDS = ("peak", "below_peak", "transfers", "core")
 """Where cycles go, in this order."""
@@ -84,8 +85,8 @@ def bound(layer: Mapping[str, Any], plan: Mapping[str, Any], target: Target, cor
         words = -(-(plan["written"] if plan["calls"] else layer["bytes_moved"]) // 4)
         cycles = plan["products"] * core_product(cores) + words * core_word(cores)
         limits.append(Bound(cycles, "one multiply-accumulate per MAC, one store per word"))
-    if target.dma is not None and layer["bytes_moved"]:
-        limits.append(Bound(layer["bytes_moved"] / target.dma.bytes_per_cycle, f"its bytes through {target.dma.name}"))
+    if (dma := _dma_for(layer, target)) is not None and layer["bytes_moved"]:
+        limits.append(Bound(layer["bytes_moved"] / dma.bytes_per_cycle, f"its bytes through {dma.name}"))
     return max(limits, key=lambda limit: limit.cycles, default=Bound(0, ""))
 
 
@@ -96,6 +97,18 @@ def windows(inference: InferenceResult) -> list[tuple[int, int, int]]:
     ends = [*(marker.start_cycle for marker in inference.markers[1:]), inference.total_cycles]
     starts = [0, *ends[:-1]]
     return [(m.layer, start, end) for m, start, end in zip(inference.markers, starts, ends, strict=True)]
+
+
+def _dma_for(layer: Mapping[str, Any], target: Target) -> Dma | StreamDma | None:
+    """What copies for a layer; None where the core does."""
+    names = layer["engine"].split("+")
+    own = [engine.dma for engine in target.engines if engine.name in names and engine.dma]
+    return own[0] if own else next((dma for dma in target.dmas if dma.name in names), target.dma)
+
+
+def transfers_of(inference: InferenceResult, target: Target) -> list[Activity]:
+    """What the DMAs did, one DMA after the other."""
+    return [job for dma in target.dmas for job in inference.activities.get(dma.name, ())]
 
 
 def exposed(
@@ -114,7 +127,7 @@ def exposed(
     """
     engines = {engine.name for engine in target.engines}
     working = union([(j.start, j.end) for name, own in inference.activities.items() if name in engines for j in own])
-    dma = inference.activities.get(target.dma.name, ()) if target.dma else ()
+    dma = transfers_of(inference, target)
     moving = union([*working, *((job.start, job.end) for job in dma)])
     found = [[0, 0, 0] for _ in range(count)]
     for layer, start, end in windows(inference):
@@ -166,10 +179,10 @@ def reason(layer: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> s
     share = f"{100 * where[largest] / time:.0f} %"
     if largest == "below_peak" and layer["ideal_macs_per_cycle"]:
         return _engine_reason(layer, share)
-    if largest == "transfers" and target.dma is not None:
+    if largest == "transfers" and (dma := _dma_for(layer, target)) is not None:
         rate = layer["bytes_moved"] / (layer["dma_cycles"] or where["transfers"])
-        moved = f"{rate:.3g} of {target.dma.bytes_per_cycle} bytes per cycle"
-        return f"{share} in which its transfers go on and no engine works: {target.dma.name} moves {moved}"
+        moved = f"{rate:.3g} of {dma.bytes_per_cycle} bytes per cycle"
+        return f"{share} in which its transfers go on and no engine works: {dma.name} moves {moved}"
     return _core_reason(layer, share, cores)
 
 

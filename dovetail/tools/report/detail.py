@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.codegen.emit.manifest import PLAN, SCHEMA, constants_of
 from dovetail.errors import BuildError
-from dovetail.tools.report.bounds import KINDS, bound, core_product, core_word, exposed, reason, spent, union, windows
+from dovetail.tools.report.bounds import (
+    KINDS,
+    bound,
+    core_product,
+    core_word,
+    exposed,
+    reason,
+    spent,
+    transfers_of,
+    union,
+    windows,
+)
 from dovetail.tools.report.report import Report, make_report
 
 if TYPE_CHECKING:
@@ -79,7 +90,7 @@ def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> li
     layers = run["layers"]
     owners = _owners(plan, first, target)
     own_windows = exposed(first, len(layers), target, owners)
-    transfers = first.activities.get(target.dma.name, ()) if target.dma else ()
+    transfers = transfers_of(first, target)
     moving = [0] * len(layers)
     for job, owner in zip(transfers, owners or (), strict=False):
         moving[owner] += job.end - job.start
@@ -119,21 +130,24 @@ def _layers(run: Json, plan: Json, first: InferenceResult, target: Target) -> li
 
 def _owners(plan: Json, first: InferenceResult, target: Target) -> list[int] | None:
     """The layer of each DMA transfer; None without time, or where transfers and the program's copies do not match."""
-    if target.dma is None or first.total_cycles is None:
+    if not target.dmas or first.total_cycles is None:
         return None
-    found = [layer for layer, count in plan["transfers"] for _ in range(count)]
-    return found if len(found) == len(first.activities.get(target.dma.name, ())) else None
+    default = target.dma.name if target.dma else ""
+    made = [(layer, count, queue[0] if queue else default) for layer, count, *queue in plan["transfers"]]
+    found = [layer for dma in target.dmas for layer, count, name in made if name == dma.name for _ in range(count)]
+    return found if len(found) == len(transfers_of(first, target)) else None
 
 
 def _devices(report: Report, target: Target, first: InferenceResult) -> list[Json]:
     """Whoever has a line in the timeline, and software engines: cores first, then engines, then the DMA."""
     peaks = {engine.name: engine.ideal_macs_per_cycle for engine in target.engines}
     names = ["core", *(name for name in report.timeline if name.startswith("core") and name != "core"), *peaks]
-    names += [target.dma.name] if target.dma else []
+    dmas = [dma.name for dma in target.dmas]
+    names += dmas
     names += [name for name in report.timeline if name not in names]
     total, found = report.cycles["total"], []
     for name in names:
-        kind = "engine" if name in peaks else "dma" if target.dma and name == target.dma.name else "core"
+        kind = "engine" if name in peaks else "dma" if name in dmas else "core"
         busy = report.cycles.get(name)
         if busy is None and name in first.activities:
             spans = union([(job.start, job.end) for job in first.activities[name]])
@@ -195,14 +209,15 @@ def _roofline(layers: Sequence[Json], target: Target) -> Json:
     for engine in target.engines:
         if any(layer["engine"] == engine.name for layer in layers):
             peaks[engine.name] = engine.ideal_macs_per_cycle
-            width = target.dma.bytes_per_cycle if target.dma else engine.bytes_per_cycle
+            dma = target.dma_of(engine)
+            width = dma.bytes_per_cycle if dma else engine.bytes_per_cycle
             widths |= {engine.name: width} if width else {}
     points = []
     for number, layer in enumerate(layers):
         if not layer["macs"] or not layer["time"]:
             continue
         own, touched = layer["engine"], layer["read"] + layer["written"] + layer["constants"]
-        moved = layer["bytes_moved"] if target.dma and own != "core" else touched
+        moved = layer["bytes_moved"] if target.dmas and own != "core" else touched
         intensity = round(layer["macs"] / moved, 4) if moved else None
         rate = round(layer["macs"] / layer["time"], 4)
         points.append({"layer": number, "device": own, "bytes": moved, "intensity": intensity, "macs_per_cycle": rate})

@@ -10,6 +10,9 @@ How costs are attributed:
   of a grid may compute more than is asked for; a layer that cannot be met exactly then ends where the next one can.
   Jobs without MACs are shared evenly by the layers without any that follow each other there.
   Where not even that is possible there must be one job per launch; else they are None (`null`).
+* An engine that takes lists of commands works through several layers without the core: there a layer lasts from the end
+  of what comes before it to the end of its last command, and its commands are counted, not guessed
+  (dovetail/sim/stretches.py).
 * Bytes moved are those the DMA writes for a layer, padding included, and those brought to an engine with a copy of the
   memory, or back from it, as the program says.
 
@@ -27,6 +30,7 @@ from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 from dovetail.schedule.layout import Conversion
+from dovetail.sim.stretches import Stretches, jobs_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,7 +226,7 @@ def make_report(result: RunResult) -> Report:
 
 def _devices(result: RunResult) -> tuple[str, ...]:
     target = result.build.target
-    return (*(engine.name for engine in target.engines if engine.device), *([target.dma.name] if target.dma else []))
+    return (*(engine.name for engine in target.engines if engine.device), *(dma.name for dma in target.dmas))
 
 
 def _totals(inference: InferenceResult, devices: Sequence[str]) -> Totals:
@@ -247,7 +251,11 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[ReportLayer, ...
     peak = {engine.name: engine.ideal_macs_per_cycle for engine in result.build.target.engines}
     parts = {layer["engine"]: layer["engine"].split("+") for layer in described}
     ideal = {name: sum(map(peak.__getitem__, own)) for name, own in parts.items() if peak.keys() >= set(own)}
-    busy = _engine_cycles(work, _devices(result), first) if cycles is not None else [None] * len(described)
+    busy = (
+        _engine_cycles(work, _devices(result), first, manifest.get("stretches", ()))
+        if cycles is not None
+        else [None] * len(described)
+    )
     return tuple(
         ReportLayer(
             name=layer["name"],
@@ -265,11 +273,15 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[ReportLayer, ...
 
 
 def _engine_cycles(
-    work: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult
+    work: Sequence[Mapping[str, Any]], devices: Sequence[str], first: InferenceResult, stretches: Stretches = ()
 ) -> list[int | None]:
     """Cycles of each layer in which at least one engine works for it."""
     jobs: list[list[DeviceActivity] | None] = [[] for _ in work]
-    for name in devices:
+    listed = {queue for stretch in stretches for queue in stretch["commands"]}
+    for stretch, done in zip(stretches, jobs_of(stretches, first) or (), strict=False):
+        kept = [job for queue, job in done if queue in work[stretch["layer"]]["engines"]]
+        jobs[stretch["layer"]] = [*(jobs[stretch["layer"]] or ()), *kept]
+    for name in (device for device in devices if device not in listed):
         own = {i: int(done["engines"][name]) for i, done in enumerate(work) if name in done["engines"]}
         alone = all(len(work[i]["engines"]) == 1 for i in own)
         started = {i: int(work[i]["launches"]) for i in own} if alone else None

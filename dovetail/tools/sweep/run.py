@@ -15,7 +15,7 @@ from typing import Any
 
 from dovetail.errors import DovetailError, ModelError, PlanError, ProgramError, SimulationError, TargetError
 from dovetail.files import keep_file
-from dovetail.tools.sweep.fields import Axis, Value, points
+from dovetail.targets.fields import Axis, Value, points
 from dovetail.tools.tune.measure import begin_worker
 
 _TELLING = (ModelError, PlanError, ProgramError, SimulationError, TargetError)
@@ -112,9 +112,9 @@ def _measured(task: Task, settings: Mapping[str, Value]) -> Outcome:
     from dovetail.kernels import Optimize
     from dovetail.run import run_build
     from dovetail.targets import load_target
+    from dovetail.targets.fields import changed
     from dovetail.tools.arrays import built, seeded_inputs
     from dovetail.tools.report import make_report
-    from dovetail.tools.sweep.fields import changed
 
     target = changed(load_target(task.target), settings)
     options = Options(policy=task.policy, allow_float=task.allow_float, optimize=Optimize(task.optimize))

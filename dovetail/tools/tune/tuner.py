@@ -217,7 +217,13 @@ def tune(
     default = plan(choose_layouts(graph, regions, target), target, reserved(graph, target))
     layers = _selected(distinct_layers(regions, default, target), regions, request.layers)
     policy = target.policy(request.options.policy).name
-    of = identity(graph.name, request.model.read_bytes(), target.name, policy, request.options.rounding.value)
+    of = identity(
+        graph.name,
+        request.model.read_bytes(),
+        target.name,
+        policy,
+        request.options.rounding_of(request.model, target).value,
+    )
     header = {"dovetail_tuning_log": LOG_SCHEMA, **asdict(of), "seed": request.seed, "measure": request.measure}
     with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler) as run:
         bench = Bench(request, target, log, run)

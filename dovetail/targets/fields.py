@@ -78,6 +78,17 @@ def changed(target: Target, settings: Mapping[str, Value]) -> Target:
     return target
 
 
+def settings_of(target: Target, texts: Sequence[str]) -> dict[str, Value]:
+    """One value for each of some fields, from the texts of `--set` ("NAME=VALUE").
+    Raises DovetailError where one is not of this form or names no field."""
+    axes = axes_of(target, texts) if texts else ()
+    for axis in axes:
+        if len(axis.values) > 1:
+            hint = "give one, or use dovetail sweep to compile for each"
+            raise DovetailError(f"{len(axis.values)} values are given", where=f"--set {axis.field.name}", hint=hint)
+    return {axis.field.name: axis.values[0] for axis in axes}
+
+
 def _field(name: str, present: Value, apply: Callable[[Target, Value], Target], about: str = "") -> Field:
     return Field(name, present, about or _ABOUT.get(name.rpartition(".")[2], ""), apply)
 

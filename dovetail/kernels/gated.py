@@ -1,0 +1,105 @@
+"""GRU and plain recurrent layers of integers: one loop over the steps of a sequence, inside it over hidden values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.ir.operators.fixed import sigmoid_table
+from dovetail.ir.operators.gated import FixedRecurrent
+from dovetail.ir.operators.recurrent import RecurrentKind
+from dovetail.kernels.c import block, function, total
+from dovetail.kernels.elements import operand
+from dovetail.kernels.kernel import Scope, Unsupported, Writer, declarations
+from dovetail.kernels.recurrent import limited, turns, unfused
+from dovetail.kernels.region import Region, kernel
+
+
+@dataclass(frozen=True)
+class _Layer:
+    operator: FixedRecurrent
+    names: Mapping[str, str]
+    """C names of the operands and constants."""
+    hidden: int
+    depth: int
+
+    def sum(self, stem: str, gate: int, source: str, hidden: bool) -> list[str]:
+        """Define `stem`: the Q3.12 of a gate's products with x, or with hidden values, for the present unit."""
+        own, depth = ("again", self.hidden) if hidden else ("given", self.depth)
+        multiplier, shift = (self.operator.hidden_scaling if hidden else self.operator.input_scaling)[gate]
+        row = total("unit", gate * self.hidden)
+        weight = f"{self.names[f'{own}_weights']}[({row}) * {depth} + depth]"
+        return [
+            f"uint32_t {stem}_sum = (uint32_t){self.names[f'{own}_offsets']}[{row}];",
+            *block(turns("depth", depth), [f"{stem}_sum += (uint32_t)({source}[depth] * {weight});"]),
+            f"const int32_t {stem} = {limited(f'requantize_double_any((int32_t){stem}_sum, {multiplier}, {shift})')};",
+        ]
+
+    def gate(self, stem: str, gate: int) -> list[str]:
+        """Define `stem`: a gate in Q0.15."""
+        return [
+            *self.sum(f"{stem}_given", gate, "from", False),
+            *self.sum(f"{stem}_again", gate, "before", True),
+            f"const int32_t {stem} = "
+            f"sigmoid_16(3 * {limited(f'{stem}_given + {stem}_again')}, {self.names['sigmoids']});",
+        ]
+
+    def tangent(self, text: str) -> str:
+        """C of the hyperbolic tangent of a Q3.12, in Q0.15."""
+        return f"tanh_16({limited(text)}, 0, 0, {self.names['sigmoids']})"
+
+
+@kernel(FixedRecurrent)
+def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> Writer:
+    (steps, batch, depth) = unfused(region)
+    hidden = region.output_shape[2]
+    for _, shift in (*operator.input_scaling, *operator.hidden_scaling):
+        if not -31 <= shift <= 30:
+            raise Unsupported(f"a shift of {shift} is outside -31..30.")
+    weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
+    of_x, of_hidden = np.split(bias, 2)
+    # The sum where all of x is its zero point, modulo 2**32.
+    offsets = of_x.astype(np.int64) - operator.input_zero_point * weights.astype(np.int64).sum(axis=1)
+    arrays = {"given_weights": weights, "given_offsets": offsets.astype(np.int32)}
+    arrays |= {"again_weights": recurrent, "again_offsets": of_hidden, "sigmoids": sigmoid_table()}
+    names = {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
+
+    def write(name: str) -> list[str]:
+        x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
+        layer = _Layer(operator, names, hidden, depth)
+        lines = [
+            f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
+            f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
+            f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
+            *(_gru(layer) if operator.kind is RecurrentKind.GRU else _rnn(layer)),
+        ]
+        lines = block(turns("step", steps), block(turns("sequence", batch), lines))
+        if operator.kind is RecurrentKind.GRU and not operator.reset_after:
+            lines = [f"static int16_t kept[{hidden}]; /* hidden values times their reset gates */", *lines]
+        return function(f"static void {name}", declarations(scope.parameters()), lines)
+
+    return Writer(write, lambda: None)
+
+
+def _gru(layer: _Layer) -> list[str]:
+    first, reset, source = list[str](), layer.gate("reset", 1), "before"
+    inner = "((reset * again + 16384) >> 15)"
+    if not layer.operator.reset_after:
+        turn = [*reset, "kept[unit] = (int16_t)((reset * before[unit] + 16384) >> 15);"]
+        first, reset, source, inner = block(turns("unit", layer.hidden), turn), [], "kept", "again"
+    lines = [
+        *layer.gate("update", 0),
+        *reset,
+        *layer.sum("given", 2, "from", False),
+        *layer.sum("again", 2, source, True),
+        f"const int32_t fresh = {layer.tangent(f'given + {inner}')};",
+        "after[unit] = (int16_t)(((32768 - update) * fresh + update * before[unit] + 16384) >> 15);",
+    ]
+    return [*first, *block(turns("unit", layer.hidden), lines)]
+
+
+def _rnn(layer: _Layer) -> list[str]:
+    lines = [*layer.sum("given", 0, "from", False), *layer.sum("again", 0, "before", True)]
+    return block(turns("unit", layer.hidden), [*lines, f"after[unit] = (int16_t){layer.tangent('given + again')};"])
