@@ -15,6 +15,7 @@ from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+from opencl_networks import require_device
 from page_blocks import FILE, assembled, blocks, commands, differs, needs
 from page_runner import REPOSITORY, Runner, in_process, options_exist
 
@@ -34,6 +35,8 @@ def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for module in needs(page):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{page.name} needs the package '{module}'")
+        if module == "pyopencl":
+            require_device()
     monkeypatch.chdir(tmp_path)
     runner = Runner(tmp_path)
     for block in blocks(page):
@@ -59,7 +62,7 @@ def test_the_walkthrough_is_a_short_and_right_port(tmp_path: Path, monkeypatch: 
     files = assembled(list(blocks(REPOSITORY / "docs" / "port.md")))
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert set(files) == {"wren.py", "wren_model.py", "wren.c", "wren.h"}
+    assert {name for name in files if name.startswith("wren")} == {"wren.py", "wren_model.py", "wren.c", "wren.h"}
     assert lines_of(files["wren.py"], "#") <= 60
     assert lines_of(files["wren.c"], "/*") + lines_of(files["wren.h"], "/*") <= 60
     target = load_target("wren.py")

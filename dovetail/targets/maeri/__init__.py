@@ -185,7 +185,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         wait="maeri_wait",
         prepare="maeri_init",
     )
-    who = "engine" if config.requantise else "core"
+    who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(
         name=name,
         recipe=dt.Recipe("maeri", config, lambda changed: target(changed, name, rules), {"macs": MACS}),
@@ -195,7 +195,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         code=MEMORY.name,
         values=MEMORY.name,
         engines=(engine,),
-        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", ()),),
+        policies=(dt.Policy("exact", f"the {who} requantises as TensorFlow Lite Micro does", (), rounding),),
         ordering=order,
     )
 
