@@ -332,7 +332,7 @@ def test_tuning_on_a_board(
     monkeypatch.setattr("dovetail.tools.tune.tuner.MOST_TRIALS", 1)
     (tmp_path / "load.py").write_text(LOADER)
     model, build, log = builds["ne16"].parent / "digits.onnx", open_build(builds["ne16"]), tmp_path / "log.jsonl"
-    order = ("tune", model, "-t", "ne16", "--trials", "1", "--layers", "dense_12", "-o", tmp_path / "t.toml")
+    order = ("tune", model, "-t", "ne16", "--trials", "1", "--layers", "dense_13", "-o", tmp_path / "t.toml")
     with socket.create_server(("127.0.0.1", 0)) as control, bench(build, control) as where:
         load = f"{sys.executable} {tmp_path / 'load.py'} {control.getsockname()[1]} {{elf}}"
         on = ("--on", where, "--board-io", rig.UART_IO, "--load", load)

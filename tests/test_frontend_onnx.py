@@ -518,7 +518,7 @@ REFUSALS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "block": (
         lambda: one("DequantizeLinear", (4, 4), {"s": real(2, 4)}, kind=UINT8, opset=21, block_size=2, axis=0),
-        "block_size = 2",
+        "the blocks 'x' must be constant",
     ),
     "dynamic scale": (
         lambda: build([node("DynamicQuantizeLinear", "x", "y s z"), node("DequantizeLinear", "y s z", "r")], IMAGE),

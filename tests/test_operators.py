@@ -17,6 +17,7 @@ from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import (
+    MOST_FLOAT,
     Add,
     Clip,
     Dequantize,
@@ -30,7 +31,15 @@ from dovetail.ir.operators.arithmetic import (
 )
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
-from dovetail.ir.operators.fixed import FixedDivide, FixedLogSoftmax, FixedNormalise, FixedSoftmax16, Sigmoid16
+from dovetail.ir.operators.fixed import (
+    FixedDivide,
+    FixedLogSoftmax,
+    FixedNormalise,
+    FixedSoftmax16,
+    FixedStandard,
+    Sigmoid16,
+)
+from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import (
     Concat,
@@ -283,6 +292,20 @@ RECURRENT = [
             (RecurrentKind.RNN, 4, 1, (Curve.RELU,), ()),
         )
     ),
+    *(
+        Case(
+            FixedRecurrent(kind, -7, GATES[: kind.gates], GATES[1 : kind.gates + 1], after),
+            (of(I8, 3, 2, 5), of(I8, rows, 5), of(I8, rows, 4), of(I32, 2 * rows), of(I16, 1, 2, 4)),
+            (None, None, None, (-20000, 20000)),
+        )
+        for kind, rows, after in (
+            (RecurrentKind.GRU, 12, False),
+            (RecurrentKind.GRU, 12, True),
+            (RecurrentKind.RNN, 4, False),
+        )
+    ),
+    Case(FixedStandard(40, 3, 500), (of(I8, 3, 5, 40),)),
+    Case(FixedStandard(40, -9, 70, centred=False), (of(I16, 5, 40),), ((-300, 300),)),
     Case(RowProducts(-9), (of(I8, 2, 3, 7), of(I8, 3, 7), of(I32, 3)), (None, None, (-99999, 99999))),
     Case(RowProducts(), (of(I16, 2, 3, 7), of(I16, 3, 7))),
     Case(RowProducts(), (of(F32, 2, 3, 7), of(F32, 3, 7), of(F32, 3))),
@@ -355,6 +378,11 @@ def plain_fixed_point(x: int, multiplier: int, shift: int, rounding: Rounding) -
     if rounding is Rounding.WIDE:
         multiplier = (multiplier + (1 << 15)) >> 16 if multiplier < 0x7FFF0000 else 0x7FFF
         return (x * multiplier + (1 << (14 - shift))) >> (15 - shift)
+    if rounding is Rounding.DOWN:
+        return math.floor(Fraction(x * multiplier, 1 << (31 - shift)))
+    if rounding is Rounding.FLOAT32:
+        product = float(np.float32(x) * np.float32(math.ldexp(multiplier, shift - 31)))
+        return int(min(max(round(product), -MOST_FLOAT), MOST_FLOAT))
     return (x * multiplier + (1 << (30 - shift))) >> (31 - shift)
 
 
@@ -466,7 +494,7 @@ def test_type_rules_refuse_what_does_not_fit() -> None:
             operator.infer(kinds)
 
 
-WHOLE_ONLY = (Reshape, FixedLstm, Recurrent)
+WHOLE_ONLY = (Reshape, FixedLstm, FixedRecurrent, Recurrent)
 """Operators that are never computed in parts."""
 CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
 

@@ -43,7 +43,7 @@ needs_iss = pytest.mark.skipif(
 )
 
 
-CYCLES = 13_300
+CYCLES = 12_900
 """Of `varied` on ne16: between what it takes with 2-bit and with 8-bit weights."""
 
 

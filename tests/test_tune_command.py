@@ -123,8 +123,8 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
     """Two Dask workers on this machine, the cost model and one layer on the simulated chip: as one worker."""
     require_chip()
     distributed = pytest.importorskip("distributed", reason="--scheduler needs distributed (dovetail[tune])")
-    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_12",))
-    quick = Request(model, "ne16", tmp_path / "two", trials=18, layers=("conv_5", "depthwise_8"), measure="model")
+    chip = Request(model, "ne16", tmp_path / "one", trials=4, layers=("dense_13",))
+    quick = Request(model, "ne16", tmp_path / "two", trials=18, layers=("conv_6", "depthwise_9"), measure="model")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         address = cluster.scheduler_address
         for request in (chip, quick):
@@ -136,7 +136,7 @@ def test_on_the_chip_with_a_cluster_and_without(model: Path, tmp_path: Path) -> 
             assert trials(log) == trials(request.log)
     (result,) = tune(chip).layers
     assert result.default is not None and all(trial.outcome.cycles for trial in result.trials)
-    print("dense_12:", [trial.outcome.cycles for trial in result.trials])
+    print("dense_13:", [trial.outcome.cycles for trial in result.trials])
 
 
 def test_the_cost_model_agrees_with_the_chip() -> None:

@@ -136,7 +136,7 @@ def good(model: Path) -> Tuning:
     graph = prepare(model, target, Options())
     regions = {region.name: region for region in partition(graph, target)}
     of = identity(graph.name, model.read_bytes(), "ne16", "engine", "single")
-    choices = {"conv_5": {"tile_rows": 2, "order": "channels"}, "dense_12": {"placement": "core"}}
+    choices = {"conv_6": {"tile_rows": 2, "order": "channels"}, "dense_13": {"placement": "core"}}
     entries = (Entry(name, signature(regions[name].graph), 10, 9, choice) for name, choice in choices.items())
     return Tuning(of, "iss", 100, 99, tuple(entries))
 
@@ -158,10 +158,10 @@ def test_compile_uses_a_tuning_file(good: Tuning, model: Path, tmp_path: Path) -
     target = load_target("ne16")
     plain = compile_model(model, target, Options())
     tuned = compile_model(model, target, Options(tuning=path))
-    assert plain.plan.tilings["conv_5"].shape[1] != 2 == tuned.plan.tilings["conv_5"].shape[1]
-    assert "dense_12" in plain.plan.tilings and "dense_12" not in tuned.plan.tilings
+    assert plain.plan.tilings["conv_6"].shape[1] != 2 == tuned.plan.tilings["conv_6"].shape[1]
+    assert "dense_13" in plain.plan.tilings and "dense_13" not in tuned.plan.tilings
     places = {region.name: region for region in tuned.regions}
-    assert places["dense_12"].place == "core" and "tuning" in places["dense_12"].reason
+    assert places["dense_13"].place == "core" and "tuning" in places["dense_13"].reason
 
 
 def _bad_files(good: Tuning) -> dict[str, tuple[str, str]]:
@@ -189,7 +189,7 @@ def _bad_files(good: Tuning) -> dict[str, tuple[str, str]]:
         "value": (entry(choice={"tile_rows": 999}), "tile_rows = 999 is out of range"),
         "kind": (text.replace("tile_rows = 2", "tile_rows = 2.5"), "neither a whole number nor a string"),
         "twice": (to_toml(replace(good, layers=(good.layers[0], good.layers[0]))), "named twice"),
-        "field": (text.replace('name = "conv_5"', 'nome = "conv_5"'), "'name' is missing"),
+        "field": (text.replace('name = "conv_6"', 'nome = "conv_6"'), "'name' is missing"),
         "type": (text.replace("default_cycles = 10\n", 'default_cycles = "10"\n'), "must be a whole number"),
         "table": (text.split("\n[[layer]]")[0] + "layer = 3\n", "array of tables"),
         "large": (text + "# " + "x" * (1 << 20), "larger than 1048576 bytes"),
@@ -202,7 +202,7 @@ def test_bad_tuning_files_are_refused(good: Tuning, model: Path, tmp_path: Path)
     path = tmp_path / "t.toml"
     of: Identity = good.identity
     path.write_text(to_toml(good))
-    assert set(choices_for(path, of, regions, target)) == {"conv_5", "dense_12"}
+    assert set(choices_for(path, of, regions, target)) == {"conv_6", "dense_13"}
     for kind, (text, words) in _bad_files(good).items():
         path.write_text(text)
         with pytest.raises(TuningError) as caught:

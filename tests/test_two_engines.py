@@ -125,7 +125,8 @@ def test_engines_with_memories_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(zoo.build("digits"))
     found = ran(path, target, tmp_path / "build", {"/conv1/Conv": "ne16+second", "/conv2/Conv": "second"})
-    assert found.report.memory["L1b"].peak > 0 and found.report.macs["second"] > found.report.macs["ne16"] > 0
+    assert found.report.memory["L1b"].peak > 0 and found.report.macs["second"] > 18_432
+    assert found.report.macs["ne16"] > 0
 
 
 def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

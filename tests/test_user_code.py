@@ -19,7 +19,7 @@ WRONG = {
     "packer": (
         "layer = layers.layer_of(match)\n    parameters",
         "layer = layers.layer_of(None)\n    parameters",
-        ("AttributeError", "the packed constants and scratch of convolution for", " in pack: "),
+        ("AttributeError", "scratch of convolution for|scratch of dense for", " in pack: "),
     ),
     "commands": (
         "x = layers.image_of(",

@@ -49,7 +49,7 @@ _SHORT = 8
 def _copy(region: Region, scope: Scope, result: Shape, box: Box, position: int, source: Walk) -> list[str]:
     """The loops that fill `box` of the result from an operand of the anchor, the pointwise tree applied."""
     kind = region.type(position).dtype
-    if kind.bits < 8:
+    if kind.bits < 8 and region.node.inputs[position] in region.graph.constants:
         raise Unsupported(f"a constant of {kind.text} is not moved on the core.")
     name = operand(region, scope, position, "other" if position else "input")
     if not region.tree:
