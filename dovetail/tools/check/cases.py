@@ -297,9 +297,10 @@ class _Wishes:
     def kind(self, changes: Point) -> int:
         """Which changes go into one layer: a size of 1 may hide what a stride of 2 does, or parameters per channel, and
         a multiplier that is a power of two how other sums are rounded, and limits of a clip how any are."""
-        for number, axis in enumerate(("multiplier", "rounding"), 3):
-            if axis in changes:
-                return number
+        if "rounding" in changes:
+            return -1
+        if "multiplier" in changes:
+            return 3
         if not any(axis in SIZES for axis in changes):
             return 0
         return 2 if any(value > setting(self.start, axis) for axis, value in changes.items()) else 1
