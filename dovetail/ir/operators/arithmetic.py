@@ -112,12 +112,12 @@ def _onnx_fixed_point(body: OnnxBody, x: str, multiplier: str, shift: str, round
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
-    """A positive factor as (multiplier, shift): real is about multiplier * 2**(shift - 31).
+    """A factor as (multiplier, shift): real is about multiplier * 2**(shift - 31).
 
-    The multiplier is in [2**30, 2**31), or 0 for factors below 2**-32, as TFLite Micro computes it
-    (kernels/internal/quantization_util.cc).
+    The multiplier is in [2**30, 2**31), negative for a negative factor (a leak may be), or 0 for factors below 2**-32,
+    as TFLite Micro computes it (kernels/internal/quantization_util.cc).
     """
-    if not 0.0 < real < math.inf:  # scales near the ends of float32 give 0, infinity, or neither
+    if real == 0.0 or not math.isfinite(real):  # scales near the ends of float32 give 0, infinity, or neither
         return ((1 << 31) - 1, 30) if real > 0.0 else (0, 0)
     fraction, shift = math.frexp(real)
     multiplier = math.floor(fraction * (1 << 31) + 0.5)
