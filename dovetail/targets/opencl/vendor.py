@@ -70,6 +70,7 @@ class BinaryKernel:
             commands=lambda match, operands: (LibraryCall(self.name, self._arguments(match)),),
             cycles=self.cycles or (lambda match: match.result.elements),
             strided=False,
+            prefer=self.cycles is None,  # who adds a kernel wants it, and how long it takes is not known
         )
 
     def _packed(self, match: Match) -> dict[str, Array]:
