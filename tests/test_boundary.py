@@ -92,6 +92,8 @@ def test_networks_share_an_arena_and_real_numbers_agree_to_the_bit(tmp_path: Pat
             )
             steps = made.unit.steps
             reals = (steps[port].scale * numbers.normal(0, 50, view.type.shape)).astype(np.float32)
+            ends = [np.inf, -np.inf, np.nan, *((np.arange(-20, 20) + 0.5) * np.float32(steps[port].scale))]  # ties, too
+            reals.reshape(-1)[: len(ends)] = ends
             integers = evaluate(made.graph, {port: steps[port].quantize(reals, view.type.dtype)})[result]
             given_all.append(reals)
             wanted.append(steps[result].dequantize(integers))
