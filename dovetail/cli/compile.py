@@ -84,13 +84,14 @@ def compile_model(
     if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
         raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
     with progress("starting") as report:
-        import dovetail.compile as compiler
         from dovetail.codegen.emit.project import write_project
+        from dovetail.compile import Options, sample_inputs
+        from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
 
         chosen, settings = target_with(target, cores, set_)
-        options = compiler.Options(
+        options = Options(
             policy=requant,
             rounding=RoundingMode(rounding) if rounding else None,
             shapes=shapes_of(shape),
@@ -110,13 +111,13 @@ def compile_model(
             arena=arena,
             pins=pins_of(pin, pins),
         )
-        compiled = compiler.compile_model(model, chosen, options, report)
+        compiled = compiled_of(model, chosen, options, report)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
 
             report("dumping launches")
-            dumped = dump_launches(compiled.unit, compiler.sample_inputs(compiled.graph), dump)
+            dumped = dump_launches(compiled.unit, sample_inputs(compiled.graph), dump)
         write_project(compiled.project, build, replace=force)
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
