@@ -166,6 +166,8 @@ def test_one_place_says_what_each_core_needs() -> None:
         ("rv32ec", "-mcpu=generic_rv32+e+c", "-mabi=ilp32e"),
         ("cortex-m4", "-mcpu=cortex_m4", "-mcpu=cortex-m4"),
         ("cortex-m33", "-mcpu=cortex_m33+dsp", "-mfloat-abi=soft"),
+        ("cortex-m0plus", "-mcpu=cortex_m0plus", "-mcpu=cortex-m0plus"),
+        ("cortex-m55", "-mcpu=cortex_m33+dsp", "-march=armv8-m.main+dsp"),
     ):
         core = instruction_set(isa)
         assert zig in core.zig and gcc in core.gcc

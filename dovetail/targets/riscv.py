@@ -1,4 +1,4 @@
-"""Plain RISC-V microcontrollers: RV32IMC cores, flash and RAM, no accelerator."""
+"""Plain RISC-V microcontrollers: RV32IMC and RV32IMAC cores, flash and RAM, no accelerator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ TARGET = Target(
     code="flash",
     values="ram",
     policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
+)
+
+IMAC = replace(
+    TARGET,
+    name="riscv_imac",
+    sentence="RISC-V RV32IMAC core alone, 2 MiB flash, 512 KiB RAM",
+    core=Core("rv32imac"),
 )
 
 HALF_CLOCK = {

@@ -31,7 +31,8 @@ class InstructionSet:
         start: its start-up code in emit/runtime. entry: the symbol the start-up code begins at.
         architecture: name for the linker's OUTPUT_ARCH. discarded: sections nobody needs in the firmware.
         accumulators: sums the core kernels' inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13
-            of Thumb-2.
+            of Thumb-2, 1 the 8 that most instructions of the smallest Arm cores reach.
+        library: whether firmware needs the compiler's own library even without floating point.
     """
 
     name: str
@@ -44,6 +45,7 @@ class InstructionSet:
     architecture: str
     discarded: str
     accumulators: int
+    library: bool = False
 
     @property
     def is_host(self) -> bool:
@@ -51,8 +53,19 @@ class InstructionSet:
         return self.family == "host"
 
 
-_CORTEX_M = {"cortex-m4": "cortex_m4", "cortex-m7": "cortex_m7", "cortex-m33": "cortex_m33+dsp"}
-"""GCC's names and zig's, which leaves DSP instructions out of the Cortex-M33 unless they are asked for."""
+_CORTEX_M: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cortex-m0plus": ("cortex_m0plus", ("-mcpu=cortex-m0plus",)),
+    "cortex-m3": ("cortex_m3", ("-mcpu=cortex-m3",)),
+    "cortex-m4": ("cortex_m4", ("-mcpu=cortex-m4",)),
+    "cortex-m7": ("cortex_m7", ("-mcpu=cortex-m7",)),
+    "cortex-m23": ("cortex_m23 -U__ARM_FEATURE_SAT", ("-mcpu=cortex-m23",)),
+    "cortex-m33": ("cortex_m33+dsp", ("-mcpu=cortex-m33",)),
+    "cortex-m55": ("cortex_m33+dsp", ("-march=armv8-m.main+dsp", "-mtune=cortex-m55")),
+}
+"""zig's names and GCC's flags. zig leaves DSP instructions out of the Cortex-M33 unless they are asked for, and takes
+the Cortex-M23 to have SSAT. Of the Cortex-M55 only what the Cortex-M33 has too is used: the emulator knows no more."""
+_HALF = ("cortex-m0plus", "cortex-m23")
+"""Armv6-M and Armv8-M Baseline: no product of 64 bits, so that compilers call a function of their library for it."""
 
 
 def instruction_set(isa: str) -> InstructionSet:
@@ -65,11 +78,13 @@ def instruction_set(isa: str) -> InstructionSet:
         names = ("riscv64-unknown-elf-gcc", "rv32_start.S", "_start", "riscv", "*(.riscv.attributes)")
         return InstructionSet(isa, "riscv", zig, gcc, *names, accumulators=16)
     if isa in _CORTEX_M:
-        zig = ("-target", "thumb-freestanding-eabi", f"-mcpu={_CORTEX_M[isa]}")  # eabi: no floating-point registers
-        gcc = (f"-mcpu={isa}", "-mthumb", "-mfloat-abi=soft")
+        half = isa in _HALF
+        processor, flags = _CORTEX_M[isa]
+        known = ("-target", "thumb-freestanding-eabi", *f"-mcpu={processor}".split())  # eabi: no registers of floats
+        flags = (*flags, "-mthumb", "-mfloat-abi=soft")
         unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
         names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
-        return InstructionSet(isa, "arm", zig, gcc, *names, accumulators=6)
+        return InstructionSet(isa, "arm", known, flags, *names, accumulators=1 if half else 6, library=half)
     if isa == "host":
         return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
     hint = f"use 'host', e.g. 'rv32imc', or one of {', '.join(_CORTEX_M)}"

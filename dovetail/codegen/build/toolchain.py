@@ -154,7 +154,7 @@ def compile_firmware(
     given = (*machine, *common.split(), "-fno-asynchronous-unwind-tables", "-g0", *flags)
     work = _Work(compiler, project_dir, given, include, defines, cache)
     script = work.directory / linker_script
-    alone = () if compiler_runtime else ("-nostdlib",)
+    alone = () if compiler_runtime or core.library else ("-nostdlib",)
     entry = f"-Wl,--entry={core.entry}"  # zig's own entry would win over the script's
     link = (*machine, *alone, "-static", "-Wl,--gc-sections", entry, "-T", str(script))
     runtime = ("-lgcc",) if gcc else ()
