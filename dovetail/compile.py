@@ -31,7 +31,7 @@ from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
-from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.stripe import Striped, Striping, within
 from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
@@ -201,6 +201,11 @@ def compile_graph(
     meant = graph
     graph, pipeline = _step(graph, target, options, interpret)
     progress("partitioning")
+    taken = reserved(graph, target)
+    if any(
+        size > target.memory(name).size for name, size in taken.items()
+    ):  # before engines are asked, which takes time
+        check_reserved(first(graph, replace(target, engines=())), target, taken)
     regions = pipeline.regions if pipeline else first(graph, target)
 
     def assigned(graph: Graph, regions: tuple[Region, ...]) -> _Planned:
