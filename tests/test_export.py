@@ -74,7 +74,9 @@ def test_every_form_has_all_it_names(form: str, words: tuple[Compiled, Path], tm
             f"{name}.c" for text in texts for name in re.findall(r"src/(\w+)\.o\b", text)
         }
     for path in folder.rglob("*.[ch]"):
-        language = ["cc", "-std=c99"] if path.suffix == ".c" else ["c++", "-std=c++11", "-x", "c++"]
+        language = (
+            ["cc", "-std=c99", "-DDOVETAIL_CYCLES=0u"] if path.suffix == ".c" else ["c++", "-std=c++11", "-x", "c++"]
+        )
         command = [*language, *STRICT, f"-I{folder / 'src'}", "-fsyntax-only", path]
         if path.suffix == ".c" or path.name == "words.h":
             subprocess.run(command, check=True)
@@ -130,6 +132,22 @@ def test_make_and_a_plain_program(words: tuple[Compiled, Path], tmp_path: Path) 
     answers([built], words[0])
 
 
+def test_cycles_of_each_layer(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    """With a counter that goes up by one whenever it is read, each layer that is marked takes one."""
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "make", folder)
+    subprocess.run(["make", "-s", "-C", folder, "CC=cc", "CPU=-Werror", "HOOKS=-DDOVETAIL_MARK_HOOK"], check=True)
+    (tmp_path / "counter.h").write_text("static unsigned counter;\n#define DOVETAIL_CYCLES (++counter)\n")
+    include = ["-include", tmp_path / "counter.h", f"-I{folder / 'src'}", folder / "example" / "cycles.c"]
+    command = ["cc", "-std=gnu99", *STRICT, "-DDOVETAIL_MARK_HOOK", *include, folder / "libwords.a"]
+    subprocess.run([*command, "-o", tmp_path / "cycles"], check=True)
+    found = subprocess.run([tmp_path / "cycles"], capture_output=True, text=True, check=True).stdout.splitlines()
+    layers = json.loads((words[1] / "dovetail.json").read_text())["layers"]
+    marked = (words[1] / "src" / "words.c").read_text().count("DOVETAIL_MARK(")
+    assert [line.split()[0] for line in found] == [layer["name"] for layer in layers]
+    assert sum(int(line.split()[1]) for line in found) == marked > 5
+
+
 MACHINES = {"cortex_m4": ("mps2-an386", "cortex-m4"), "cortex_m7": ("mps2-an500", "cortex-m7")}
 """Target -> QEMU's board and GCC's name of the processor."""
 
@@ -159,6 +177,8 @@ def test_a_firmware_with_a_c_library_runs_in_qemu(target: str, name: str, tmp_pa
         ],
         check=True,
     )
+    counting = ["arm-none-eabi-gcc", *flags, "-std=c99", *STRICT, f"-I{tmp_path / 'net/src'}", "-fsyntax-only"]
+    subprocess.run([*counting, tmp_path / "net" / "example" / "cycles.c"], check=True)
     given = sample_inputs(compiled.graph)
     numbers = given[compiled.graph.inputs[0]].reshape(-1).tolist()
     text = (

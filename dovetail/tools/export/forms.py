@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-from dovetail.tools.export.library import Library, example
+from dovetail.tools.export.library import Library, cycles, example
 
 Files = dict[str, str]
 """Text by path in the export."""
@@ -31,6 +31,8 @@ def _readme(library: Library, use: str) -> str:
         "",
         "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
         "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead.",
+        "",
+        "The program `cycles.c` prints the cycles of each layer; compile it and the network with `DOVETAIL_MARK_HOOK`.",
     ]
     if library.arena:
         lines += [
@@ -40,6 +42,11 @@ def _readme(library: Library, use: str) -> str:
     if library.foreign:
         lines += ["", f"It calls a library that is not in here: {', '.join(library.foreign)}. Link your copy of it."]
     return "\n".join([*lines, ""])
+
+
+def _examples(library: Library) -> Files:
+    """The example, and the one that counts cycles, as C programs."""
+    return {"example/main.c": _main(library), "example/cycles.c": cycles(library)}
 
 
 def _below(folder: str, files: Mapping[str, str]) -> Files:
@@ -67,12 +74,19 @@ if({name.upper()}_EXAMPLE)
   target_link_libraries({name}_example PRIVATE {name}::{name})
 endif()
 
+option({name.upper()}_CYCLES "build the example that prints the cycles of each layer" OFF)
+if({name.upper()}_CYCLES)
+  target_compile_definitions({name} PRIVATE DOVETAIL_MARK_HOOK)
+  add_executable({name}_cycles example/cycles.c)
+  target_link_libraries({name}_cycles PRIVATE {name}::{name})
+endif()
+
 install(TARGETS {name} EXPORT {name} ARCHIVE DESTINATION ${{CMAKE_INSTALL_LIBDIR}})
 install(DIRECTORY src/ DESTINATION include/{name} FILES_MATCHING PATTERN "*.h")
 install(EXPORT {name} FILE {name}-config.cmake NAMESPACE {name}:: DESTINATION ${{CMAKE_INSTALL_LIBDIR}}/cmake/{name})
 """
     use = f"`add_subdirectory` it, or install it and `find_package({name})`; then link `{name}::{name}`."
-    extra = {"CMakeLists.txt": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {"CMakeLists.txt": text, **_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), **extra}
 
 
@@ -82,7 +96,9 @@ def make(library: Library) -> Files:
     text = f"""# Makes lib{library.name}.a; give CC, AR and the flags of your processor:
 # make CC=arm-none-eabi-gcc AR=arm-none-eabi-ar CPU="-mcpu=cortex-m4 -mthumb"
 CPU =
-CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU)
+# HOOKS=-DDOVETAIL_MARK_HOOK is for example/cycles.c.
+HOOKS =
+CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU) $(HOOKS)
 
 lib{library.name}.a: {objects}
 \t$(AR) rcs $@ $^
@@ -95,7 +111,7 @@ clean:
 .PHONY: clean
 """
     use = f"`make` gives `lib{library.name}.a`; headers are in `src`."
-    extra = {"Makefile": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {"Makefile": text, **_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), **extra}
 
 
@@ -119,6 +135,7 @@ def arduino(library: Library) -> Files:
         **_below("src", library.files),
         "library.properties": "".join(f"{key}={value}\n" for key, value in properties.items()),
         f"examples/{library.name}_example/{library.name}_example.ino": sketch,
+        "extras/cycles.c": cycles(library),
         "README.md": _readme(library, "Put the folder into your sketchbook's `libraries`, or install it as a ZIP."),
     }
 
@@ -136,7 +153,7 @@ def platformio(library: Library) -> Files:
         "examples": [{"name": library.name, "base": "example", "files": ["main.c"]}],
     }
     use = "Put the folder into your project's `lib`, or name it in `lib_deps`."
-    extra = {"example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {**_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), "library.json": json.dumps(described, indent=2) + "\n", **extra}
 
 
@@ -161,7 +178,7 @@ endif()
     return {
         **_below("src", library.files),
         **extra,
-        "example/main.c": _main(library),
+        **_examples(library),
         "README.md": _readme(library, use),
     }
 
@@ -175,7 +192,7 @@ target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)
     manifest = f'version: "{library.version}"\ndescription: {json.dumps(library.sentence)}\n'
     use = "Put the folder into your project's `components`."
     extra = {"CMakeLists.txt": cmake_text, "idf_component.yml": manifest, "README.md": _readme(library, use)}
-    return {**_below("src", library.files), **extra, "example/main.c": _main(library)}
+    return {**_below("src", library.files), **extra, **_examples(library)}
 
 
 def cmsis_pack(library: Library) -> Files:
@@ -209,7 +226,7 @@ def cmsis_pack(library: Library) -> Files:
     use = "Pack the folder with the tools of Open-CMSIS-Pack, or name its `.pdsc` in your solution."
     extra = {
         f"Dovetail.{library.name}.pdsc": text,
-        "example/main.c": _main(library),
+        **_examples(library),
         "README.md": _readme(library, use),
     }
     return {**_below("src", library.files), **extra}

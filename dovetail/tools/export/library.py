@@ -36,6 +36,8 @@ class Library:
     """C name of an array the program must bring; empty for none."""
     foreign: tuple[str, ...]
     """Folders of a vendor's library, which stays out: the program has it."""
+    layers: tuple[str, ...]
+    """Their names, by the number their marker has."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -73,6 +75,7 @@ def library_of(build: Build) -> Library:
         outputs=manifest["outputs"],
         arena=str(manifest.get("arena") or ""),
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
+        layers=tuple(str(layer["name"]) for layer in manifest["layers"]),
     )
 
 
@@ -120,3 +123,76 @@ def example(library: Library, head: str, main: str, tail: Sequence[str]) -> str:
         arena = [f"uint8_t {library.arena}[{upper}_ARENA_BYTES] __attribute__((aligned(16)));", ""]
     body = "\n".join(f"    {line}" for line in lines)
     return "\n".join([head, "", *arena, main, "{", body, "}", ""])
+
+
+def cycles(library: Library) -> str:
+    """A program that runs the network once and prints the cycles of each layer, by the core's own counter."""
+    names = "".join(f'    "{name}",\n' for name in library.layers)
+    arena = ""
+    if library.arena:
+        arena = f"uint8_t {library.arena}[{library.upper}_ARENA_BYTES] __attribute__((aligned(16)));\n"
+    return _CYCLES.format(name=library.name, count=max(1, len(library.layers)), names=names or "    0,\n", arena=arena)
+
+
+_CYCLES = """\
+/* Cycles of each layer. Compile this file and the network with DOVETAIL_MARK_HOOK defined. */
+#include <stdint.h>
+#include <stdio.h>
+
+#include "{name}.h"
+
+#define LAYERS {count}u
+
+void dovetail_mark(uint32_t layer);
+
+{arena}static const char *const names[LAYERS] = {{
+{names}}};
+static uint32_t spent[LAYERS], began, layer_now = LAYERS;
+
+#if defined(DOVETAIL_CYCLES) /* an expression of yours */
+static void count(void)
+{{
+}}
+#elif defined(__arm__) && defined(__ARM_ARCH) && __ARM_ARCH >= 7
+#define DOVETAIL_CYCLES (*(volatile uint32_t *)0xE0001004u) /* of the debug unit (DWT) */
+static void count(void)
+{{
+    *(volatile uint32_t *)0xE000EDFCu |= 1u << 24;
+    DOVETAIL_CYCLES = 0u;
+    *(volatile uint32_t *)0xE0001000u |= 1u;
+}}
+#elif defined(__riscv)
+static uint32_t mcycle(void)
+{{
+    unsigned long cycles;
+    __asm__ volatile("csrr %0, mcycle" : "=r"(cycles));
+    return (uint32_t)cycles;
+}}
+#define DOVETAIL_CYCLES mcycle()
+static void count(void)
+{{
+}}
+#else
+#error "define DOVETAIL_CYCLES as an expression that gives the cycles since any moment"
+#endif
+
+void dovetail_mark(uint32_t layer)
+{{
+    const uint32_t now = DOVETAIL_CYCLES;
+    if (layer_now < LAYERS) {{
+        spent[layer_now] += now - began;
+    }}
+    layer_now = layer;
+    began = now;
+}}
+
+int main(void)
+{{
+    count();
+    {name}_run();
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {{
+        printf("%-24s %10lu\\n", names[layer], (unsigned long)spent[layer]);
+    }}
+    return 0;
+}}
+"""
