@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
+from dovetail.tools.export import rtos
 from dovetail.tools.export.library import Library, cycles, example
 
 Files = dict[str, str]
@@ -29,8 +30,7 @@ def _readme(library: Library, use: str) -> str:
         f"inputs, call `{library.name}_run()`, read the outputs. One inference at a time: guard the call with a mutex",
         "where several tasks use it.",
         "",
-        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
-        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead.",
+        *_waiting(library),
         "",
         "The program `cycles.c` prints the cycles of each layer; compile it and the network with `DOVETAIL_MARK_HOOK`.",
     ]
@@ -42,6 +42,20 @@ def _readme(library: Library, use: str) -> str:
     if library.foreign:
         lines += ["", f"It calls a library that is not in here: {', '.join(library.foreign)}. Link your copy of it."]
     return "\n".join([*lines, ""])
+
+
+def _waiting(library: Library) -> list[str]:
+    """How it waits, and for whom, in lines."""
+    if library.system:
+        blocks = f" Its task blocks while {' or '.join(library.waits)} works." if library.waits else ""
+        return [f"`{library.name}_rtos.h` is for {library.system}: tasks take turns.{blocks}"]
+    if not library.waits:
+        return ["It waits for nothing."]
+    return [
+        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
+        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead, or",
+        "export with `--rtos freertos`.",
+    ]
 
 
 def _examples(library: Library) -> Files:
@@ -159,6 +173,7 @@ def platformio(library: Library) -> Files:
 
 def zephyr(library: Library) -> Files:
     """A module of Zephyr's; engines block their thread on a semaphore."""
+    library = rtos.beside(library, rtos.ZEPHYR)
     option = f"DOVETAIL_{library.upper}"
     sources = "".join(f"  src/{file}\n" for file in sorted(library.sources))
     cmake_text = f"""if(CONFIG_{option})
@@ -172,6 +187,12 @@ endif()
     kconfig = f"""config {option}
 \tbool "{escape(library.sentence)}"
 """
+    for line, device in rtos.interrupt_options(library):
+        kconfig += f"""
+config {line}
+\tint "number of the interrupt line of {device}"
+\tdepends on {option}
+"""
     module = f"name: {library.name}\nbuild:\n  cmake: .\n  kconfig: Kconfig\n"
     use = f"Name the folder in `ZEPHYR_EXTRA_MODULES` and set `CONFIG_{option}=y`."
     extra = {"zephyr/module.yml": module, "Kconfig": kconfig, "CMakeLists.txt": cmake_text}
@@ -184,7 +205,8 @@ endif()
 
 
 def esp_idf(library: Library) -> Files:
-    """A component of ESP-IDF's."""
+    """A component of ESP-IDF's, whose FreeRTOS it waits with."""
+    library = rtos.beside(library, rtos.FREERTOS, "freertos/")
     sources = " ".join(f'"src/{file}"' for file in sorted(library.sources))
     cmake_text = f"""idf_component_register(SRCS {sources} INCLUDE_DIRS "src")
 target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)

@@ -11,6 +11,8 @@ from dovetail.codegen.emit.project import defines
 from dovetail.errors import BuildError
 from dovetail.run import Build
 
+RUNTIME = "dovetail_rt.h"
+"""The header all files of a network include."""
 _SURROUNDINGS = re.compile(r"(_start\.S|/dovetail_rt\.c|/sim_main\.c|_arena\.c|/cores\.c)$")
 """Sources a program of its own brings, or has no use for."""
 _FOR_SIMULATORS = ("src/board_network.h", "runtime/board.h")
@@ -36,8 +38,12 @@ class Library:
     """C name of an array the program must bring; empty for none."""
     foreign: tuple[str, ...]
     """Folders of a vendor's library, which stays out: the program has it."""
+    waits: tuple[str, ...]
+    """The engines and DMAs whose interrupts the core waits for; empty for a network of the core alone."""
     layers: tuple[str, ...]
     """Their names, by the number their marker has."""
+    system: str = ""
+    """The operating system it runs beside; empty for none."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -64,7 +70,7 @@ def library_of(build: Build) -> Library:
     kept = [path for path in paths if path not in _FOR_SIMULATORS and not (foreign and path.startswith("driver/"))]
     headers = {path.rpartition("/")[2]: _text(build, path) for path in kept}
     macros = {key: value for key, value in defines(name, target).items() if value is not None and "MODEL" not in key}
-    headers["dovetail_rt.h"] = _with_macros(headers["dovetail_rt.h"], macros)
+    headers[RUNTIME] = with_macros(headers[RUNTIME], macros)
     return Library(
         name=name,
         version=str(manifest["dovetail"]),
@@ -75,10 +81,21 @@ def library_of(build: Build) -> Library:
         outputs=manifest["outputs"],
         arena=str(manifest.get("arena") or ""),
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
+        waits=_waits(build, sources),
         layers=tuple(str(layer["name"]) for layer in manifest["layers"]),
     )
 
 
+def _waits(build: Build, sources: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices a network uses whose drivers wait."""
+    waiting = {file for file, text in sources.items() if _WAITING in text}
+    used = {name for work in build.manifest["work"] for name in work["engines"]} if waiting - {_DMA} else set()
+    engines = [engine.name for engine in build.target.engines if engine.name in used]
+    return (*engines, build.target.dma.name) if build.target.dma and _DMA in waiting else tuple(engines)
+
+
+_DMA = "dma.c"
+_WAITING = "dovetail_wait_for_interrupt()"
 _ALIASING = """\
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O2", "no-strict-aliasing") /* bytes are read as other types */
@@ -94,7 +111,7 @@ def _text(build: Build, path: str) -> str:
         raise BuildError(f"cannot read {path}: {error.strerror}", where=str(build.folder), hint=hint) from None
 
 
-def _with_macros(header: str, macros: Mapping[str, str | None]) -> str:
+def with_macros(header: str, macros: Mapping[str, str | None]) -> str:
     """The header with macros that were options of the compiler."""
     lines = [f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in sorted(macros.items())]
     place = header.index("#include <stdint.h>")
