@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tarfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -120,6 +122,76 @@ def test_cmake_finds_an_installed_library(words: tuple[Compiled, Path], tmp_path
     subprocess.run(["cmake", "-S", user, "-B", tmp_path / "theirs", f"-DCMAKE_PREFIX_PATH={root}"], **quiet)
     subprocess.run(["cmake", "--build", tmp_path / "theirs"], **quiet)
     answers([tmp_path / "theirs" / "user"], compiled)
+
+
+ZEPHYRS = """
+cmake_minimum_required(VERSION 3.20)
+project(stand_in C)
+set(CONFIG_DOVETAIL_WORDS y)
+macro(zephyr_include_directories)
+  include_directories(${ARGN})
+endmacro()
+macro(zephyr_library_named name)
+  set(ZEPHYR_CURRENT_LIBRARY ${name})
+  add_library(${name} STATIC)
+endmacro()
+macro(zephyr_library_sources)
+  target_sources(${ZEPHYR_CURRENT_LIBRARY} PRIVATE ${ARGN})
+endmacro()
+macro(zephyr_library_compile_options)
+  target_compile_options(${ZEPHYR_CURRENT_LIBRARY} PRIVATE ${ARGN})
+endmacro()
+include_directories(RTOS)
+add_subdirectory(FOLDER module)
+"""
+"""What a module sees of Zephyr's build system, by the names of its documentation."""
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not installed")
+def test_zephyr_builds_the_module(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder, rtos = tmp_path / "library", Path(__file__).parent / "rtos"
+    export(open_build(words[1]), "zephyr", folder)
+    (tmp_path / "CMakeLists.txt").write_text(ZEPHYRS.replace("RTOS", str(rtos)).replace("FOLDER", str(folder)))
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "made", "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror"], **quiet)
+    subprocess.run(["cmake", "--build", tmp_path / "made"], **quiet)
+    assert list((tmp_path / "made").rglob("libwords.a"))
+
+
+@pytest.mark.skipif(not shutil.which("genconfig"), reason="Kconfig (pip install kconfiglib) is not installed")
+@pytest.mark.parametrize("chosen", [True, False])
+def test_kconfig_reads_the_options(chosen: bool, tmp_path: Path) -> None:
+    compiled = compile_model(network_file("kws_dscnn"), load_target("macarray"), Options(name="words"))
+    write_project(compiled.project, tmp_path / "build")
+    export(open_build(tmp_path / "build"), "zephyr", tmp_path / "library")
+    config = f"CONFIG_DOVETAIL_WORDS={'y' if chosen else 'n'}\nCONFIG_DOVETAIL_WORDS_MACARRAY_IRQ=7\n"
+    (tmp_path / ".config").write_text(config)
+    command = ["genconfig", "--header-path", tmp_path / "config.h", tmp_path / "library" / "Kconfig"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert ("#define CONFIG_DOVETAIL_WORDS_MACARRAY_IRQ 7" in (tmp_path / "config.h").read_text()) == chosen
+
+
+@pytest.mark.skipif(not shutil.which("pio"), reason="PlatformIO (pip install platformio) is not installed")
+def test_platformio_packs_it(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder, packed = tmp_path / "library", tmp_path / "words.tar.gz"
+    export(open_build(words[1]), "platformio", folder)
+    settings = {"PLATFORMIO_SETTING_ENABLE_TELEMETRY": "no", "PLATFORMIO_CORE_DIR": str(tmp_path / "core")}
+    subprocess.run(["pio", "pkg", "pack", "-o", packed, folder], check=True, env={**os.environ, **settings})
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+    assert {"library.json", "src/words.c", "src/words.h", "example/main.c"} <= set(names)
+
+
+@pytest.mark.skipif(
+    not shutil.which("compote"),
+    reason="ESP-IDF's component manager (pip install idf-component-manager) is not installed",
+)
+def test_the_component_manager_takes_the_manifest(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "esp-idf", folder)
+    subprocess.run(["compote", "manifest", "lint", folder], check=True)
+    (folder / "idf_component.yml").write_text("version: soup\n")
+    assert subprocess.run(["compote", "manifest", "lint", folder], capture_output=True).returncode
 
 
 def test_make_and_a_plain_program(words: tuple[Compiled, Path], tmp_path: Path) -> None:
