@@ -17,6 +17,7 @@ from dovetail.targets import load_target
 from dovetail.tools.export import export
 from oracles import NETWORKS, references
 from test_end_to_end import network_file
+from test_export import STRICT
 
 pytestmark = pytest.mark.oracles
 
@@ -127,6 +128,8 @@ def test_an_exported_network_on_a_machine_equals_micro(board: str, name: str, tm
     export(open_build(tmp_path / "build"), "make", tmp_path / "net")
     tools = [f"CC={prefix}gcc", f"AR={prefix}ar", f"CPU={' '.join(machine.flags)} -Werror"]
     subprocess.run(["make", "-s", "-C", tmp_path / "net", *tools], check=True)
+    counting = [f"{prefix}gcc", *machine.flags, "-std=c99", *STRICT, f"-I{tmp_path / 'net/src'}", "-fsyntax-only"]
+    subprocess.run([*counting, tmp_path / "net" / "example" / "cycles.c"], check=True)
     reference = references(name)
     numbers = reference["in_0"].reshape(-1).tolist()
     (tmp_path / "main.c").write_text(PROGRAM.replace("GIVEN", ", ".join(map(str, numbers))))

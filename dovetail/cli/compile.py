@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dovetail.cli import options as opt
-from dovetail.cli.console import INTERRUPTED, note, progress, say, show_table
+from dovetail.cli.console import INTERRUPTED, note, progress, say, short_name, show_table
 from dovetail.cli.options import option
 from dovetail.errors import BuildError, DovetailError, ModelError
 
@@ -218,6 +218,7 @@ def explain(
     pipeline: opt.InPipeline = False,
     pin: opt.Pin = None,
     pins: opt.Pins = None,
+    whole_names: Annotated[bool, typer.Option("--whole-names", help="Do not shorten the model's names.")] = False,
 ) -> None:
     """Show where every operator goes, and why.
 
@@ -243,7 +244,7 @@ def explain(
     if as_json:
         say(json.dumps(data, indent=2))
         return
-    _print_placements(data["layers"])
+    _print_placements(data["layers"], whole_names)
     if found.assignment.schedule is not None:
         say(found.assignment.describe())
     if found.pipeline is not None:
@@ -252,10 +253,11 @@ def explain(
         say(stripes_sentence(found.striped, sum(region.macs for region in found.regions)))
 
 
-def _print_placements(layers: Sequence[Mapping[str, Any]]) -> None:
+def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) -> None:
     rows = []
     for layer in layers:
-        operators = "\n".join(layer["operators"]) or "(added by Dovetail)"
+        names = layer["operators"] if whole_names else map(short_name, layer["operators"])
+        operators = "\n".join(names) or "(added by Dovetail)"
         where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
         where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
         said = [layer["reason_not_offloaded"], *_compared(layer)]
