@@ -39,7 +39,7 @@ class Machine:
         """Prefix of the compiler, its library's name, and the emulator."""
         if load_target(self.target).core.isa.startswith("cortex"):
             return "arm-none-eabi-", "newlib", "qemu-system-arm"
-        return "riscv64-unknown-elf-", "picolibc", "qemu-system-riscv32"
+        return "riscv64-unknown-elf-", "picolibc", f"qemu-system-riscv{64 if self.target == 'riscv64' else 32}"
 
 
 def _arm(processor: str) -> tuple[str, ...]:
@@ -53,11 +53,17 @@ MACHINES = {
     "mps2-an500": Machine("cortex_m7", _arm("cortex-m7")),
     "mps2-an505": Machine("cortex_m33", _arm("cortex-m33"), 0x10000000, 0x38000000),
     "mps3-an547": Machine("cortex_m55", _arm("cortex-m55+nofp"), 0x10000000, 0x30000000, (512 << 10, 512 << 10)),
+    "virt rv64": Machine(
+        "riscv64",
+        ("-march=rv64imac", "-misa-spec=2.2", "-mabi=lp64", "-mcmodel=medany", "--specs=picolibc.specs"),
+        0x80000000,
+        0x80400000,
+    ),
     "virt": Machine(
         "riscv", ("-march=rv32imc", "-misa-spec=2.2", "-mabi=ilp32", "--specs=picolibc.specs"), 0x80000000, 0x80400000
     ),
 }
-"""By QEMU's names; the Cortex-M33 and M55 begin in the secure view of their memories."""
+"""By QEMU's names, and what tells two of a name apart. The Cortex-M33 and M55 begin in the secure view of memory."""
 
 PROGRAM = r"""
 #include <stdio.h>
@@ -133,8 +139,8 @@ def test_an_exported_network_on_a_machine_equals_micro(board: str, name: str, tm
     reference = references(name)
     numbers = reference["in_0"].reshape(-1).tolist()
     (tmp_path / "main.c").write_text(PROGRAM.replace("GIVEN", ", ".join(map(str, numbers))))
-    command = [emulator, "-M", board, "-nographic", "-monitor", "none", "-serial", "none"]
-    command += ["-bios", "none"] if board == "virt" else []
+    command = [emulator, "-M", board.split()[0], "-nographic", "-monitor", "none", "-serial", "none"]
+    command += ["-bios", "none"] if board.startswith("virt") else []
     command += ["-semihosting-config", "enable=on,target=native", "-kernel", linked(machine, tmp_path)]
     given = subprocess.DEVNULL
     found = subprocess.run(command, stdin=given, capture_output=True, text=True, timeout=120, check=True)

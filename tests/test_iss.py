@@ -40,10 +40,12 @@ def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, na
     assert result.exit_code == code
 
 
-def test_count_is_exact_when_the_exit_ends_the_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["rv32imc", "rv64gc", "cortex-m0plus"])
+def test_count_is_exact_when_the_exit_ends_the_block(isa: str, tmp_path: Path) -> None:
     source = WORK.replace("exit_with(sum);\n    return 0;", "exit_with(sum);\n    dovetail_halt(); return 0;")
-    elf = build(tmp_path, "void dovetail_halt(void);\n" + source)
-    assert simulate(chip(elf), [], {}).executed_instructions == counted_by_instruction(elf)[0]
+    elf = build(tmp_path, "void dovetail_halt(void);\n" + source, isa=isa)
+    result = simulate(chip(elf, isa=isa), [], {})
+    assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf, isa)
 
 
 def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dovetail.sim.worker import simulate
 from firmware import DMA, TIMER, build, chip
 
 ARM = ("cortex-m0plus", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m23", "cortex-m33", "cortex-m55")
-CORES = ("rv32imc", "rv32imac", *ARM)
+CORES = ("rv32imc", "rv32imac", "rv64gc", *ARM)
 APART, TOGETHER = "const volatile int64_t *const", "const int64_t *const"
 """Reads that keep / and % from sharing one division, and those that let them (as Arm's run-time functions do)."""
 

@@ -17,6 +17,7 @@ BUILT_IN = {
     "riscv_dot4": "riscv_dot4:TARGET",
     "riscv_xpulp": "riscv_xpulp:TARGET",
     "riscv_imac": "riscv:IMAC",
+    "riscv64": "riscv:RV64",
     "cortex_m0plus": "cortex_m:M0PLUS",
     "cortex_m3": "cortex_m:M3",
     "cortex_m4": "cortex_m:M4",
