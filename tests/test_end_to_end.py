@@ -149,7 +149,7 @@ def test_cycles_on_cortex_m4(name: str, tmp_path: Path, record_property: Callabl
 
 
 @pytest.mark.parametrize("optimize", list(Optimize))
-@pytest.mark.parametrize("target_name", ["cortex_m7", "cortex_m33"])
+@pytest.mark.parametrize("target_name", ["cortex_m0plus", "cortex_m7", "cortex_m23", "cortex_m33"])
 def test_other_cortex_m_cores_equal_micro(target_name: str, optimize: Optimize, tmp_path: Path) -> None:
     require_chip()
     compiled = compile_with_logits(network_file("kws_dscnn"), target_name, None, optimize)
