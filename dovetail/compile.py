@@ -201,12 +201,8 @@ def compile_graph(
     meant = graph
     graph, pipeline = _step(graph, target, options, interpret)
     progress("partitioning")
-    taken = reserved(graph, target)
-    if any(
-        size > target.memory(name).size for name, size in taken.items()
-    ):  # before engines are asked, which takes time
-        check_reserved(first(graph, replace(target, engines=())), target, taken)
     regions = pipeline.regions if pipeline else first(graph, target)
+    check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
 
     def assigned(graph: Graph, regions: tuple[Region, ...]) -> _Planned:
         """The stages from a partition to a program, one layer after the other where memory does not hold several."""
