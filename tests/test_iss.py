@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import SimulationError
+from dovetail.sim.riscv_costs import decode
 from dovetail.sim.worker import IssSession, simulate
 from firmware import DMA, TIMER, build, chip, counted_by_instruction
 
@@ -241,3 +242,22 @@ def test_a_session_keeps_the_firmware_running(tmp_path: Path) -> None:
         for inputs, words in (({"inn": b""}, "no symbol 'inn'"), ({"in": bytes(5)}, "5 bytes")):
             with pytest.raises(SimulationError, match=words):
                 session.run([inputs], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "wide"),
+    [
+        (0x2505, "alu", True),  # c.addiw a0, 1
+        (0x2505, "jump", False),  # c.jal
+        (0x02B5053B, "multiply", True),  # mulw a0, a0, a1
+        (0x02B5453B, "divide", True),  # divw a0, a0, a1
+        (0x00B5053B, "alu", True),  # addw a0, a0, a1
+        (0x0015051B, "alu", True),  # addiw a0, a0, 1
+        (0x00053503, "load", True),  # ld a0, 0(a0)
+        (0x6108, "load", True),  # c.ld a0, 0(a0)
+        (0xE108, "store", True),  # c.sd a0, 0(a0)
+    ],
+)
+def test_instructions_of_64_bit_cores_are_of_their_class(word: int, kind: str, wide: bool) -> None:
+    """Encodings as riscv64-unknown-elf-as gives them."""
+    assert decode(word, wide).kind == kind
