@@ -142,6 +142,15 @@ def partition(graph: Graph, target: Target, declined: Mapping[str, str] | None =
     return _Partition(graph, target, padding=True, declined=declined).regions()
 
 
+def as_kernels(graph: Graph, target: Target) -> tuple[Region, ...]:
+    """A graph as the kernels and views of a core alone, in turn; no value lies in another.
+
+    Raises:
+        ModelError: an operator that the core cannot compute.
+    """
+    return _Partition(graph, replace(target, engines=(), dma=None), padding=True, apart=True).regions()
+
+
 def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
     """Why no engine takes the computation that ends in `node`: the sentence of the pattern that came closest."""
     return _Partition(graph, target).mismatch(node)
@@ -171,10 +180,16 @@ class _Partition:
     """A network while it is cut; every offload is tried once on what ends in a node."""
 
     def __init__(
-        self, graph: Graph, target: Target, padding: bool = False, declined: Mapping[str, str] | None = None
+        self,
+        graph: Graph,
+        target: Target,
+        padding: bool = False,
+        declined: Mapping[str, str] | None = None,
+        apart: bool = False,
     ) -> None:
         """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could; `declined`: as
-        `partition`."""
+        `partition`; `apart`: whether no value lies in another."""
+        self._apart = apart
         self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()
         self._declined = declined or {}
@@ -320,10 +335,14 @@ class _Partition:
     def _still(self, node: Node) -> bool:
         """True for a slice or concatenation of whole rows that a core alone need not do, and for a slice that only
         copies and engines which take strides read, where values have one layout."""
+        if self._apart:
+            return False
         if not (self._target.dma or self._target.engines):
             return moves_nothing(self._graph, node)
         if not isinstance(node.operator, Slice) or set(node.operator.step) != {1} or node.output in self._graph.outputs:
             return False
+        if len(self._graph.types[node.output].shape) == 1 and moves_nothing(self._graph, node):
+            return True  # one of several results of a launch: whoever reads it finds it dense
         plain = not any(offload.layouts for engine in self._target.engines for offload in engine.offloads)
         readers = [self._claimed[user.output] for user in self._users[node.output]]
         return (

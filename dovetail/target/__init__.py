@@ -37,6 +37,7 @@ from dovetail.target.description import (
     Streams,
     Struct,
     Target,
+    results_of,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
 from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
@@ -54,6 +55,7 @@ from dovetail.target.pattern import (
     maybe,
     one_of,
     operand,
+    together,
 )
 
 __all__ = [
@@ -63,5 +65,5 @@ __all__ = [
     "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
-    "one_of", "operand", "packed",
+    "one_of", "operand", "packed", "results_of", "together",
 ]  # fmt: skip

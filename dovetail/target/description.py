@@ -15,7 +15,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, dense_steps
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
 
@@ -263,6 +263,18 @@ class Operand:
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
     operand in (along each axis of the logical shape if that is row-major)."""
+
+
+def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    """Where each result of a pattern made with `together` lies, in its order; the strides are along its own axes."""
+    joint, first, found = match.nodes["together"], operands["result"].address, []
+    for flat in joint.inputs:
+        (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
+        kind = match.graph.types[value]
+        size = kind.dtype.numpy.itemsize
+        found.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
+        first += kind.nbytes
+    return tuple(found)
 
 
 @dataclass(frozen=True)
