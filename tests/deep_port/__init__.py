@@ -20,8 +20,9 @@ from dovetail.target import layers
 from networks import Net
 
 HERE = Path(__file__).resolve().parent
-REGISTERS = dt.JobRegisters(("pooled", "x", "row", "pixel", "y", "y_row", "y_pixel", "half", "rows", "columns", "channels",
-                             "outputs", "weights", "parameters"))  # fmt: skip
+REGISTERS = dt.JobRegisters((
+    "pooled", "x", "row", "pixel", "y", "y_row", "y_pixel", "half", "rows", "columns", "channels", "outputs", "weights",
+    "parameters"))  # fmt: skip
 
 
 def convolution(x: dt.Pattern, n: int) -> dt.Pattern:
@@ -86,10 +87,9 @@ def window(match: dt.Match) -> list[object]:
     found: list[object] = []
     for n in (n for n in (1, 2) if match.has(f"layer_{n}")):
         layer, pad = match.operator(f"layer_{n}", Conv2d), match.operator(f"pad_{n}", Pad)
-        kernel = match.type(f"weights_{n}").shape[1:3]
-        found.append((kernel, layer.stride, layer.dilation, pad.before, pad.after, pad.value - layer.input_zero_point))
-        found.append(match.type(f"weights_{n}").shape[3] * 9 * match.type(f"weights_{n}").shape[0] == match.type(
-            f"weights_{n}").elements and layer.weight_zero_point == 0)  # fmt: skip
+        kernel, operand = match.type(f"weights_{n}").shape[1:], match.graph.types[match.nodes[f"layer_{n}"].inputs[0]]
+        found.append((kernel[:2], layer.stride, layer.dilation, pad.before, pad.after))
+        found += [pad.value == layer.input_zero_point, layer.weight_zero_point == 0, kernel[2] == operand.shape[3]]
     return found
 
 
@@ -100,7 +100,7 @@ LIMITS = (
     dt.Constraint(
         "convolutions must be 3x3, padded by one zero point",
         window,
-        lambda v: all(each in (True, ((3, 3), (1, 1), (1, 1), EDGE, EDGE, 0)) for each in v),
+        lambda v: all(each in (True, ((3, 3), (1, 1), (1, 1), EDGE, EDGE)) for each in v),
     ),
     dt.one_of(
         "requantisations must be rounded twice",
@@ -121,8 +121,8 @@ ADDED = (
             m.type(f"{name}_{each}").elements for name in ("left", "right", "sum") for each in ("multiplier", "shift")
         ),
         1,
-    ),  # fmt: skip
-    dt.one_of("the block must keep its shape", lambda m: m.type("x").shape == m.result.shape, True),
+    ),
+    dt.one_of("the block must keep its shape", lambda m: m.type("x").shape[-1:] == m.type("weights_2").shape[:1], True),
 )
 
 
@@ -131,7 +131,8 @@ def cases(pooled: bool) -> dt.Cases:
 
     def case(settings: Mapping[str, int]) -> Graph:
         shape = (settings["rows"], settings["columns"], settings["channels"])
-        net = Net("case", shape, zero_point=settings["input_zero"] % 128, seed=settings["variant"])
+        shape = (2 * shape[0], 2 * shape[1], shape[2]) if pooled else shape
+        net = Net("case", shape, zero_point=settings["input_zero"], seed=settings["variant"])
         if pooled:
             image = net.convolution(net.x, settings["outputs"])
             return net.finish(image, net.pool(image))
