@@ -21,8 +21,8 @@ from networks import Net
 
 HERE = Path(__file__).resolve().parent
 REGISTERS = dt.JobRegisters((
-    "pooled", "x", "row", "pixel", "y", "y_row", "y_pixel", "half", "rows", "columns", "channels", "outputs", "weights",
-    "parameters"))  # fmt: skip
+    "pooled", "x", "row", "pixel", "y", "y_row", "y_pixel", "largest", "rows", "columns", "channels", "outputs",
+    "weights", "parameters"))  # fmt: skip
 
 
 def convolution(x: dt.Pattern, n: int) -> dt.Pattern:
@@ -73,7 +73,7 @@ def commands(match: dt.Match, operands: Mapping[str, dt.Operand]) -> tuple[dt.Co
     row, pixel = places[0].strides[1:3]
     return (REGISTERS.command(
         "deep_start", pooled=int(pooled), x=x.address, row=x.row, pixel=x.pixel, y=places[0].address, y_row=row,
-        y_pixel=pixel, half=places[1].address, rows=x.rows, columns=x.columns, channels=x.channels, outputs=outputs,
+        y_pixel=pixel, largest=places[1].address, rows=x.rows, columns=x.columns, channels=x.channels, outputs=outputs,
         weights=operands["weights"].address, parameters=operands["parameters"].address),)  # fmt: skip
 
 
@@ -109,11 +109,12 @@ LIMITS = (
     ),
 )
 POOLED = (
-    dt.one_of("the pool must be 2x2 with strides of 2, without padding",
-              lambda m: tuple(getattr(m.operator("pool", MaxPool2d), name) for name in ("kernel", "stride", "padding")),
-              ((2, 2), (2, 2), ((0, 0), (0, 0)))),
-    dt.Constraint("rows and columns must be even", lambda m: m.type("x").shape[1:3], lambda v: not v[0] % 2 | v[1] % 2),
-)  # fmt: skip
+    dt.one_of(
+        "the pool must be 3x3, padded by one",
+        lambda m: tuple(getattr(m.operator("pool", MaxPool2d), name) for name in ("kernel", "stride", "padding")),
+        ((3, 3), (1, 1), ((1, 1), (1, 1))),
+    ),
+)
 ADDED = (
     dt.one_of(
         "the sum must be scaled by one number each",
@@ -131,11 +132,10 @@ def cases(pooled: bool) -> dt.Cases:
 
     def case(settings: Mapping[str, int]) -> Graph:
         shape = (settings["rows"], settings["columns"], settings["channels"])
-        shape = (2 * shape[0], 2 * shape[1], shape[2]) if pooled else shape
         net = Net("case", shape, zero_point=settings["input_zero"], seed=settings["variant"])
         if pooled:
             image = net.convolution(net.x, settings["outputs"])
-            return net.finish(image, net.pool(image))
+            return net.finish(image, net.pool(image, 3, 1, 1))
         inner = net.convolution(net.convolution(net.x, settings["outputs"], relu=True), shape[2])
         return net.finish(net.addition(inner, net.x))
 

@@ -58,9 +58,9 @@ def compute(job: Job, bus: Bus) -> None:
     first = convolution(x, weights[:count].reshape(outputs, 3, 3, channels), words)
     if job["pooled"]:
         image(bus, job["y"], (rows, columns, outputs), job["y_row"], job["y_pixel"])[...] = first
-        half = (rows // 2, columns // 2, outputs)
-        largest = first.reshape(half[0], 2, half[1], 2, outputs).max(axis=(1, 3))
-        image(bus, job["half"], half, half[1] * outputs, outputs)[...] = largest
+        around = np.pad(first, ((1, 1), (1, 1), (0, 0)), constant_values=-128)
+        largest = sliding_window_view(around, (3, 3), (0, 1)).max(axis=(3, 4))
+        image(bus, job["largest"], largest.shape, columns * outputs, outputs)[...] = largest
         return
     second = convolution(first, weights[count:].reshape(channels, 3, 3, outputs), words)
     total_sum = scaled(second, words) + scaled(x, words)
