@@ -96,7 +96,7 @@ def window(match: dt.Match) -> list[object]:
 EDGE = (0, 1, 1, 0)
 LIMITS = (
     layers.ALL_INT8,
-    layers.BATCH_OF_IMAGES,
+    dt.one_of("there must be one image", lambda m: m.type("x").shape[0], 1),
     dt.Constraint(
         "convolutions must be 3x3, padded by one zero point",
         window,
