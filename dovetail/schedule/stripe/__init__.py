@@ -15,41 +15,108 @@ from typing import Any, TypeVar
 from dovetail.errors import PlanError, TargetError
 from dovetail.ir.crop import part, total_macs
 from dovetail.ir.graph import Graph, Node, prune
-from dovetail.ir.operators.movement import Concat
-from dovetail.ir.types import Array, TensorType, full_box
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Concat, Slice
+from dovetail.ir.types import Array, Box, TensorType, full_box
 from dovetail.schedule.partition import Region, partition
-from dovetail.schedule.stripe.segments import Bands, Costs, Rows, Segment, cuts
+from dovetail.schedule.stripe.segments import Bands, Costs, Held, Rows, Segment, Step, cuts
 from dovetail.target.description import Target
 
 
-def striped(graph: Graph, nodes: Sequence[Node], source: str, result: str, bands: Sequence[Rows]) -> Graph:
-    """The graph with some of its nodes computed in stripes.
+def striped(graph: Graph, regions: Sequence[Region], steps: Sequence[Step]) -> Graph:
+    """The graph with the regions of a segment computed in stripes.
 
     Args:
         graph: the whole graph.
-        nodes: those between `source` and `result`, neighbours in the graph's order.
-        source: the only value they read that they do not compute.
-        result: the only value of them that others read, an image.
-        bands: the rows of the result each stripe computes, in the order of computation.
+        regions: of the whole graph, in order, as its nodes are.
+        steps: of the segment.
     """
-    read = {name for node in nodes for name in node.inputs}
-    constants = {name: array for name, array in graph.constants.items() if name in read}
-    inner = Graph(graph.name, (source,), (result,), tuple(nodes), graph.types, constants)
-    whole = full_box(graph.types[result].shape)
-    made: list[Node] = []
-    types: dict[str, TensorType] = dict(graph.types)
-    kept: dict[str, Array] = dict(graph.constants)
+    result = steps[-1].place
+    made = _Made(dict(graph.types), dict(graph.constants), [], {})
     joined: dict[Rows, str] = {}
-    for number, band in enumerate(bands):
-        stripe = part(inner, {result: (whole[0], band, *whole[2:])}, f" stripe {number}")
-        joined[band] = stripe.outputs[0]
-        types.update(stripe.types)
-        kept.update(stripe.constants)
-        made += stripe.nodes
-    made.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
-    place = graph.nodes.index(nodes[0])
-    rest = graph.nodes[place + len(nodes) :]
-    return replace(graph, nodes=(*graph.nodes[:place], *made, *rest), types=types, constants=kept)
+    for step in steps:
+        output = made.compute(regions[step.index].graph, step)
+        if step.place == result:
+            joined[step.rows] = output
+    made.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result.value))
+    gone = {node.output for step in steps for node in regions[step.index].graph.nodes}
+    place = next(index for index, node in enumerate(graph.nodes) if node.output in gone)
+    rest = [node for node in graph.nodes[place:] if node.output not in gone]
+    nodes = (*graph.nodes[:place], *made.nodes, *rest)
+    return replace(graph, nodes=nodes, types=made.types, constants=made.constants)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the stripes of a segment become."""
+
+    types: dict[str, TensorType]
+    constants: dict[str, Array]
+    nodes: list[Node]
+    names: dict[Held, str]
+    """The value of rows that lie together."""
+
+    def compute(self, graph: Graph, step: Step) -> str:
+        """Add what computes a step of a region, and what keeps rows for it; returns the value of what is computed."""
+        (result,) = graph.outputs
+        whole = full_box(graph.types[result].shape)
+        end = f" stripe {step.stripe} {step.index}"
+        cut = part(_reading(graph, step), {result: (whole[0], step.rows, *whole[2:])}, end)
+        places = {place.value: place for place, _ in step.reads}
+        self.types.update({name: kind for name, kind in cut.types.items() if name not in cut.inputs})
+        self.constants.update(cut.constants)
+        kept = None
+        if step.before is not None:
+            before, kept = (
+                self._slice(step.before, step.before.at(step.kept), f"{result}{end} before"),
+                f"{result}{end} kept",
+            )
+            self._add(_slice_of(full_box(self.types[before].shape)), (before,), kept)  # a slice of all of it is a copy
+        names: dict[str, str] = {}
+        for node in cut.nodes:
+            if isinstance(node.operator, Slice) and node.inputs[0] in places:
+                rows = node.operator.start[1], node.operator.stop[1]
+                place = places[node.inputs[0]]
+                names[node.output] = self._slice(place, place.at(rows), node.output)
+                continue
+            held = {name: self._name(place) for name, place in places.items()} | names
+            self.nodes.append(replace(node, inputs=tuple(held.get(name, name) for name in node.inputs)))
+        (output,) = cut.outputs
+        self.names[step.place] = output
+        if kept is not None:
+            operands = (kept, output) if step.kept < step.rows else (output, kept)
+            joint = self.names[step.place] = f"{output} joined"
+            self._add(Concat(1), operands, joint)
+        return output
+
+    def _name(self, place: Held) -> str:
+        return self.names.get(place, place.value)
+
+    def _slice(self, place: Held, rows: Rows, output: str) -> str:
+        """The value of some of the rows that lie together."""
+        name = self._name(place)
+        box = full_box(self.types[name].shape)
+        if box[1] == rows:
+            return name
+        return self._add(_slice_of((box[0], rows, *box[2:])), (name,), output)
+
+    def _add(self, operator: Operator, inputs: tuple[str, ...], output: str) -> str:
+        self.types[output] = operator.infer([self.types[name] for name in inputs])
+        self.nodes.append(Node(operator, inputs, output))
+        return output
+
+
+def _reading(graph: Graph, step: Step) -> Graph:
+    """A region whose operands are slices, however much of them is read."""
+    names = {place.value: f"{place.value} for {graph.outputs[0]}" for place, _ in step.reads}
+    types = {**graph.types} | {name: graph.types[value] for value, name in names.items()}
+    slices = [Node(_slice_of(full_box(types[name].shape)), (value,), name) for value, name in names.items()]
+    nodes = [replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)) for node in graph.nodes]
+    return replace(graph, nodes=(*slices, *nodes), types=types)
+
+
+def _slice_of(box: Box) -> Slice:
+    return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), (1,) * len(box))
 
 
 @dataclass(frozen=True)
@@ -115,6 +182,12 @@ class Search:
         assert found is not None
         return found
 
+    def steps(self, segment: Segment) -> tuple[Step, ...]:
+        """A segment in stripes, one region after the other."""
+        found = self._costs.steps(segment)
+        assert found is not None
+        return found
+
     def _segments(self, first: int, last: int) -> Sequence[Segment]:
         """The ways to compute the regions between two cuts, the cheapest first."""
         if (first, last) not in self._striped:
@@ -143,6 +216,8 @@ class Stripes:
     """Rows of the largest stripe of the last layer's result."""
     extra_macs: int
     """Multiply-accumulates more than without stripes."""
+    keeps: bool
+    """Whether rows that later stripes read too are kept, and not computed again."""
 
 
 @dataclass(frozen=True)
@@ -221,11 +296,13 @@ class Striping:
                 continue
             start, end = (self._search.cuts[place] for place in (segment.first, segment.last))
             regions = self._regions[start.after : end.after]
-            nodes = [node for region in regions for node in region.graph.nodes]
-            before, graph = total_macs(graph), striped(graph, nodes, start.value, end.value, segment.bands)
+            steps = self._search.steps(segment)
+            before, graph = total_macs(graph), striped(graph, self._regions, steps)
             extra = total_macs(graph) - before
             rows = max(stop - first for first, stop in segment.bands)
-            made.append(Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra))
+            made.append(
+                Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra, segment.keeps)
+            )
         return Striped(prune(graph), tuple(made), choice.peak)
 
 
