@@ -28,7 +28,7 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.schedule.plan.allocate import Placement
-from dovetail.schedule.stripe import Search, Striped, Striping
+from dovetail.schedule.stripe import Search, Striped, Striping, striped
 from dovetail.targets import load_target
 from firmware import require_chip
 from interpreted import interpret
@@ -87,6 +87,29 @@ def test_random_networks_in_stripes(group: int) -> None:
             tight += placed.peak == placed.lower_bound
     print(f"{cut} networks in stripes, {tight} placed in as little as is alive")
     assert cut >= 2 and tight >= cut // 2
+
+
+@pytest.mark.parametrize("group", range(2))
+def test_every_stretch_that_keeps_rows(group: int) -> None:
+    """From the top and from the bottom, in stripes of every height: exact, and nothing is computed twice."""
+    seen = 0
+    for seed in range(group * 8, group * 8 + 8):
+        graph = trim(random_network(seed))
+        striping = Striping(graph, RISCV)
+        search, whole = striping._search, striping._graph
+        inputs = sample_inputs(graph, seed)
+        expected = evaluate(graph, inputs)
+        pairs = [(a, b) for a in range(len(search.cuts)) for b in range(a + 1, len(search.cuts))]
+        every = [segment for pair in pairs for segment in search._segments(*pair) if segment.keeps]
+        for segment in every[:: max(1, len(every) // 6)]:
+            regions = striping._regions[search.cuts[segment.first].after : search.cuts[segment.last].after]
+            made = striped(whole, regions, segment, search.steps(segment))
+            verify(made)
+            assert macs(made) <= macs(whole)
+            for name, array in evaluate(made, inputs).items():
+                np.testing.assert_array_equal(array, expected[name])
+            seen += 1
+    assert seen >= 5
 
 
 def one_convolution() -> Graph:
@@ -178,7 +201,8 @@ def test_the_search_is_exact() -> None:
     [
         ("ic_resnet8", "32K", 0.0),
         ("vww_mobilenetv1", "36K", 0.01),
-        ("ic_resnet8", "24K", 0.07),
+        ("ic_resnet8", "24K", 0.0),
+        ("ic_resnet8", "19K", 0.0),
         ("kws_dscnn", "10K", 0.0),
     ],
 )
@@ -198,8 +222,9 @@ def test_firmware_within_a_budget_equals_micro(name: str, budget: str, most_extr
         np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
     assert result.sizes["bss"] <= parse_bytes(budget)
     constants = [sum(array.nbytes for _, array in found.unit.constants.values()) for found in (compiled, whole)]
-    assert constants[0] <= 1.002 * constants[1], "stripes share their weights; the border may have a bias of its own"
-    assert len(compiled.unit.kernels) <= 2 * len(whole.unit.kernels), "stripes of one shape share a kernel"
+    assert constants[0] <= 1.005 * constants[1], "stripes share their weights; borders may have biases of their own"
+    layers = sum(region.macs > 0 for region in whole.regions)
+    assert len(compiled.unit.kernels) <= 3 * layers, "a first stripe, a last one, and those between share a kernel"
     stripes = build.manifest["stripes"]
     assert sum(entry["extra_macs"] for entry in stripes) == extra and build.manifest["memory_budget"]
     print(f"{name} in {budget}: {ram(compiled).peak} bytes, {extra} MACs more, {stripes}")
@@ -212,8 +237,8 @@ def test_frontier(name: str) -> None:
     frontier = list(Striping(graph, RISCV).frontier())
     for found in frontier:
         print(f"{name}: {found.peak} bytes, {100 * found.extra_macs / macs(graph):.2f} % more MACs, {found.describe()}")
-    lowest = {"ic_resnet8": 20_000, "vww_mobilenetv1": 28_100, "kws_dscnn": 9_000, "ad_autoencoder": 768}
-    assert frontier[-1].peak <= lowest[name]
+    lowest = {"ic_resnet8": 13_400, "vww_mobilenetv1": 28_100, "kws_dscnn": 8_700, "ad_autoencoder": 768}
+    assert frontier[-1].peak <= lowest[name] and frontier[-1].extra_macs == 0
     assert Striping(graph, RISCV).smallest().peak == frontier[-1].peak
 
 
@@ -251,8 +276,8 @@ def test_the_command_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFi
     model = str(network_file("ic_resnet8"))
     command("compile", model, "--target", "riscv", "--memory-budget", "24K", "-o", str(tmp_path / "build"))
     said = " ".join(capsys.readouterr().out.split())
-    assert "conv_1 to conv_2 in 5 stripes" in said and "737,280 MACs more" in said
+    assert "conv_1 to conv_2 in 6 stripes; conv_3 to conv_5 in 3 stripes" in said and "0 MACs more" in said
     command("explain", model, "--target", "riscv", "--memory-budget", "24K", "--json")
     described = json.loads(capsys.readouterr().out)
     assert described["memory_budget"] == 24 * 1024
-    assert [entry["count"] for entry in described["stripes"]] == [5, 2]
+    assert [(entry["count"], entry["keeps"]) for entry in described["stripes"]] == [(6, True), (3, True)]

@@ -23,27 +23,32 @@ from dovetail.schedule.stripe.segments import Bands, Costs, Held, Rows, Segment,
 from dovetail.target.description import Target
 
 
-def striped(graph: Graph, regions: Sequence[Region], steps: Sequence[Step]) -> Graph:
-    """The graph with the regions of a segment computed in stripes.
+def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Sequence[Step]) -> Graph:
+    """The graph with a segment computed in stripes.
 
     Args:
         graph: the whole graph.
-        regions: of the whole graph, in order, as its nodes are.
+        regions: of the segment, as they were before anything was in stripes; its nodes are neighbours in `graph`.
+        segment: which bands are computed, in which order, and whether rows are kept between them.
         steps: of the segment.
     """
-    result = steps[-1].place
+    result = steps[-1].place.value
+    nodes = tuple(node for region in regions for node in region.graph.nodes)
     made = _Made(dict(graph.types), dict(graph.constants), [], {})
-    joined: dict[Rows, str] = {}
-    for step in steps:
-        output = made.compute(regions[step.index].graph, step)
-        if step.place == result:
-            joined[step.rows] = output
-    made.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result.value))
-    gone = {node.output for step in steps for node in regions[step.index].graph.nodes}
-    place = next(index for index, node in enumerate(graph.nodes) if node.output in gone)
-    rest = [node for node in graph.nodes[place:] if node.output not in gone]
-    nodes = (*graph.nodes[:place], *made.nodes, *rest)
-    return replace(graph, nodes=nodes, types=made.types, constants=made.constants)
+    if segment.keeps:
+        first = min(step.index for step in steps)
+        done = [(step, made.compute(regions[step.index - first].graph, step)) for step in steps]
+        joined = {step.rows: output for step, output in done if step.place.value == result}
+    else:
+        read = {name for node in nodes for name in node.inputs}
+        (source,) = {place.value for step in steps for place, _ in step.reads if place.stripe < 0}
+        constants = {name: array for name, array in graph.constants.items() if name in read}
+        inner = Graph(graph.name, (source,), (result,), nodes, graph.types, constants)
+        joined = {band: made.add_part(inner, band, f" stripe {number}") for number, band in enumerate(segment.bands)}
+    made.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
+    place = graph.nodes.index(nodes[0])
+    rest = graph.nodes[place + len(nodes) :]
+    return replace(graph, nodes=(*graph.nodes[:place], *made.nodes, *rest), types=made.types, constants=made.constants)
 
 
 @dataclass(frozen=True)
@@ -56,66 +61,64 @@ class _Made:
     names: dict[Held, str]
     """The value of rows that lie together."""
 
-    def compute(self, graph: Graph, step: Step) -> str:
-        """Add what computes a step of a region, and what keeps rows for it; returns the value of what is computed."""
+    def add_part(self, graph: Graph, rows: Rows, end: str) -> str:
+        """Add what computes some rows of a result from the inputs; returns their value."""
+        cut = self._cut(graph, rows, end)
+        self.nodes.extend(cut.nodes)
+        return cut.outputs[0]
+
+    def _cut(self, graph: Graph, rows: Rows, end: str) -> Graph:
         (result,) = graph.outputs
         whole = full_box(graph.types[result].shape)
-        end = f" stripe {step.stripe} {step.index}"
-        cut = part(_reading(graph, step), {result: (whole[0], step.rows, *whole[2:])}, end)
-        places = {place.value: place for place, _ in step.reads}
+        cut = part(graph, {result: (whole[0], rows, *whole[2:])}, end)
         self.types.update({name: kind for name, kind in cut.types.items() if name not in cut.inputs})
         self.constants.update(cut.constants)
-        kept = None
-        if step.before is not None:
-            before, kept = (
-                self._slice(step.before, step.before.at(step.kept), f"{result}{end} before"),
-                f"{result}{end} kept",
-            )
-            self._add(_slice_of(full_box(self.types[before].shape)), (before,), kept)  # a slice of all of it is a copy
-        names: dict[str, str] = {}
-        for node in cut.nodes:
-            if isinstance(node.operator, Slice) and node.inputs[0] in places:
-                rows = node.operator.start[1], node.operator.stop[1]
-                place = places[node.inputs[0]]
-                names[node.output] = self._slice(place, place.at(rows), node.output)
-                continue
-            held = {name: self._name(place) for name, place in places.items()} | names
-            self.nodes.append(replace(node, inputs=tuple(held.get(name, name) for name in node.inputs)))
+        return cut
+
+    def compute(self, graph: Graph, step: Step) -> str:
+        """Add what computes a step of a region, and what keeps rows for it; returns the value of what is computed."""
+        end = f" stripe {step.stripe} {step.index}"
+        cut = self._cut(graph, step.rows, end)
         (output,) = cut.outputs
+        places = {place.value: place for place, _ in step.reads}
+        names = {value: self._name(place) for value, place in places.items()}
+        kept = self._kept(step, end) if step.before is not None else None
+        for node in cut.nodes:
+            operator, source = node.operator, places.get(node.inputs[0])
+            if isinstance(operator, Slice) and source is not None:
+                spans = zip(operator.start, operator.stop, strict=True)
+                first, rows, *rest = spans
+                operator = replace(_slice_of((first, source.at(rows), *rest)), step=operator.step)
+                if node.output != output and operator == _slice_of(full_box(self.types[self._name(source)].shape)):
+                    names[node.output] = self._name(source)
+                    continue
+            self._add(operator, tuple(names.get(name, name) for name in node.inputs), node.output, node.origin)
         self.names[step.place] = output
         if kept is not None:
             operands = (kept, output) if step.kept < step.rows else (output, kept)
-            joint = self.names[step.place] = f"{output} joined"
-            self._add(Concat(1), operands, joint)
+            self.names[step.place] = self._add(Concat(1), operands, f"{output} joined")
         return output
+
+    def _kept(self, step: Step, end: str) -> str:
+        """Add a copy of the rows that are kept for a step; returns its value."""
+        assert step.before is not None
+        source = self._name(step.before)
+        box = full_box(self.types[source].shape)
+        some = _slice_of((box[0], step.before.at(step.kept), *box[2:]))
+        taken = self._add(some, (source,), f"{step.place.value}{end} before")
+        return self._add(_slice_of(full_box(self.types[taken].shape)), (taken,), f"{step.place.value}{end} kept")
 
     def _name(self, place: Held) -> str:
         return self.names.get(place, place.value)
 
-    def _slice(self, place: Held, rows: Rows, output: str) -> str:
-        """The value of some of the rows that lie together."""
-        name = self._name(place)
-        box = full_box(self.types[name].shape)
-        if box[1] == rows:
-            return name
-        return self._add(_slice_of((box[0], rows, *box[2:])), (name,), output)
-
-    def _add(self, operator: Operator, inputs: tuple[str, ...], output: str) -> str:
+    def _add(self, operator: Operator, inputs: tuple[str, ...], output: str, origin: str = "") -> str:
         self.types[output] = operator.infer([self.types[name] for name in inputs])
-        self.nodes.append(Node(operator, inputs, output))
+        self.nodes.append(Node(operator, inputs, output, origin))
         return output
 
 
-def _reading(graph: Graph, step: Step) -> Graph:
-    """A region whose operands are slices, however much of them is read."""
-    names = {place.value: f"{place.value} for {graph.outputs[0]}" for place, _ in step.reads}
-    types = {**graph.types} | {name: graph.types[value] for value, name in names.items()}
-    slices = [Node(_slice_of(full_box(types[name].shape)), (value,), name) for value, name in names.items()]
-    nodes = [replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)) for node in graph.nodes]
-    return replace(graph, nodes=(*slices, *nodes), types=types)
-
-
 def _slice_of(box: Box) -> Slice:
+    """What takes a box of a value: a copy where that is all of it and it becomes part of another one."""
     return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), (1,) * len(box))
 
 
@@ -129,9 +132,10 @@ class Choice:
     """Bytes alive together at most, by estimate."""
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The better choice has the lower one: fewer multiply-accumulates, then fewer stripes."""
-        return self.macs, sum(len(segment.bands) for segment in self.segments)
+    def order(self) -> tuple[int, int, int]:
+        """The better choice has the lower one: fewer multiply-accumulates, then bytes kept, then stripes."""
+        segments = self.segments
+        return self.macs, sum(segment.copied for segment in segments), sum(len(segment.bands) for segment in segments)
 
 
 @dataclass
@@ -146,8 +150,9 @@ class Search:
         self._costs = Costs(Bands(self.graph, self.regions), self.cuts)
         self._striped: dict[tuple[int, int], list[Segment]] = {}
 
-    def within(self, budget: int) -> Choice | None:
-        """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does."""
+    def within(self, budget: int, keeps: bool = True) -> Choice | None:
+        """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does.
+        Without `keeps`, of those that compute what stripes share in each of them."""
         best: list[dict[int, Choice]] = [{0: Choice((), 0, 0)}, *({} for _ in self.cuts[1:])]
         for first, starts in enumerate(best):
             for direction, before in starts.items():
@@ -158,7 +163,7 @@ class Search:
                         known = best[last].get(segment.direction)
                         if segment.direction in settled or (known is not None and made.order >= known.order):
                             continue
-                        peak = self._costs.peak(segment)
+                        peak = budget + 1 if segment.keeps > keeps else self._costs.peak(segment)
                         if peak <= budget:
                             best[last][segment.direction] = replace(made, peak=max(before.peak, peak))
                             settled.add(segment.direction)
@@ -193,7 +198,7 @@ class Search:
         if (first, last) not in self._striped:
             found = list(self._costs.striped(first, last))
             found += [self._costs.whole(first)] if last == first + 1 else []
-            found.sort(key=lambda segment: (segment.macs, len(segment.bands)))
+            found.sort(key=lambda segment: (segment.macs, segment.copied, len(segment.bands)))
             self._striped[first, last] = found
         return self._striped[first, last]
 
@@ -266,10 +271,10 @@ class Striping:
         self._graph = replace(graph, nodes=tuple(node for region in self._regions for node in region.graph.nodes))
         self._search = Search(self._graph, self._regions)
 
-    def within(self, budget: int) -> Striped | None:
+    def within(self, budget: int, keeps: bool = True) -> Striped | None:
         """The stripes with the fewest multiply-accumulates whose activations take no more than `budget` bytes, by
-        estimate; None where none do."""
-        found = self._search.within(budget)
+        estimate, be rows kept or only computed again; None where none do."""
+        found = self._search.within(budget, keeps)
         return None if found is None else self._striped(found)
 
     def whole(self) -> Striped:
@@ -296,8 +301,8 @@ class Striping:
                 continue
             start, end = (self._search.cuts[place] for place in (segment.first, segment.last))
             regions = self._regions[start.after : end.after]
-            steps = self._search.steps(segment)
-            before, graph = total_macs(graph), striped(graph, self._regions, steps)
+            before, steps = total_macs(graph), self._search.steps(segment)
+            graph = striped(graph, regions, segment, steps)
             extra = total_macs(graph) - before
             rows = max(stop - first for first, stop in segment.bands)
             made.append(
@@ -323,15 +328,18 @@ def within(
     Raises:
         PlanError: there is none; says how far away it is.
     """
-    best, found, tries = (whole, striping.whole()), striping.within(budget), 0
-    while found is not None:
-        progress(f"computing in stripes: {found.describe()}")
-        made, peak = attempt(found)
-        if peak <= budget:
-            return made, found
-        best = min(best, (peak, found), key=lambda known: known[0])
-        tries += 1
-        found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, (peak - budget) // 2)))
+    best = (whole, striping.whole())
+    for keeps in (True, False):  # what is kept leaves memory in more pieces
+        found, tries = striping.within(budget, keeps), 0
+        while found is not None:
+            progress(f"computing in stripes: {found.describe()}")
+            made, peak = attempt(found)
+            if peak <= budget:
+                return made, found
+            best = min(best, (peak, found), key=lambda known: known[0])
+            tries += 1
+            less = 1 if tries < _CLOSE else max(1, (peak - budget) // 2)
+            found = striping.within(found.peak - less, keeps)
     smallest = striping.smallest()
     made, peak = attempt(smallest)
     if peak <= budget:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
-from dovetail.ir.crop import ALIGNMENT, parts, reads_in_place
+from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place, sliced_box
 from dovetail.ir.graph import Graph
+from dovetail.ir.operators.movement import Slice
 from dovetail.ir.types import TensorType, full_box
 from dovetail.schedule.partition import Region
 
@@ -23,6 +24,8 @@ class Band:
     reads: tuple[tuple[str, Rows], ...]
     """The rows of each operand."""
     macs: int
+    plain: bool
+    """Whether these are whole rows, which lie where they are."""
 
 
 @dataclass
@@ -72,7 +75,13 @@ def _band(graph: Graph, rows: Rows) -> Band | None:
         return None
     if any(start >= stop for name in graph.inputs for start, stop in boxes[name]):
         return None
-    return Band(tuple((name, boxes[name][1]) for name in graph.inputs), sum(one.macs(graph) for one in found.values()))
+    plain = all(boxes[name] == full_box(graph.types[name].shape) for name in graph.inputs) or rows != whole[1]
+    if any(not is_stretch(boxes[name], graph.types[name].shape) for name in graph.inputs):
+        cut = part(graph, {output: (whole[0], rows, *whole[2:])})
+        slices = [n for n in cut.nodes if isinstance(n.operator, Slice) and n.inputs[0] in graph.inputs]
+        plain &= all(is_stretch(sliced_box(node), graph.types[node.inputs[0]].shape) for node in slices)
+    reads = tuple((name, boxes[name][1]) for name in graph.inputs)
+    return Band(reads, sum(one.macs(graph) for one in found.values()), plain)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ class Segment:
     """Multiply-accumulates, what is computed in several stripes counted in each."""
     keeps: bool = False
     """Whether rows that later stripes read too are kept for them; else these compute them again."""
+    copied: int = 0
+    """Bytes of all rows that are kept, of each stripe anew."""
 
     @property
     def direction(self) -> int:
@@ -207,9 +218,13 @@ class Costs:
         steps, sizes = self.steps(segment), self._row_sizes(segment)
         for step in steps or ():
             parts = [(step.place, step.rows), (step.place, step.kept), *step.reads]
-            if any(place.at(rows)[0] * sizes[place.value] % ALIGNMENT for place, rows in parts):
+            fixed = [part for part in parts if segment.keeps or part[0].stripe < 0]
+            if any(place.at(rows)[0] * sizes[place.value] % ALIGNMENT for place, rows in fixed):
                 return None
-        return replace(segment, macs=sum(step.macs for step in steps)) if steps else None
+        if not steps:
+            return None
+        kept = ((step.kept[1] - step.kept[0]) * sizes[step.place.value] for step in steps if step.before)
+        return replace(segment, macs=sum(step.macs for step in steps), copied=sum(kept))
 
     def _row_sizes(self, segment: Segment) -> dict[str, int]:
         """Bytes of a row of each value of a segment."""
@@ -281,7 +296,7 @@ class Costs:
             if rows[0] >= rows[1]:
                 continue
             found = self.bands.band(index, rows)
-            if found is None:
+            if found is None or (segment.keeps and not found.plain):
                 return None
             made[value] = rows
             for name, read in found.reads:
