@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
+from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.boundary import Steps, boundary
@@ -73,7 +75,7 @@ class Options:
     optimize: Optimize = Optimize.SPEED
     """Whether the code of the core is made for speed or size."""
     memory_budget: int | None = None
-    """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    """Bytes the activations of a core alone may take, inputs, outputs and its stack counted; None for what there is."""
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
     keep_dead: bool = False
@@ -233,8 +235,8 @@ def compile_graph(
     budget, striped = options.memory_budget, None
     striping = Striping(graph, target, regions) if budget is not None else None
     made = assigned(graph, regions)
-    if striping and budget is not None and made.peak > budget:
-        made, striped = within(striping, budget, made.peak, in_stripes, progress)
+    if striping and budget is not None and made.peak + _stacks(target) > budget:
+        made, striped = within(striping, budget, _stacks(target), made.peak, in_stripes, progress)
     laid, planned = made.laid, made.plan
     progress("verifying the program")
     verify(planned.program, target)
@@ -332,10 +334,14 @@ def _policy(target: Target, options: Options) -> Policy:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
+    """Bytes of each memory that constants, code and stacks take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
     found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
-    if target.workers:
-        stacks = sum(core.stack for core in target.cores)
-        found[target.values] = found.get(target.values, 0) + stacks
+    found[target.values] = found.get(target.values, 0) + _stacks(target)
     return found
+
+
+def _stacks(target: Target) -> int:
+    """Bytes of the memory of values that the stacks of the cores take, as the linker lays them out."""
+    of_chip = not instruction_set(target.core.isa).is_host
+    return sum(-(-core.stack // STACK_ALIGNMENT) * STACK_ALIGNMENT for core in target.cores) if of_chip else 0

@@ -92,7 +92,8 @@ MemoryBudget = Annotated[
     str | None,
     option(
         metavar="BYTES|32K",
-        help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
+        help="Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves "
+        "memory.",
     ),
 ]
 

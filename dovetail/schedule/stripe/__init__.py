@@ -312,15 +312,20 @@ class Striping:
 
 
 def within(
-    striping: Striping, budget: int, whole: int, attempt: Callable[[Striped], tuple[T, int]], progress: Progress
+    striping: Striping,
+    budget: int,
+    stack: int,
+    whole: int,
+    attempt: Callable[[Striped], tuple[T, int]],
+    progress: Progress,
 ) -> tuple[T, Striped]:
-    """A plan in stripes whose activations take no more than a budget.
+    """A plan in stripes whose activations take no more than a budget, beside the stack.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
 
     Args:
         striping: the network.
-        budget: bytes.
+        budget: bytes. stack: those of them for the stack.
         whole: bytes of the plan without stripes, which are too many.
         attempt: makes a plan, and says its bytes.
         progress: told what is tried.
@@ -328,25 +333,27 @@ def within(
     Raises:
         PlanError: there is none; says how far away it is.
     """
-    best = (whole, striping.whole())
+    best, room = (whole, striping.whole()), budget - stack
     for keeps in (True, False):  # what is kept leaves memory in more pieces
-        found, tries = striping.within(budget, keeps), 0
+        found, tries = striping.within(room, keeps), 0
         while found is not None:
             progress(f"computing in stripes: {found.describe()}")
             made, peak = attempt(found)
-            if peak <= budget:
+            if peak <= room:
                 return made, found
             best = min(best, (peak, found), key=lambda known: known[0])
             tries += 1
-            less = 1 if tries < _CLOSE else max(1, (peak - budget) // 2)
+            less = 1 if tries < _CLOSE else max(1, (peak - room) // 2)
             found = striping.within(found.peak - less, keeps)
     smallest = striping.smallest()
     made, peak = attempt(smallest)
-    if peak <= budget:
+    if peak <= room:
         return made, smallest
     peak, least = min(best, (peak, smallest), key=lambda known: known[0])
+    need = peak + stack
     raise PlanError(
-        f"the activations need at least {peak} bytes, {peak - budget} more than the memory budget of {budget}",
+        f"activations and stack need at least {need} bytes, {need - budget} more than the memory budget of {budget}",
         where=f"with {least.describe()}" if least.stripes else "no stretch of this network can be cut into stripes",
-        hint=f"a budget of {peak} bytes, a smaller input, or fewer channels in the largest layers",
+        hint=f"a budget of {need} bytes, fewer than {stack} for the stack (--set core.stack=1K), a smaller input, or "
+        "fewer channels in the largest layers",
     )
