@@ -17,6 +17,7 @@ from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.redundant import Redundant, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
@@ -79,7 +80,7 @@ class Options:
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
     keep_dead: bool = False
-    """Compute channels whose value changes nothing, too."""
+    """Compute what changes nothing, or twice, too."""
     name: str | None = None
     """What the C names of the network begin with; None for the model's own name."""
     arena: str | None = None
@@ -111,6 +112,8 @@ class Compiled:
     """Who computes each layer, and how good that is."""
     dead_macs: int = 0
     """Multiply-accumulates of the model that change nothing and were left out."""
+    redundant: tuple[int, int] = (0, 0)
+    """Operators that were left out because another one computes the same, and because they change nothing."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -125,6 +128,8 @@ class _Prepared:
     graph: Graph
     dead_macs: int
     """Left out."""
+    redundant: tuple[int, int]
+    """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
     """What the integers of inputs and outputs stand for."""
 
@@ -143,13 +148,15 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     dead = 0
+    slimmer = Redundant(graph, 0, 0) if options.keep_dead else without_redundant(graph)
     if not options.keep_dead:
-        alive = without_dead(graph)
+        alive = without_dead(slimmer.graph)
         if alive is not graph:
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return _Prepared(adapt(graph, _policy(target, options), stages.add), dead, {**steps, **scales, **others})
+    graph = adapt(graph, _policy(target, options), stages.add)
+    return _Prepared(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -170,7 +177,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
-    return replace(made, dead_macs=prepared.dead_macs)
+    return replace(made, dead_macs=prepared.dead_macs, redundant=prepared.redundant)
 
 
 def compile_graph(

@@ -146,6 +146,9 @@ def _summary(compiled: Compiled) -> str:
         parts.append(f"stack {need.nbytes:,} bytes at most ({need.compiler}), {reserved:,} reserved")
     if compiled.dead_macs:
         parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
+    if any(compiled.redundant):
+        twice, idle = compiled.redundant
+        parts.append(f"operators left out: {twice} computed twice, {idle} that change nothing (--keep-dead keeps them)")
     if compiled.striped:
         parts.append(stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():
