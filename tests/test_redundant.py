@@ -99,7 +99,7 @@ ONE = [numbers(1 << 30), numbers(1)]
             chain(
                 (MaxPool2d((2, 2), (1, 1), padding=((1, 0), (0, 0))), []), (Clip(0, 9, DType.INT8), []), before=(0, 9)
             ),
-            0,
+            1,
         ),
         (chain((Pad((0, 1, 1, 0), (0, 1, 1, 0), 9), []), (Clip(0, 9, DType.INT8), []), before=(0, 9)), 1),
         (chain((Pad((0, 1, 1, 0), (0, 1, 1, 0), 10), []), (Clip(0, 9, DType.INT8), []), before=(0, 9)), 0),
