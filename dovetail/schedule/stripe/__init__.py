@@ -2,8 +2,10 @@
 
 A value larger than what there is room for never exists whole: of a segment of the network, from one value that is all
 later layers read to another, a band of rows of the result is computed at a time, from the rows of the first value it
-needs. What neighbouring bands both need of the values between (the halo) is computed twice. The bands lie inside the
-result and are read from inside the first value, whose rows are free as soon as no band still to come reads them.
+needs. What neighbouring bands both need of the values between (the halo) is kept for the next one: the rows are copied
+to where the new ones are computed beside them. Or it is computed again, where that takes less memory. The bands lie
+inside the result and are read from inside the first value, whose rows are free as soon as no band still to come reads
+them.
 """
 
 from __future__ import annotations
