@@ -14,6 +14,7 @@ from dovetail.cli.main import main
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
+from dovetail.errors import PlanError
 from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
@@ -67,12 +68,15 @@ def _shifts(path: Path, target: Target, folder: Path) -> Path:
 
 
 def _measured(path: Path, target: Target, folder: Path) -> list[object]:
-    """Cycles, who is busy longest, and the cycles over those in which it is.
+    """Cycles, who is busy longest, and the cycles over those in which it is; of what has no room, that.
 
     Raises:
         RuntimeError: the firmware differs from the integer graph.
     """
-    compiled = compile_model(path, target, Options())
+    try:
+        compiled = compile_model(path, target, Options())
+    except PlanError:
+        return ["too large", "", ""]
     write_project(compiled.project, folder / "build")
     given = sample_inputs(compiled.graph)
     result = run_build(open_build(folder / "build", target), "iss", [given])

@@ -23,7 +23,7 @@ from typing import Literal
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
 from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, replace_file
+from dovetail.files import default_cache, is_sealed, replace_file, seal
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -294,7 +294,8 @@ class _Work:
         text = (self.compiler.version, named, source.suffix)
         key = digest(*(part.encode() for part in text), content, self._included(source, content).encode())
         made = self.cache / f"{key}.o"
-        if not made.exists():
+        told = "-fstack-usage" in flags and source.suffix == ".c"
+        if not (is_sealed(made) and (not told or is_sealed(made.with_suffix(".su")))):
             self._run([*flags, "-c", str(source)], made)
         return made
 
@@ -325,7 +326,7 @@ class _Work:
         named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
         parts = (self.compiler.version, named, script, *(path.stem for path in objects))
         made = self.cache / f"{digest(*(part.encode() for part in parts))}{suffix}"
-        if not made.exists():
+        if not is_sealed(made):
             self._run([*flags, *map(str, objects), *last], made)
         return made
 
@@ -341,6 +342,7 @@ class _Work:
                 if path.exists():
                     path.chmod(0o644)
                     os.replace(path, made.with_suffix(path.suffix))
+                    seal(made.with_suffix(path.suffix))
 
 
 def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
