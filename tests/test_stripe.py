@@ -245,6 +245,10 @@ def test_frontier(name: str) -> None:
     lowest = {"ic_resnet8": 13_400, "vww_mobilenetv1": 28_100, "kws_dscnn": 8_700, "ad_autoencoder": 768}
     assert frontier[-1].peak <= lowest[name] and frontier[-1].extra_macs == 0
     assert Striping(graph, RISCV).smallest().peak == frontier[-1].peak
+    regions = partition(frontier[-1].graph, RISCV)
+    planned = plan(choose_layouts(frontier[-1].graph, regions, RISCV), RISCV, reserved(graph, RISCV))
+    (placed,) = (p for p in planned.placements if p.memory == "ram")
+    assert abs(placed.lower_bound - frontier[-1].peak) <= 64, "as the planner counts, but for alignment"
 
 
 def test_a_budget_out_of_reach_says_how_far() -> None:
