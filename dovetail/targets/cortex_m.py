@@ -14,7 +14,7 @@ SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, t
 
 from __future__ import annotations
 
-from dovetail.target import Core, CoreInstruction, Memory, Policy, RegisterMemory, Target, costs
+from dovetail.target import Core, CoreInstruction, KernelCycles, Memory, Policy, RegisterMemory, Target, costs
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
 """Two int8, each sign-extended to half a register."""
@@ -156,13 +156,21 @@ def _steps(pixels: int, channels: int, count: int) -> str:
     return "".join(f"        {line}\n" for line in lines)
 
 
-_MANUALS = {"0plus": costs.CORTEX_M0PLUS, "3": costs.CORTEX_M3, "23": costs.CORTEX_M23}
-"""Cores without the DSP extension, and what their instructions take."""
+_SMALL = KernelCycles(mac=7.8, requantise=70.0)
+_PLAIN = {
+    "0plus": (costs.CORTEX_M0PLUS, _SMALL),
+    "3": (costs.CORTEX_M3, KernelCycles(mac=3.9, requantise=20.0)),
+    "23": (costs.CORTEX_M23, _SMALL),
+}
+"""Cores without the DSP extension: what their instructions take, and kernels in the benchmark networks on `iss`."""
+_DSP = KernelCycles(mac=1.6, requantise=8.0, reduced=4.5)
+"""The same of the others' kernels."""
 
 
 def cortex_m(number: int | str) -> Target:
     """The microcontroller with a Cortex-M of that number: 3, 4, 7, 23, 33, 55 or "0plus"."""
-    plain = _MANUALS.get(str(number))
+    plain = str(number) in _PLAIN
+    cycles, kernels = _PLAIN.get(str(number), ({}, _DSP))
     known = "no DSP extension" if plain else "DSP extension"
     instructions = () if plain else (UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)
     known += ", no Helium" if number == 55 else ""
@@ -170,7 +178,7 @@ def cortex_m(number: int | str) -> Target:
         name=f"cortex_m{number}",
         sentence=f"Arm Cortex-M{str(number).replace('plus', '+')} core alone ({known}, no floating point), "
         "1 MiB flash, 256 KiB RAM",
-        core=Core(f"cortex-m{number}", stack=8192, costs=plain or {}, instructions=instructions),
+        core=Core(f"cortex-m{number}", stack=8192, costs=cycles, instructions=instructions, kernels=kernels),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),
             Memory("ram", base=0x20000000, size=256 * 1024),
