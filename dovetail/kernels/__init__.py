@@ -1,6 +1,7 @@
 """C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
 
 from dovetail.kernels import (  # noqa: F401
+    bits,
     compact,
     convolution,
     depthwise,

@@ -19,6 +19,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
 from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.ready import READY, Requantisation
@@ -60,6 +61,7 @@ __all__ = [
     "average_pool_as_depthwise",
     "average_pool_in_bands",
     "convolution_as_im2col",
+    "dense_as_convolution",
     "dense_results_of",
     "engine_requantisation",
     "even_borders",
@@ -68,6 +70,7 @@ __all__ = [
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",
+    "products_of_bits",
     "split_bias",
     "stride_as_slice",
     "through_converter",

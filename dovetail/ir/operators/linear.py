@@ -235,6 +235,11 @@ class MatrixProduct(Operator):
     right_zero_point: int = 0
     """Taken off every element of b (integer types only)."""
 
+    @property
+    def zero_points(self) -> tuple[int, int]:
+        """Those of a and of b."""
+        return self.left_zero_point, self.right_zero_point
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs
         known = a.dtype in (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
