@@ -3,15 +3,17 @@ product of two computed matrices where an engine reads bits that the core took a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, ScaleShift
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
-from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.elementwise import Binary, BinaryKind, Convert
+from dovetail.ir.operators.fixed import FixedSoftmax16
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, MatrixProduct
 from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
@@ -59,9 +61,10 @@ def requantised_first(draft: Draft, node: Node) -> str | None:
 
 
 def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen product of two computed uint8 matrices becomes products of a column of pixels with bits that
-    the core takes apart (`ToBitPlanes`, `BitProduct`), one for each pair of matrices. What the left zero point takes off
-    each column is the same for all rows: it is added to the sums. Exact.
+    """A rewrite: a chosen product of two computed matrices, uint8 or the left one int16, becomes products of a column of
+    pixels with bits that the core takes apart (`ToBitPlanes`, `BitProduct`), one for each pair of matrices. What the
+    left zero point takes off each column is the same for all rows: it is added to the sums. Of 16 bits the upper and
+    the lower eight are multiplied by themselves. Exact.
 
     Args:
         pays: of types and product.
@@ -72,15 +75,58 @@ def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
         operator = node.operator
         if not isinstance(operator, MatrixProduct) or any(name in draft.constants for name in node.inputs):
             return None
-        if any(draft.types[name].dtype is not DType.UINT8 for name in node.inputs) or not pays(draft.types, node):
+        left, right = (draft.types[name].dtype for name in node.inputs)
+        kinds = (DType.UINT8, DType.INT16) if not operator.left_zero_point else (DType.UINT8,)
+        fits = left in kinds and right is DType.UINT8 and draft.types[node.output].dtype is DType.INT32
+        if not fits or not pays(draft.types, node):
             return None
         result = draft.types[node.output].shape
-        left, right = (_matrices(draft, node, name, result[:-2]) for name in node.inputs)
-        parts = [_product(draft, node, pair, packs) for pair in zip(left, right, strict=True)]
+        terms = _terms(draft, node)
+        others = _matrices(draft, node, node.inputs[1], result[:-2])
+        packed = [_packed(draft, node, name, packs) for name in others]
+        sums = [
+            [_product(draft, node, pair, term) for pair in zip(images, packed, strict=True)]
+            for term in terms
+            for images in (_matrices(draft, node, term.value, result[:-2]),)
+        ]
+        parts = [_raised(draft, node, terms, of_one) for of_one in zip(*sums, strict=True)]
         whole = draft.add(Concat(0), parts, node) if len(parts) > 1 else parts[0]
         return draft.add(Reshape(result), [whole], node)
 
     return lambda graph: run(graph, [rule])
+
+
+@dataclass(frozen=True)
+class _Term:
+    """Bytes of a left matrix: what counts `1 << raised` times as much as its value less the zero point."""
+
+    value: str
+    zero_point: int
+    raised: int
+
+
+def _terms(draft: Draft, node: Node) -> tuple[_Term, ...]:
+    """The left matrix, or of 16 bits its upper and its lower bytes."""
+    assert isinstance(node.operator, MatrixProduct)
+    name = node.inputs[0]
+    if draft.types[name].dtype is DType.UINT8:
+        return (_Term(name, node.operator.left_zero_point, 0),)
+    shares = draft.made_by(name, FixedSoftmax16) is not None  # none is negative
+    zero_point = 0 if shares else 128
+    numbers = [draft.constant(np.array([number], np.int32), DType.INT32, name) for number in (1, zero_point << 8, 8)]
+    upper = draft.add(Clip(0, 255, DType.UINT8), [draft.add(ScaleShift(), [name, *numbers], node, name)], node, name)
+    return _Term(upper, zero_point, 8), _Term(draft.add(Convert(DType.UINT8), [name], node, name), 0, 0)
+
+
+def _raised(draft: Draft, node: Node, terms: Sequence[_Term], sums: Sequence[str]) -> str:
+    """The sum of the terms' products, each as often as it counts."""
+    total = ""
+    for term, value in zip(terms, sums, strict=True):
+        if term.raised:
+            factor = draft.constant(np.array([1 << term.raised], np.int32), DType.INT32, node.output)
+            value = draft.add(Binary(BinaryKind.MULTIPLY), [value, factor], node)
+        total = draft.add(Add(), [total, value], node) if total else value
+    return total
 
 
 def _matrices(draft: Draft, node: Node, value: str, lead: Shape) -> list[str]:
@@ -96,19 +142,33 @@ def _matrices(draft: Draft, node: Node, value: str, lead: Shape) -> list[str]:
     return [parts[at] for at in np.broadcast_to(known, lead).reshape(-1)]
 
 
-def _product(draft: Draft, node: Node, pair: tuple[str, str], packs: int) -> str:
-    """One matrix times another, int32 [1, rows, 1, columns]."""
+@dataclass(frozen=True)
+class _Packed:
+    """A right matrix as an engine reads it."""
+
+    rows: str
+    """uint8 [columns, depth]"""
+    planes: str
+
+
+def _packed(draft: Draft, node: Node, value: str, packs: int) -> _Packed:
+    """The bits of a matrix, whose columns become rows."""
+    _, depth, columns = draft.types[value].shape
+    turned = draft.add(Transpose((0, 2, 1)), [value], node, value)
+    rows = draft.add(Reshape((columns, depth)), [turned], node, value)
+    return _Packed(rows, draft.add(ToBitPlanes(packs), [rows], node, value))
+
+
+def _product(draft: Draft, node: Node, pair: tuple[str, _Packed], term: _Term) -> str:
+    """One matrix less its zero point times another, int32 [1, rows, 1, columns]."""
     assert isinstance(node.operator, MatrixProduct)
-    left_zero, right_zero = node.operator.zero_points
-    (_, rows, depth), (_, _, columns) = (draft.types[name].shape for name in pair)
-    image = draft.add(Reshape((1, rows, 1, depth)), pair[:1], node)
-    turned = draft.add(Transpose((0, 2, 1)), pair[1:], node)
-    weights = draft.add(Reshape((columns, depth)), [turned], node)
-    planes = draft.add(ToBitPlanes(packs), [weights], node)
-    total = draft.add(BitProduct(right_zero), [image, planes], node)
-    if not left_zero:
+    value, other = pair
+    (_, rows, depth), columns = draft.types[value].shape, draft.types[other.rows].shape[0]
+    image = draft.add(Reshape((1, rows, 1, depth)), [value], node, value)
+    total = draft.add(BitProduct(node.operator.right_zero_point), [image, other.planes], node)
+    if not term.zero_point:
         return total
-    sums = draft.add(Reduce(ReduceKind.SUM, (1,), right_zero), [weights], node)
-    less = draft.constant(np.array([-left_zero], np.int32), DType.INT32, node.output)
+    sums = draft.add(Reduce(ReduceKind.SUM, (1,), node.operator.right_zero_point), [other.rows], node)
+    less = draft.constant(np.array([-term.zero_point], np.int32), DType.INT32, node.output)
     row = draft.add(Reshape((1, 1, 1, columns)), [draft.add(Binary(BinaryKind.MULTIPLY), [sums, less], node)], node)
     return draft.add(Add(), [total, row], node)

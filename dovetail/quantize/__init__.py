@@ -25,6 +25,7 @@ from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.cells import reads_cells
 from dovetail.quantize.context import Bounds, Emitter, Quantised, QuantParameters, Request
+from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.rules import RULES, compare, requantize, standardise
 
@@ -58,7 +59,7 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
-        return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
+        return _Lowering(run(graph, (fold_into_scales, factor_into_softmax)), rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:

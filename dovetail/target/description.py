@@ -519,6 +519,9 @@ class Quantisation:
     activation_bits: tuple[int, ...] = (8,)
     """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
     gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
+    wide_sums: bool = False
+    """Layers keep their sums in 32 bits, so that in a transformer's residual stream their results may have 16 bits as
+    what the core computes there has; else they have 8."""
 
 
 @dataclass(frozen=True)

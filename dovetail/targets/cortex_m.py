@@ -11,7 +11,7 @@ SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, t
 
 from __future__ import annotations
 
-from dovetail.target import Core, CoreInstruction, Memory, Policy, RegisterMemory, Target
+from dovetail.target import Core, CoreInstruction, Memory, Policy, Quantisation, RegisterMemory, Target
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
 """Two int8, each sign-extended to half a register."""
@@ -166,6 +166,7 @@ def cortex_m(number: int) -> Target:
         code="flash",
         values="ram",
         policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
+        quantisation=Quantisation(wide_sums=True),
     )
 
 

@@ -403,7 +403,7 @@ TARGET = dt.Target(
     values=L2.name,
     dma=DMA,
     engines=(ENGINE,),
-    quantisation=dt.Quantisation(packed=True),
+    quantisation=dt.Quantisation(packed=True, wide_sums=True),
     policies=(
         dt.Policy(
             "engine",
@@ -417,6 +417,7 @@ TARGET = dt.Target(
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
+                dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
             ),
         ),
         dt.Policy(
