@@ -61,10 +61,10 @@ def requantised_first(draft: Draft, node: Node) -> str | None:
 
 
 def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen product of two computed matrices, uint8 or the left one int16, becomes products of a column of
+    """A rewrite: a chosen product of computed matrices, uint8 or the left one int16, becomes products of a column of
     pixels with bits that the core takes apart (`ToBitPlanes`, `BitProduct`), one for each pair of matrices. What the
     left zero point takes off each column is the same for all rows: it is added to the sums. Of 16 bits the upper and
-    the lower eight are multiplied by themselves. Exact.
+    the lower eight are multiplied on their own. Exact.
 
     Args:
         pays: of types and product.

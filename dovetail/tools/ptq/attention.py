@@ -12,6 +12,7 @@ from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Pick, Reshape, Slice, Transpose
+from dovetail.ir.operators.recurrent import Recurrent
 from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.types import Array, TensorType
 from dovetail.tools.ptq.steps import carries, source_of
@@ -85,7 +86,8 @@ def _parts(graph: Graph, layer: Node) -> tuple[_Part, ...]:
 def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
     """The values that get 16 bits, because no layer multiplies them with weights and what is lost there stays to the
     network's end: those that only layer normalisations and sums read, where some normalisation does (the residual
-    stream, and what is added to it), and around the softmax of an attention the scores and the shares.
+    stream, and what is added to it), what a network gives that has such or recurrent layers, and around the softmax of
+    an attention the scores and the shares.
 
     Args:
         graph: float.
@@ -126,12 +128,19 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
                 and readers(scores) == [node]
             ):
                 found |= {scores, node.output}
+    if any(isinstance(node.operator, Recurrent) or _centres(node) for node in graph.nodes):
+        found |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
     layers = {node.output for node in graph.nodes if isinstance(node.operator, Linear) and not of_layers}
     return frozenset(found - layers)
 
 
 def _centres(node: Node) -> bool:
     return isinstance(node.operator, Normalise) and not node.operator.summed
+
+
+def _gives(graph: Graph, node: Node) -> bool:
+    """Whether an output is a layer's or a sum, and nothing reads it."""
+    return isinstance(node.operator, Linear | Add) and not graph.users()[node.output]
 
 
 def _left(graph: Graph, product: Node, softmax: Node) -> bool:
