@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.ir.operators.fixed import sigmoid_table
 from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.recurrent import RecurrentKind
-from dovetail.kernels.c import block, function, total
+from dovetail.kernels.c import block, c_type, function, total
 from dovetail.kernels.elements import operand
 from dovetail.kernels.kernel import Scope, Unsupported, Writer, declarations
 from dovetail.kernels.recurrent import limited, turns, unfused
@@ -70,7 +70,7 @@ def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> 
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
         layer = _Layer(operator, names, hidden, depth)
         lines = [
-            f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
+            f"const {c_type(region.source_dtype)} *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
             f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
             *(_gru(layer) if operator.kind is RecurrentKind.GRU else _rnn(layer)),

@@ -183,7 +183,7 @@ def without_activations(graph: Graph) -> Graph:
     return builder.finish([names[name] for name in graph.outputs])
 
 
-def _column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
+def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
     """The figures of one way: first outputs against the float network's; agreement only where it gives classes."""
     noise = Noise()
     for one, other in zip(wanted, got, strict=True):
@@ -334,7 +334,7 @@ def compare(
         ways["firmware"] = [real_output(qdq, array, kind) for array in firmware(inputs)]
     last = reference.producers().get(reference.outputs[0])
     classifies = labels is not None or (last is not None and isinstance(last.operator, Softmax))
-    columns = tuple(_column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
+    columns = tuple(column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
     return Accuracy(columns, tuple(LayerNoise(p.real, p.origin, noise[p.integers].sqnr) for p in places))
 
 

@@ -12,7 +12,7 @@ from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Pick, Reshape, Slice, Transpose
-from dovetail.ir.operators.recurrent import Recurrent
+from dovetail.ir.operators.recurrent import Recurrent, RecurrentKind
 from dovetail.ir.operators.reduction import Normalise
 from dovetail.ir.types import Array, TensorType
 from dovetail.tools.ptq.steps import carries, source_of
@@ -86,8 +86,8 @@ def _parts(graph: Graph, layer: Node) -> tuple[_Part, ...]:
 def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
     """The values that get 16 bits, because no layer multiplies them with weights and what is lost there stays to the
     network's end: those that only layer normalisations and sums read, where some normalisation does (the residual
-    stream, and what is added to it), what a network gives that has such or recurrent layers, and around the softmax of
-    an attention the scores and the shares.
+    stream, and what is added to it), what GRUs and plain recurrent layers read, what a network gives that has
+    normalisations or recurrent layers, and around the softmax of an attention the scores and the shares.
 
     Args:
         graph: float.
@@ -128,6 +128,10 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
                 and readers(scores) == [node]
             ):
                 found |= {scores, node.output}
+    for node in graph.nodes:
+        if _takes_wide(graph, node):
+            value = source_of(graph, node.inputs[0])
+            found |= {value} if all(_takes_wide(graph, one) for one in readers(value)) else set()
     if any(isinstance(node.operator, Recurrent) or _centres(node) for node in graph.nodes):
         found |= {name for name in graph.outputs if name in producers and _gives(graph, producers[name])}
     layers = {node.output for node in graph.nodes if isinstance(node.operator, Linear) and not of_layers}
@@ -136,6 +140,18 @@ def wide_values(graph: Graph, of_layers: bool) -> frozenset[str]:
 
 def _centres(node: Node) -> bool:
     return isinstance(node.operator, Normalise) and not node.operator.summed
+
+
+_MOST_READ = 256
+"""Elements of 16 bits times weights of 8 whose sum keeps within 32 bits."""
+
+
+def _takes_wide(graph: Graph, node: Node) -> bool:
+    """Whether a recurrent layer's integer form reads 16 bits."""
+    operator = node.operator
+    if not isinstance(operator, Recurrent) or operator.kind is RecurrentKind.LSTM:
+        return False
+    return graph.types[node.inputs[0]].shape[-1] <= _MOST_READ
 
 
 def _gives(graph: Graph, node: Node) -> bool:

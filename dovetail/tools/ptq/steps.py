@@ -225,9 +225,9 @@ def _scaled(graph: Graph, node: Node) -> str | None:
 
 
 def fixed_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
-    """Ranges that are known without data: shares of a softmax, and hidden values of recurrent layers."""
+    """Ranges that are known without data: shares of a softmax."""
     ranges = {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
-    return ranges | {node.output: (-1.0, 1.0) for node in graph.nodes if isinstance(node.operator, Recurrent)}
+    return ranges
 
 
 def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:
