@@ -47,7 +47,7 @@ class ToBitPlanes(Operator):
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         depth = inputs[0].shape[1]
         whole = ((0, self._groups(depth)), (0, _BITS), (0, self.group // _BITS))
-        require(box[1:] == whole, "bits are taken apart in whole rows")
+        require(box[1:] == whole, "bits are taken apart in whole rows, which are not tiled")
         return self, ((box[0], (0, depth)),)
 
     def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class FixedRecurrent(RecurrentLayer):
     """A GRU or a plain recurrent layer (tanh) over all steps of a sequence, forward.
 
-    Operands: x int8 or int16 [T, B, I], weights int8 [G*H, I], recurrent weights int8 [G*H, H], bias int32 [2*G*H] (in units of
-    the products with x, then of those with hidden values), memory int16 [1, B, H]. The rows of weights are those of
-    `Recurrent`. The result is int16 [T, B, H]: the hidden values after each step.
+    Operands: x int8 or int16 [T, B, I], weights int8 [G*H, I], recurrent weights int8 [G*H, H], bias int32 [2*G*H] (in
+    units of the products with x, then of those with hidden values), memory int16 [1, B, H]. The rows of weights are
+    those of `Recurrent`. The result is int16 [T, B, H]: the hidden values after each step.
 
     Hidden values, gates and candidates are Q0.15, what they are made of Q3.12. Sums of products are scaled as TFLite
     Micro scales those of an LSTM; a product of two Q0.15 is rounded once, halves up.
