@@ -4,7 +4,7 @@
 
 Files of every format are cut off, get other bits, bytes and words, and of what they say (ONNX's messages, Keras's
 configuration, TFLite's small numbers) parts are removed, exchanged and replaced. A failure is an error that is no
-DovetailError, a message that asks to report it, one that does not name the file, or ten seconds of computing. The same
+DovetailError, a message that asks to report it, one of the model that does not name the file, or ten seconds of computing. The same
 count and seed give the same files; `--keep` says where those that fail are left.
 """
 
@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from dovetail.compile import Options, compile_model
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, ModelError
 from dovetail.target.description import Target
 from dovetail.targets import load_target
 
@@ -107,7 +107,8 @@ def tried(path: Path, target: Target) -> tuple[str, str]:
     except DovetailError as error:
         text = str(error)
         asks = "report this" in text.lower()
-        return "refused", f"asks to report: {text}" if asks else "" if path.name in text else f"names no file: {text}"
+        unnamed = isinstance(error, ModelError) and path.name not in text
+        return "refused", f"asks to report: {text}" if asks else f"names no file: {text}" if unnamed else ""
     except _TooLong as error:
         return "too long", f"longer than {SECONDS:g} s: {error}"
     except Exception:
