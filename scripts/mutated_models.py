@@ -4,8 +4,8 @@
 
 Files of every format are cut off, get other bits, bytes and words, and of what they say (ONNX's messages, Keras's
 configuration, TFLite's small numbers) parts are removed, exchanged and replaced. A failure is an error that is no
-DovetailError, a message that asks to report it, one of the model that does not name the file, or ten seconds of computing. The same
-count and seed give the same files; `--keep` says where those that fail are left.
+DovetailError, a message that asks to report it, one of the model that does not name the file, or ten seconds of
+computing. The same count and seed give the same files; `--keep` says where those that fail are left.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Dense layers of many rows and products of computed matrices on NE16: exact, on the engine, in firmware without
-floats. How bits lie is what the engine's packer says, which hardware vectors prove."""
+"""Dense layers of many rows, products of computed matrices and dilated layers on NE16: exact, on the engine, in firmware
+without floats. How bits lie is what the engine's packer says, which hardware vectors prove."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
-from dovetail.ir.operators.linear import Conv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected, MatrixProduct
+from dovetail.ir.operators.movement import Pad
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.legalize import dense_as_convolution, products_of_bits
+from dovetail.legalize import dense_as_convolution, products_of_bits, without_dilation
 from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.run import Build, open_build, run_build
@@ -107,6 +108,53 @@ def test_dense_layers_of_rows_are_convolutions() -> None:
     given_ = inputs_of(graph, 1)
     (name,) = graph.outputs
     np.testing.assert_array_equal(evaluate(after, given_)[name], evaluate(graph, given_)[name])
+
+
+def dilated(seed: int, height: int, width: int, dilation: tuple[int, int], kind: str, kernel: tuple[int, int]) -> Graph:
+    """A padded dilated layer, requantised."""
+    builder, rng = GraphBuilder("net"), np.random.default_rng(seed)
+    x = builder.input("x", TensorType((1, height, width, 16), DType.INT8))
+    more = tuple((size - 1) * step // 2 for size, step in zip(kernel, dilation, strict=True))
+    padded = builder.add(Pad((0, *more, 0), (0, *more, 0), -5), [x], "padded")
+    depthwise = kind == "depthwise"
+    shape = (1, *kernel, 16) if depthwise else (24, *kernel, 16)
+    weights = builder.constant("w", rng.integers(-127, 128, shape).astype(np.int8))
+    operator = (DepthwiseConv2d if depthwise else Conv2d)((1, 1), dilation, -5)
+    bias = builder.constant("b", rng.integers(-9999, 9999, 16 if depthwise else 24).astype(np.int32))
+    total = builder.add(operator, [padded, weights, bias], "sums")
+    return builder.finish([requantised(builder, total, DType.INT8)])
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_undilated_convolutions_are_exact(data: st.DataObject) -> None:
+    dilation = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
+    kind = data.draw(st.sampled_from(["convolution", "depthwise"]))
+    kernel = data.draw(st.sampled_from([(3, 3), (1, 3), (2, 5)]))
+    height, width = data.draw(st.integers(9, 15)), data.draw(st.integers(17, 20))
+    graph = dilated(height, height, width, dilation, kind, kernel)
+    after = without_dilation(lambda types, node: True)(graph)
+    layers = [node.operator for node in after.nodes if isinstance(node.operator, Convolution)]
+    assert [layer.dilation for layer in layers] == [(1, 1)]
+    given_ = inputs_of(graph, width)
+    (name,) = graph.outputs
+    np.testing.assert_array_equal(evaluate(after, given_)[name], evaluate(graph, given_)[name])
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("convolution", (3, 3)), ("depthwise", (3, 3)), ("convolution", (1, 3))])
+def test_the_engine_takes_dilated_layers(kind: str, kernel: tuple[int, int], tmp_path: Path) -> None:
+    graph = dilated(3, 11, 14, (1, 3) if kernel[0] == 1 else (2, 3), kind, kernel)
+    adapted = graph
+    for rewrite in NE16.policy(None).rewrites:
+        adapted = rewrite.apply(adapted)
+    compiled = compile_graph(adapted, NE16, Options())
+    assert all(region.engine is not None for region in compiled.regions if region.macs)
+    given_ = inputs_of(graph, 8)
+    (found,) = run_build(built(compiled, tmp_path), "iss", [given_]).outputs
+    (name,) = graph.outputs
+    np.testing.assert_array_equal(found[name], evaluate(adapted, given_)[name])
+    steps = found[name].astype(int) - evaluate(graph, given_)[name]
+    assert np.abs(steps).max() <= 2  # what the engine's own requantisation may move
 
 
 def built(compiled: Compiled, folder: Path) -> Build:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
+from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
     dense_results_of,
@@ -75,4 +76,5 @@ __all__ = [
     "stride_as_slice",
     "through_converter",
     "unsigned_activations",
+    "without_dilation",
 ]

@@ -49,15 +49,19 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
 
 
 def requantised_first(draft: Draft, node: Node) -> str | None:
-    """The requantisation of a reshaped sum, or its limits: before the reshape."""
-    move = draft.made_by(node.inputs[0], Reshape) if isinstance(node.operator, Requantize | Clip) else None
+    """The requantisation of sums that are moved by whole pixels, or its limits: before the movement."""
+    requantises = isinstance(node.operator, Requantize | Clip)
+    move = draft.made_by(node.inputs[0], Reshape, Slice, Transpose) if requantises else None
     if move is None or draft.users(move.output) > 1:
         return None
     before, after = draft.types[move.inputs[0]].shape, draft.types[move.output].shape
-    if before[-1:] != after[-1:] or any(draft.types[name].shape not in ((1,), after[-1:]) for name in node.inputs[1:]):
+    turned = isinstance(move.operator, Transpose) and move.operator.permutation[-1] != len(before) - 1
+    if turned or before[-1:] != after[-1:]:
+        return None
+    if any(draft.types[name].shape not in ((1,), after[-1:]) for name in node.inputs[1:]):
         return None
     made = draft.add(node.operator, [*move.inputs, *node.inputs[1:]], node)
-    return draft.add(Reshape(after), [made], node)
+    return draft.add(move.operator, [made], node)
 
 
 def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:

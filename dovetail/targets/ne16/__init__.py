@@ -298,6 +298,14 @@ def is_bytes(types: Mapping[str, TensorType], node: Node) -> bool:
     return types[node.inputs[0]].dtype is DType.UINT8
 
 
+def has_undilated(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the engine has a dilated layer's window without the dilation, in one job or as patches."""
+    x, weights = (types[name].shape for name in node.inputs[:2])
+    if isinstance(node.operator, DepthwiseConv2d):
+        return is_bytes(types, node) and weights[1:3] == (3, 3) and weights[3] == x[3]
+    return is_bytes(types, node) and weights[3] == x[3]
+
+
 _MOST_PRODUCTS, _MOST_DEPTH = 64, 4096
 _FEWEST_ROWS = 4
 
@@ -390,6 +398,7 @@ SHARED = (
     dt.Rewrite("unsigned", legalize.unsigned_activations, lsb=0),
     dt.Rewrite("rows as pixels", legalize.dense_as_convolution(is_bytes), lsb=0),
     dt.Rewrite("products", legalize.products_of_bits(products_pay, CHANNELS_IN), lsb=0),
+    dt.Rewrite("dilation", legalize.without_dilation(has_undilated), lsb=0),
     dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay), lsb=0),
     dt.Rewrite("stride", legalize.stride_as_slice(is_bytes), lsb=0),
     dt.Rewrite("narrow weights", legalize.narrow_weights(), lsb=0),
