@@ -1,5 +1,5 @@
-"""Dense layers of many rows, products of computed matrices and dilated layers on NE16: exact, on the engine, in firmware
-without floats. How bits lie is what the engine's packer says, which hardware vectors prove."""
+"""Dense layers of many rows, products of computed matrices and dilated layers on NE16: exact, on the engine, in
+firmware without floats. How bits lie is what the engine's packer says, which hardware vectors prove."""
 
 from __future__ import annotations
 

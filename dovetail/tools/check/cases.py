@@ -55,7 +55,7 @@ _TOGETHER: tuple[tuple[str, ...], ...] = (*_WINDOW, ("rows", "columns"), PADS)
 """Axes that limits often want to be equal."""
 _IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
 _BASES: tuple[dict[str, int], ...]
-_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1})
+_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1}, {"type": 1})
 
 
 @dataclass(frozen=True)

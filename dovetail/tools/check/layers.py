@@ -14,6 +14,7 @@ import numpy as np
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
@@ -290,6 +291,25 @@ def _linear(making: Making, part: Apply) -> str:
     return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
 
 
+_GROUP = 16
+"""Neighbours whose bits lie together."""
+
+
+def _bit_product(making: Making, part: Apply) -> str:
+    """A product with the bits of a matrix, which is given as they lie."""
+    x = _make(making, part.inputs[0])
+    shape = (making.get("outputs"), making.builder.type_of(x).shape[-1])
+    if TensorType(shape, DType.UINT8).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    array = np.full(shape, 129, np.uint8)
+    if making.get("weights"):
+        array = making.generator.integers(0, 256, shape).astype(np.uint8)
+    planes = ToBitPlanes(_GROUP).evaluate([array])
+    kind = TensorType(tuple(planes.shape), DType.UINT8)
+    leaf = part.inputs[1].name
+    return making.add(BitProduct(making.get("weight_zero")), x, making.given(leaf, leaf, kind, planes))
+
+
 def _refuse_padding_alone(making: Making, part: Apply, shape: tuple[int, ...]) -> None:
     """Raise ValueError where a stride goes beyond the image, or no window has an element of it."""
     padded = isinstance(part.inputs[0], Apply) and part.inputs[0].operator is Pad
@@ -400,6 +420,7 @@ _MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
     Conv2d: _linear,
     DepthwiseConv2d: _linear,
     FullyConnected: _linear,
+    BitProduct: _bit_product,
     Pad: _pad,
     Requantize: _requantize,
     ScaleShift: _scale_shift,
