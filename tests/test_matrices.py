@@ -150,7 +150,9 @@ def test_the_engine_takes_dilated_layers(kind: str, kernel: tuple[int, int], tmp
     compiled = compile_graph(adapted, NE16, Options())
     assert all(region.engine is not None for region in compiled.regions if region.macs)
     given_ = inputs_of(graph, 8)
-    (found,) = run_build(built(compiled, tmp_path), "iss", [given_]).outputs
+    result = run_build(built(compiled, tmp_path), "iss", [given_])
+    (found,) = result.outputs
+    print(f"{kind} {kernel}: {result.simulation.cycles:,} cycles")
     (name,) = graph.outputs
     np.testing.assert_array_equal(found[name], evaluate(adapted, given_)[name])
     steps = found[name].astype(int) - evaluate(graph, given_)[name]
@@ -279,7 +281,9 @@ def test_transformer_block_on_ne16(tmp_path: Path) -> None:
     assert not json.loads(compiled.project.files[MANIFEST])["uses_float"]
     build = built(compiled, tmp_path)
     given_ = inputs_of(compiled.graph, 4)
-    (found,) = run_build(build, "iss", [given_], tmp_path / "cache").outputs
+    result = run_build(build, "iss", [given_], tmp_path / "cache")
+    (found,) = result.outputs
+    print(f"{result.simulation.cycles:,} cycles, {100 * offloaded / macs:.1f} % of {macs:,} on the engine")
     np.testing.assert_array_equal(found["y"], evaluate(compiled.graph, given_)["y"])
     elves = sorted((tmp_path / "cache").rglob("*.elf"))
     assert elves
