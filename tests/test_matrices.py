@@ -152,7 +152,7 @@ def test_the_engine_takes_dilated_layers(kind: str, kernel: tuple[int, int], tmp
     given_ = inputs_of(graph, 8)
     result = run_build(built(compiled, tmp_path), "iss", [given_])
     (found,) = result.outputs
-    print(f"{kind} {kernel}: {result.simulation.cycles:,} cycles")
+    print(f"{kind} {kernel}: {result.simulation.inferences[0].total_cycles:,} cycles")
     (name,) = graph.outputs
     np.testing.assert_array_equal(found[name], evaluate(adapted, given_)[name])
     steps = found[name].astype(int) - evaluate(graph, given_)[name]
@@ -283,7 +283,7 @@ def test_transformer_block_on_ne16(tmp_path: Path) -> None:
     given_ = inputs_of(compiled.graph, 4)
     result = run_build(build, "iss", [given_], tmp_path / "cache")
     (found,) = result.outputs
-    print(f"{result.simulation.cycles:,} cycles, {100 * offloaded / macs:.1f} % of {macs:,} on the engine")
+    print(f"{result.simulation.inferences[0].total_cycles:,} cycles, {100 * offloaded / macs:.1f} % of {macs:,} on the engine")
     np.testing.assert_array_equal(found["y"], evaluate(compiled.graph, given_)["y"])
     elves = sorted((tmp_path / "cache").rglob("*.elf"))
     assert elves
