@@ -234,6 +234,21 @@ def test_slices_with_ellipsis_and_new_axes(
     np.testing.assert_array_equal(evaluate(graph, {"x": feed})["y"], wanted)
 
 
+def test_the_first_of_several_signatures_is_read() -> None:
+    """What no operator runs is of another signature: told, and left."""
+    w = ModelWriter()
+    x, y = (w.tensor(name, (1, 4), "INT8", quantised=(0.1, 3)) for name in "xy")
+    w.operator("ABS", [x], [y], "AbsOptions")
+    w.ends([x], [y])
+    w.subgraph()
+    other, result = (w.tensor(name, (1, 9), "INT8", quantised=(0.1, 3)) for name in ("p", "q"))
+    w.operator("WHILE", [other], [result], "WhileOptions")
+    w.ends([other], [result])
+    told: list[str] = []
+    graph = load_tflite("net.tflite", w.finish(), "net", told.append)
+    assert graph.inputs == ("x",) and [one.startswith("the model has 1 more subgraphs") for one in told] == [True]
+
+
 def test_softmax_of_bytes_as_int16() -> None:
     w = ModelWriter()
     x = w.tensor("x", (3, 9), "INT8", quantised=(0.06, 3))

@@ -283,7 +283,8 @@ def test_transformer_block_on_ne16(tmp_path: Path) -> None:
     given_ = inputs_of(compiled.graph, 4)
     result = run_build(build, "iss", [given_], tmp_path / "cache")
     (found,) = result.outputs
-    print(f"{result.simulation.inferences[0].total_cycles:,} cycles, {100 * offloaded / macs:.1f} % of {macs:,} on the engine")
+    cycles = result.simulation.inferences[0].total_cycles
+    print(f"{cycles:,} cycles, {100 * offloaded / macs:.1f} % of {macs:,} on the engine")
     np.testing.assert_array_equal(found["y"], evaluate(compiled.graph, given_)["y"])
     elves = sorted((tmp_path / "cache").rglob("*.elf"))
     assert elves

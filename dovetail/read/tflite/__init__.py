@@ -36,14 +36,17 @@ class Importer(NamedTuple):
     version: int
 
 
-def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
+def load_tflite(file_name: str, data: bytes, name: str, tell: Callable[[str], None] = lambda sentence: None) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
-    tensors, each arithmetic operator in float between Dequantize and Quantize.
+    tensors, each arithmetic operator in float between Dequantize and Quantize. `tell` is told that a model has other
+    signatures than the one that is read.
 
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
     file = read_tflite(file_name, data)
+    if file.unread:
+        tell(f"the model has {file.unread} more subgraphs, of other signatures: the first one is compiled")
     v = TfliteValues(file, name)
     _check_ends(file)
     for index in file.inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -111,6 +111,9 @@ class OperatorEntry:
     """Every option by its name in the schema, defaults filled in; vectors as tuples."""
 
 
+_CONTROL_FLOW = ("WHILE", "IF", "CALL")
+
+
 @dataclass(frozen=True)
 class TfliteFile:
     """A whole model, or one of its further subgraphs."""
@@ -121,8 +124,10 @@ class TfliteFile:
     operators: tuple[OperatorEntry, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    further: tuple[TfliteFile, ...] = ()
-    """Subgraphs 1 and up: what CALL_ONCE runs."""
+    further: Mapping[int, TfliteFile] = field(default_factory=dict)
+    """What CALL_ONCE runs, by the number of the subgraph."""
+    unread: int = 0
+    """Subgraphs that are neither: those of other signatures."""
 
 
 def unpack_int4(data: Array, shape: Shape) -> Array:
@@ -173,11 +178,11 @@ class _Reader:
         first = self.subgraph(model, model.Subgraphs(0))
         numbers = range(1, model.SubgraphsLength())
         once = {op.options.get("InitSubgraphIndex") for op in first.operators if op.opcode == "CALL_ONCE"}
-        if any(number not in once for number in numbers):
-            what = f"the model has {model.SubgraphsLength()} subgraphs; beside the first only what CALL_ONCE runs is"
-            hint = "convert it without control flow (no while, if or call) and with one signature"
-            raise self.fail(f"{what} supported", hint)
-        return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
+        flow = next((op.opcode for op in first.operators if op.opcode in _CONTROL_FLOW), None)
+        if flow is not None:
+            raise self.fail(f"{flow} runs another subgraph, which is not supported", "convert it without control flow")
+        further = {number: self.subgraph(model, model.Subgraphs(number)) for number in numbers if number in once}
+        return replace(first, further=further, unread=len(numbers) - len(further))
 
     def subgraph(self, model: Any, graph: Any) -> TfliteFile:
         count = self.count(graph.TensorsLength(), "tensors")
@@ -304,9 +309,9 @@ class _Reader:
         kind = getattr(self.schema, name)
         reader = kind()
         reader.Init(table.Bytes, table.Pos)
-        for field in _fields(kind):
-            if f"{field}AsNumpy" in vars(kind):
-                self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
+        for entry in _fields(kind):
+            if f"{entry}AsNumpy" in vars(kind):
+                self.count(getattr(reader, f"{entry}Length")(), f"entries in {name}.{entry}")
         return name, _read_options(kind, reader)
 
 
