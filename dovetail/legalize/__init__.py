@@ -33,6 +33,7 @@ from dovetail.legalize.requantisation import (
     split_bias,
     through_converter,
 )
+from dovetail.legalize.together import results_together
 from dovetail.target.description import Policy
 
 Stage = Callable[[str, Graph, int], None]
@@ -72,6 +73,7 @@ __all__ = [
     "padding_before_offset",
     "pixels_as_one",
     "products_of_bits",
+    "results_together",
     "split_bias",
     "stride_as_slice",
     "through_converter",
