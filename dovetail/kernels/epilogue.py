@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.ir.graph import Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import (
     Add,
@@ -26,6 +26,7 @@ from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import atom, c_type, integer, product, real, times, total
 from dovetail.kernels.kernel import INT32, RULES, Expression, Index, Scope, Unsupported, expression_of, rule
+from dovetail.kernels.linear_sum import Summed, summed
 
 
 def _require_integer(node: Node, operand: Expression) -> None:
@@ -235,6 +236,18 @@ def _quantize(scope: Scope, node: Node, operator: Quantize, x: Expression) -> Ex
     return Expression(scope.define("steps", "int32_t", text), "int32_t", low, high)
 
 
+_MOST_SHIFT = 24
+
+
+def _as_line(graph: Graph, line: Summed, operands: Sequence[Expression]) -> Expression | None:
+    """The sum of a line before it is limited; None where no line computes it."""
+    found = line.linear(graph, [(x.low, x.high) for x in operands], _MOST_SHIFT)
+    if found is None or any(x.c_type != "int32_t" for x in operands):
+        return None
+    terms = [product(atom(x.text), factor) for x, factor in zip(operands, found.factors, strict=True)]
+    return Expression(f"({total(*terms, found.offset)}) >> {found.shift}", "int32_t", found.low, found.high)
+
+
 def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
     """The statements that compute one element of the result and store it.
 
@@ -258,14 +271,26 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
             values[name] = expression_of(text, kind.dtype)
         return values[name]
 
-    users = graph.users()
-    for node in tree:
+    users, lines = graph.users(), {} if scope.compact else summed(graph, tree)
+
+    def compute(node: Node) -> None:
         write, count = RULES[type(node.operator)]
         result = write(scope, node, node.operator, *map(value_of, node.inputs[:count]))
         if len(users[node.output]) > 1 and not result.text.isidentifier():
             name = scope.define("shared", result.c_type, result.text)
             result = Expression(name, result.c_type, result.low, result.high)
         values[node.output] = result
+
+    put_off = {node.output for line in lines.values() for node in line.nodes}
+    for node in tree:
+        line = lines.get(node.output)
+        if line is not None and (whole := _as_line(graph, line, [value_of(name) for name in line.operands])):
+            values[node.inputs[0]] = whole
+        elif line is not None:
+            for part in line.nodes:
+                compute(part)
+        if node.output not in put_off:
+            compute(node)
     output = graph.outputs[0]
     kind = graph.types[output]
     final = value_of(output)
