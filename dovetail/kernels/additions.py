@@ -8,6 +8,7 @@ import numpy as np
 
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.types import DType
+from dovetail.kernels.c import total
 from dovetail.kernels.kernel import Scope
 from dovetail.kernels.linear_sum import Summed, summed
 from dovetail.kernels.region import Region
@@ -48,9 +49,9 @@ def addition_lines(region: Region, scope: Scope) -> list[str] | None:
         if found is not None and found.shift == _ADD_SHIFT and max(map(abs, found.factors)) < 1 << 23:
             return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *found.factors, found.offset]))});"]
     found = line.linear(region.graph, ranges, _MOST_SHIFT)
-    if found is None or found.high - found.low >= _MOST_PLACES:
+    if found is None or found.high - found.low >= _MOST_PLACES or not found.low <= 0 <= found.high:
         return None
     results = np.clip(np.arange(found.low, found.high + 1), clip.low, clip.high).astype(np.int8)
     table = scope.constant(line.clip.output, "limited", results)
-    offset = found.offset - (found.low << found.shift)
-    return [f"add_by_table({', '.join(map(str, ['output', *start, *found.factors, offset, found.shift, table]))});"]
+    numbers = [*found.factors, found.offset, found.shift, total(table, -found.low)]
+    return [f"add_by_table({', '.join(map(str, ['output', *start, *numbers]))});"]

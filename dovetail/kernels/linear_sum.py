@@ -116,7 +116,8 @@ class _Walk:
             sources = node.inputs[:1]
         if not all(self.visit(source, slope) for source in sources):
             return False
-        self.nodes.append(node)
+        if node not in self.nodes:  # a value may be added to itself
+            self.nodes.append(node)
         return True
 
 

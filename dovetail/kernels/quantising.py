@@ -77,9 +77,9 @@ def _words(quantised: Callable[[Array], Array], bits: int) -> Array | None:
         behind = quantised(start + middle) != first
         low, high = np.where(behind, low, middle + 1), np.where(behind, middle, high)
     carried = np.where(first == final, 0, np.where(negative, high, (1 << rest) - high))
-    least = np.where(negative, ~(start + last), start) & 0xFFFF  # what the core adds for the smallest of the floats
+    known = np.where(negative, ~(start + last), start)  # of the bits the core adds
     value = np.where(negative, final, first) << rest
-    return ((value + carried - least) & 0xFFFFFFFF).astype(np.uint32).reshape(512, -1)
+    return ((value + carried - known) & ((256 << rest) - 1)).astype(np.uint32).reshape(512, -1)
 
 
 def quantising_lines(region: Region, scope: Scope) -> list[str] | None:

@@ -222,7 +222,7 @@ def _quantize_lines(rest: int) -> str:
     lines += [f"add {place}, {place}, {word}, lsr #{rest}" for word, place in zip(words, places, strict=True)]
     lines += [f"ldr {place}, [%12, {place}, lsl #2]" for place in places]
     for word, place in zip(words, places, strict=True):
-        lines += [f"eor {word}, {word}, {word}, asr #31", f"uxtah {place}, {place}, {word}"]
+        lines += [f"eor {word}, {word}, {word}, asr #31", f"add {place}, {place}, {word}"]
         lines += [f"lsr {place}, {place}, #{rest}", f"strb {place}, [%0], #1"]
     turn = [*lines, *lines, "cmp %0, %2", "bne 1b"]
     return "".join(f'            "{line}\\n\\t"\n' for line in turn)
@@ -255,7 +255,7 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
         uint32_t bits;
         __builtin_memcpy(&bits, from++, 4);
         const uint32_t word = words[starts[bits >> 23] + (int32_t)(bits >> rest)];
-        *to++ = (uint8_t)((word + ((bits ^ (uint32_t)((int32_t)bits >> 31)) & 0xFFFFu)) >> rest);
+        *to++ = (uint8_t)((word + (bits ^ (uint32_t)((int32_t)bits >> 31))) >> rest);
     }}
 }}
 """

@@ -77,25 +77,24 @@ static inline void add_by_table(int8_t *to, const int8_t *left, const int8_t *ri
 }
 
 /* So many floats to 8 bits: a word for each value of a float's bits less `rest` of them, found by where those of its sign
-   and exponent start. A word holds the value, and what makes the bits behind carry into it from a step on;
-   those of negative floats are turned round, as they fall with the mantissa. */
+   and exponent start. A word holds the value, less what bits are known, and what makes the others carry into it from a
+   step on; those of negative floats are turned round, as they fall with the mantissa. */
 static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count, const int32_t *starts,
                                   const uint32_t *words, int32_t rest)
 {
     int32_t index = 0;
-    for (; index < count - 7; index += 8) {
+    for (; index < count - 15; index += 16) {
 #if defined(__clang__)
 #pragma clang loop unroll(full)
 #endif
-        for (int32_t lane = index; lane < index + 8; lane += 4) {
+        for (int32_t lane = index; lane < index + 16; lane += 4) {
             uint32_t bits[4], word[4];
             __builtin_memcpy(bits, from + lane, 16);
             for (int32_t at = 0; at < 4; ++at) {
-                word[at] = words[starts[bits[at] >> 23] + (int32_t)(bits[at] >> rest)];
+                word[at] = words[held(starts[bits[at] >> 23] + (int32_t)(bits[at] >> rest))];
             }
             for (int32_t at = 0; at < 4; ++at) {
-                const uint32_t turned = bits[at] ^ (uint32_t)((int32_t)bits[at] >> 31);
-                to[lane + at] = (uint8_t)((word[at] + (turned & 0xFFFFu)) >> rest);
+                to[lane + at] = (uint8_t)((word[at] + (bits[at] ^ (uint32_t)((int32_t)bits[at] >> 31))) >> rest);
             }
         }
     }
@@ -103,7 +102,7 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
         uint32_t bits;
         __builtin_memcpy(&bits, from + index, 4);
         const uint32_t word = words[starts[bits >> 23] + (int32_t)(bits >> rest)];
-        to[index] = (uint8_t)((word + ((bits ^ (uint32_t)((int32_t)bits >> 31)) & 0xFFFFu)) >> rest);
+        to[index] = (uint8_t)((word + (bits ^ (uint32_t)((int32_t)bits >> 31))) >> rest);
     }
 }
 
