@@ -112,6 +112,13 @@ _SHIFTED_LAST = ("requantize_double", "requantize_single")
 """Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
+def _is_rectified(scope: Scope, node: Node, zero_point: int) -> bool:
+    """Whether nothing below the zero point comes through; not asked of functions that layers share."""
+    users = scope.graph.users()[node.output]
+    limits = [user.operator.low for user in users if isinstance(user.operator, Clip)]
+    return not scope.compact and len(limits) == len(users) > 0 and min(limits) >= zero_point
+
+
 @rule(Requantize)
 def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression:
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
@@ -129,6 +136,8 @@ def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -
         fits = raised.reach + 2 * abs(zero_point) < INT32[1]
         arguments.append(str(added) if fits else "0")
         added = 0 if fits else added
+    if function == "requantize_double" and raised.reach < 1 << 30 and _is_rectified(scope, node, zero_point):
+        function = "requantize_rectified"
     text = f"{function}({', '.join(arguments)})"
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + zero_point, reach + zero_point

@@ -209,6 +209,17 @@ static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int3
     return halved((high + (high >> 31)) >> shift, zero_point);
 }
 
+/* As requantize_double for a value of at least 0, of which both roundings are upwards; zero_point or less for one below.
+   Twice the value must fit. */
+static inline int32_t requantize_rectified(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
+{
+#if defined(__ARM_FEATURE_DSP)
+    return halved(multiply_upper(value, multiplier) >> shift, zero_point);
+#else
+    return halved((((int32_t)(((int64_t)(value * 2) * (int64_t)multiplier) >> 32) + 1) >> 1) >> shift, zero_point);
+#endif
+}
+
 /* value * multiplier * 2^-32, rounded once (halves up), for a multiplier of at least 2^31. Arm's SMMLAR takes it as
    multiplier - 2^32 and adds the value: (2^32 * value + value * (multiplier - 2^32) + 2^31) / 2^32. */
 static inline int32_t multiply_upper(int32_t value, uint32_t multiplier)
