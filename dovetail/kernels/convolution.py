@@ -126,7 +126,8 @@ class _Convolution(SumNest):
         products = self.multiply(pixels, taken_off, step)
         if length == str(step):
             return products
-        advance = [f"from += {step};", f"tap += {step * self.tap_size};", _made(["from", "tap"])]
+        advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
+        advance += [_made(["from", "tap"])] if pixels * self.lanes * step > _UNROLLED else []
         end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
         return [end, *block("while (tap != end)", [*products, *advance])]
 
