@@ -89,6 +89,7 @@ def compile_model(
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
+        from dovetail.run import with_stack
 
         chosen, settings = target_with(target, cores, set_)
         options = Options(
@@ -112,6 +113,8 @@ def compile_model(
             pins=pins_of(pin, pins),
         )
         compiled = compiled_of(model, chosen, options, report)
+        report("looking at the stack it needs")
+        compiled = with_stack(compiled)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
@@ -139,8 +142,14 @@ def _summary(compiled: Compiled) -> str:
     used = [use for use in compiled.plan.placements if use.peak]
     memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    if compiled.unit.stack:
+        need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
+        parts.append(f"stack {need.nbytes:,} bytes at most, {reserved:,} reserved")
     if compiled.dead_macs:
         parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
+    if any(compiled.redundant):
+        twice, idle = compiled.redundant
+        parts.append(f"operators left out: {twice} computed twice, {idle} that change nothing (--keep-dead keeps them)")
     if compiled.striped:
         parts.append(stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():
@@ -306,6 +315,7 @@ def tune(
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
     timeout: opt.BoardTimeout = 60.0,
+    secret: opt.BoardSecret = None,
 ) -> None:
     """Search for tiles, orders and places that take fewer cycles.
 
@@ -314,8 +324,10 @@ def tune(
     Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
 
     Example: dovetail tune net.tflite --target ne16 --on tcp:lab:4000 --board-io uart.c --load 'flash.sh {elf}'
+
+    Example: dovetail tune net.tflite --target ne16 --on agent:lab/bench1,agent:lab/bench2 --board-io uart.c
     """
-    board = opt.board_of(on, io, load, timeout)
+    boards = [opt.board_of(name, io, load, timeout, secret) for name in (on.split(",") if on is not None else [None])]
     stem = f"{model.stem}.{Path(target).stem}"
     file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
     with progress("starting") as show:
@@ -333,12 +345,12 @@ def tune(
                 log=log,
                 trials=trials,
                 options=Options(requant, RoundingMode(rounding) if rounding else None),
-                measure=_measure(target, measure, board is not None),
+                measure=_measure(target, measure, on is not None),
                 layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
                 seed=seed,
                 jobs=jobs,
                 scheduler=scheduler,
-                board=board,
+                boards=tuple(board for board in boards if board is not None),
             )
             tuned = tuner.tune(request, _shown(show), note)
         except KeyboardInterrupt:
