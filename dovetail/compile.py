@@ -15,11 +15,13 @@ from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
+from dovetail.operators import combined
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
@@ -54,6 +56,8 @@ class Options:
     format."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Of inputs whose sizes the model leaves open, by name."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """The user's own, beside those of the target and those bundled."""
     integer_inputs: bool = False
     """Take inputs as the integers the network computes with, where a float input is only quantised."""
     integer_outputs: bool = False
@@ -131,7 +135,8 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
-    graph = simplify(load_model(model, options.shapes, options.tell))
+    operators = combined(target.operators, options.operators)
+    graph = simplify(load_model(model, options.shapes, options.tell, operators))
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")

@@ -143,6 +143,8 @@ class Writer:
     """The C under a function name; writing twice gives the same text."""
     check: Callable[[], object]
     """Raises Unsupported where `write` would, from the statements of one element: without loops or functions."""
+    declarations: tuple[str, ...] = ()
+    """C text that must stand before the function once."""
 
 
 def declarations(parameters: Sequence[Parameter]) -> list[str]:

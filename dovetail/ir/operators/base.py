@@ -13,6 +13,7 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `weight_axis` | of a layer with weights: along which of their axes the output channels run |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
+| `as_given` | it computes on the element types it has, floats too: quantize leaves it |
 | `chosen_from(operands)` | the operands whose elements the result consists of: quantised alike, it has their integers |
 | `pieces(types)` | the strided copies that compute it, as `Piece`s |
 
@@ -123,6 +124,8 @@ class Operator:
     """How many operands, the first ones, give one element for each element of the result, which is at the same place
     but for broadcasting; operands behind them are parameters. 0 for operators that are not computed element by
     element."""
+    as_given: ClassVar[bool] = False
+    """It computes on the very element types it is given, floats too, and has no other form on integers."""
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 

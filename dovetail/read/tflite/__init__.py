@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,13 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind
-from dovetail.ir.types import DType
+from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
+from dovetail.ir.types import DType, TensorType
 from dovetail.read.tflite import linear, movement, recurrent
-from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, TfliteFile, read_tflite
+from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, Tensor, TfliteFile, read_tflite
+from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
+from dovetail.read.user import ADVICE, add_user, by_custom_code
 
 COMPARES = "compares elements, but the quantisation of"
 
@@ -36,9 +40,10 @@ class Importer(NamedTuple):
     version: int
 
 
-def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
+def load_tflite(file_name: str, data: bytes, name: str, operators: Iterable[type[UserOperator]] = ()) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
-    tensors, each arithmetic operator in float between Dequantize and Quantize.
+    tensors, each arithmetic operator in float between Dequantize and Quantize. `operators` are known beside the
+    standard ones.
 
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
@@ -48,8 +53,12 @@ def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
     _check_ends(file)
     for index in file.inputs:
         v.add_input(index)
+    custom = by_custom_code(operators)
     for op in file.operators:
-        _import(v.again(op=op), op)
+        if op.opcode == "CUSTOM":
+            _import_custom(v.again(op=op), custom)
+        else:
+            _import(v.again(op=op), op)
     return v.builder.finish([v.value(file.tensors[index], where=file.name) for index in file.outputs])
 
 
@@ -81,6 +90,43 @@ def _import(v: TfliteValues, op: OperatorEntry) -> None:
             v.bind(value)
     except ValueError as error:
         raise v.refuse(str(error)) from error
+
+
+def _import_custom(v: TfliteValues, known: Mapping[str, type[UserOperator]]) -> None:
+    """Import a CUSTOM operator; its operands and results are as stored."""
+    op, kind = v.op, known.get(v.op.custom_code)
+    if kind is None:
+        raise v.refuse(f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(known))}", ADVICE)
+    results = v.results(len(op.outputs))
+    count = len(op.inputs) if kind.taken is None else kind.taken
+    attributes: Mapping[str, Any] = {}
+    fault = ""
+    try:
+        attributes = read_map(op.custom_options) if op.custom_options else {}
+    except ValueError as error:
+        fault = str(error)
+    operands = tuple(_said(v, v.optional(position)) for position in range(len(op.inputs)))
+    said = Said(attributes, operands, tuple(_stated(tensor) for tensor in results), op.custom_options, fault)
+    try:
+        values = add_user(
+            v, kind, said, [v.value(v.input(at)) for at in range(count)], [tensor.name for tensor in results]
+        )
+        for value, tensor in zip(values, results, strict=True):
+            v.bind_open(value, tensor)
+    except ValueError as error:
+        raise v.refuse(str(error)) from error
+
+
+def _said(v: TfliteValues, tensor: Tensor | None) -> SaidOperand | None:
+    """What the file says of an operand."""
+    return None if tensor is None else replace(_stated(tensor), array=v.known_of(tensor))
+
+
+def _stated(tensor: Tensor) -> SaidOperand:
+    """A tensor's type and quantisation."""
+    held = tensor.quantisation
+    parameters = (tuple(held.scale.tolist()), tuple(held.zero_point.tolist())) if held is not None else ((), ())
+    return SaidOperand(TensorType(tensor.shape, tensor.dtype), *parameters)
 
 
 def pointwise(operator: Operator) -> Build:

@@ -35,10 +35,14 @@ MAX_RANK = 8
 MAX_NAME = 1024
 """Longest tensor name in bytes."""
 
-_READ = ("FLOAT32", "INT4", "INT8", "INT16", "INT32", "INT64", "UINT8", "BOOL")
+_READ = ("FLOAT32", "INT4", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "BOOL")
 
-DTYPES: Mapping[str, DType] = {**{name: DType[name] for name in _READ}, "RESOURCE": DType.INT32}
-"""Element types by their names in the TFLite schema. A resource is the number of a variable."""
+DTYPES: Mapping[str, DType] = {
+    **{name: DType[name] for name in _READ},
+    **{"RESOURCE": DType.INT32, "UINT64": DType.INT64},
+}
+"""Element types by their names in the TFLite schema. A resource is the number of a variable; sums in uint64, which only
+the audio operators have, stay below 2^63."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class OperatorEntry:
 
     index: int
     opcode: str
-    """The name in the schema, or the custom name in quotes."""
+    """The name in the schema."""
     version: int
     inputs: tuple[int, ...]
     """Tensor indices; -1 for an absent optional operand."""
@@ -109,6 +113,10 @@ class OperatorEntry:
     """Which options table it carries, "NONE" without one."""
     options: Mapping[str, Any]
     """Every option by its name in the schema, defaults filled in; vectors as tuples."""
+    custom_code: str = ""
+    """The name of a CUSTOM operator."""
+    custom_options: bytes = b""
+    """What is said of it."""
 
 
 @dataclass(frozen=True)
@@ -287,13 +295,14 @@ class _Reader:
         code = model.OperatorCodes(number)
         builtin = max(code.DeprecatedBuiltinCode(), _builtin_code(code))
         opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
+        custom = ("", b"")
         if opcode == "CUSTOM":
-            custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
-            raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported", OTHERWISE)
+            content = b"" if raw.CustomOptionsIsNone() else raw.CustomOptionsAsNumpy().tobytes()
+            custom = ((code.CustomCode() or b"")[:80].decode("utf-8", "replace"), content)
         options = self.options(raw)
         inputs = self.indices(raw.InputsAsNumpy(), tensors, f"the inputs of operator {index} ({opcode})")
         outputs = self.indices(raw.OutputsAsNumpy(), tensors, f"the outputs of operator {index} ({opcode})")
-        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, *options)
+        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, *options, *custom)
 
     def options(self, raw: Any) -> tuple[str, Mapping[str, Any]]:
         """The options table decoded field by field, through the accessors the schema gives its class."""

@@ -70,7 +70,7 @@ class TfliteValues(Values):
     def origin(self) -> str:
         op = self.op
         name = self.file.tensors[op.outputs[0]].name if op.outputs and op.outputs[0] >= 0 else "no result"
-        return f"{op.opcode} {op.index} ({name})"
+        return f"{op.custom_code or op.opcode} {op.index} ({name})"
 
     def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
         return ModelError(what, where=f"{self.file.name}, {self.origin}", hint=hint)
@@ -194,6 +194,13 @@ class TfliteValues(Values):
         if found != TensorType(tensor.shape, tensor.dtype):
             raise self.refuse(f"computes {found}, the model declares {tensor}", AGAIN)
         self._values[tensor.index] = value
+
+    def bind_open(self, value: str, tensor: Tensor) -> None:
+        """As `bind`, for a result whose shape the model may leave open: without axes, or with sizes of 0."""
+        found = self.type_of(value)
+        if tensor.dtype is found.dtype and (not tensor.shape or tensor.is_empty):
+            tensor = replace(tensor, shape=found.shape)
+        self.bind(value, tensor)
 
     def add_input(self, index: int) -> None:
         """Declare an input of the network."""
