@@ -90,7 +90,8 @@ def _write(
     if shared and (sentence := takes_packed(graph, shared)):
         raise Unsupported(sentence)
     writer = family(region, scope, operator)
-    return _kernel(name, scope, writer.write, Scheduled(None, writer.declarations, (), notes))
+    made = _kernel(name, scope, writer.write, Scheduled(None, writer.declarations, (), notes))
+    return replace(made, foreign=bool(writer.declarations))
 
 
 def _family(region: Region) -> tuple[Family, Operator | None]:

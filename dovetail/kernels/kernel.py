@@ -123,6 +123,8 @@ class CoreKernel:
     """Output channels a sum-of-products kernel computes together, which is the order of its weights; else None."""
     shared: str = ""
     """C text of the function shared by layers that this one calls; it stands before both."""
+    foreign: bool = False
+    """Whether C of an operator's own is in it, which may divide, or compute on floats."""
 
     @property
     def told(self) -> tuple[Parameter, ...]:

@@ -19,7 +19,7 @@ _DEFINITION = re.compile(r"\b(\w+)\s*\([^;{}()]*\)\s*\{")
 def _user(region: Region, scope: Scope, operator: UserOperator) -> Writer:
     if region.tree:
         raise Unsupported(f"{type(region.tree[0].operator).__name__} behind an operator of one's own is not fused.")
-    if not operator.c:
+    if not operator.texts:
         raise Unsupported(f"{type(operator).__name__} has no C for the core.")
     _check(operator)
     kinds = [region.type(position) for position in range(len(region.node.inputs))]
@@ -47,12 +47,12 @@ def _user(region: Region, scope: Scope, operator: UserOperator) -> Writer:
         lines = [*kept, f"{operator.function}({', '.join(arguments)});"]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
-    return Writer(write, lambda: None, (operator.c.strip() + "\n",))
+    return Writer(write, lambda: None, operator.texts)
 
 
 def _check(operator: UserOperator) -> None:
     """Refuse C without the function, or with one of a name that is ours."""
-    where, names = f"operator {type(operator).__name__}", _DEFINITION.findall(operator.c)
+    where, names = f"operator {type(operator).__name__}", _DEFINITION.findall("\n".join(operator.texts))
     if not operator.function or operator.function not in names:
         what = f"its C defines no function {operator.function!r}"
         raise DovetailError(what, where=where, hint="let `function` name the function in `c`")

@@ -103,9 +103,12 @@ class UserOperator(Operator):
     """Its name in ONNX."""
     taken: ClassVar[int | None] = None
     """How many operands of the file are operands of the node; those behind are constants for `read`. None: all."""
-    c: ClassVar[str] = ""
-    """C99 that is valid C++ too: static functions. What is in dovetail/kernels/runtime may be called. It may keep nothing
-    between calls. Empty where only engines compute it."""
+    real: ClassVar[bool] = False
+    """Quantised operands of TFLite are given as the floats they stand for."""
+    c: ClassVar[str | tuple[str, ...]] = ""
+    """C99 that is valid C++ too: static functions that keep nothing between calls; those of dovetail/kernels/runtime may
+    be called. Of several texts each stands there once, whichever operators have it. Empty where only engines compute
+    it."""
     function: ClassVar[str] = ""
     """The function in `c` that computes the operator."""
 
@@ -157,6 +160,11 @@ class UserOperator(Operator):
         """An operator and its operands' types for `dovetail check`, from settings such as rows, columns, channels and
         batch; raises ValueError where there is none."""
         raise TypeError(f"{cls.__name__} has no example")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of `c`."""
+        return tuple(text.strip() + "\n" for text in ((self.c,) if isinstance(self.c, str) else self.c) if text)
 
     def parts(self, inputs: Sequence[TensorType]) -> tuple[tuple[int, ...], tuple[TensorType, ...]]:
         """The places of the results that the node gives, and the types of all."""

@@ -108,9 +108,8 @@ def _import_custom(v: TfliteValues, known: Mapping[str, type[UserOperator]]) -> 
     operands = tuple(_said(v, v.optional(position)) for position in range(len(op.inputs)))
     said = Said(attributes, operands, tuple(_stated(tensor) for tensor in results), op.custom_options, fault)
     try:
-        values = add_user(
-            v, kind, said, [v.value(v.input(at)) for at in range(count)], [tensor.name for tensor in results]
-        )
+        given = [v.real(x) if kind.real and x.quantisation else v.value(x) for x in map(v.input, range(count))]
+        values = add_user(v, kind, said, given, [tensor.name for tensor in results])
         for value, tensor in zip(values, results, strict=True):
             v.bind_open(value, tensor)
     except ValueError as error:
