@@ -18,6 +18,7 @@ from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.operators.detection import DetectionPostProcess, NonMaxSuppression
+from dovetail.operators.signal import SIGNAL
 from dovetail.user_file import import_file
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
     "require",
 ]  # fmt: skip
 
-BUNDLED: tuple[type[UserOperator], ...] = (DetectionPostProcess, NonMaxSuppression)
+BUNDLED: tuple[type[UserOperator], ...] = (DetectionPostProcess, NonMaxSuppression, *SIGNAL)
 """Operators that come with Dovetail."""
 
 _WRITTEN = "write it as in docs/operators.md"

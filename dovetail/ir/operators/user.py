@@ -105,6 +105,8 @@ class UserOperator(Operator):
     """How many operands of the file are operands of the node; those behind are constants for `read`. None: all."""
     real: ClassVar[bool] = False
     """Quantised operands of TFLite are given as the floats they stand for."""
+    passed_over: ClassVar[tuple[str, ...]] = ()
+    """Attributes of files that say nothing."""
     c: ClassVar[str | tuple[str, ...]] = ""
     """C99 that is valid C++ too: static functions that keep nothing between calls; those of dovetail/kernels/runtime may
     be called. Of several texts each stands there once, whichever operators have it. Empty where only engines compute
@@ -125,7 +127,7 @@ class UserOperator(Operator):
         """
         hints = typing.get_type_hints(cls)
         own = {one.name: one.default for one in fields(cls) if one.name != "given"}
-        unknown = sorted(name for name in said.attributes if name not in own and not name.startswith("_"))
+        unknown = sorted(name for name in said.attributes if name not in (*own, *cls.passed_over) and name[:1] != "_")
         require(not unknown, f"the attribute {', '.join(unknown)} is not known to {cls.__name__}")
         defaults = {name: _ABSENT if default is MISSING else default for name, default in own.items()}
         return cls(**{name: said.get(name, hints[name], default) for name, default in defaults.items()})

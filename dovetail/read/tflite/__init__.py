@@ -25,6 +25,9 @@ from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
 from dovetail.read.user import ADVICE, add_user, by_custom_code
 
+UNSIGNED = (DType.UINT16, DType.UINT32)
+"""Element types only operators of one's own and bundled ones compute with."""
+
 COMPARES = "compares elements, but the quantisation of"
 
 Build = Callable[[TfliteValues], str | None]
@@ -64,7 +67,7 @@ def load_tflite(file_name: str, data: bytes, name: str, operators: Iterable[type
 
 def _check_ends(file: TfliteFile) -> None:
     """The model has inputs and outputs, of types a value may have."""
-    again, allowed = "convert the model again", (*ACTIVATION_TYPES, *SHAPE_TYPES, DType.BOOL)
+    again, allowed = "convert the model again", (*ACTIVATION_TYPES, *SHAPE_TYPES, *UNSIGNED, DType.BOOL)
     for what, indices in (("inputs", file.inputs), ("outputs", file.outputs)):
         if not indices or min(indices) < 0:
             raise ModelError(f"the model has no {what} or leaves one out", where=file.name, hint=again)
