@@ -81,6 +81,7 @@ def quantize(
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
 
@@ -99,6 +100,7 @@ def quantize(
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
         )
     with progress("starting") as report:
+        from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.targets import load_target
         from dovetail.tools import ptq
@@ -121,7 +123,7 @@ def quantize(
         )
         known = load_target(target)
         report("reading the model")
-        loaded = load_model(model)
+        loaded = load_model(model, operators=combined(known.operators, opt.operators_of(operators)))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)

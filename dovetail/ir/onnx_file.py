@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -29,6 +29,8 @@ from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
 
+OperatorT = TypeVar("OperatorT", bound=Operator)
+
 _MOST_CHARACTERS = 100_000
 """Longest text of one attribute that is read."""
 
@@ -40,13 +42,25 @@ def write_attributes(operator: Operator) -> list[onnx.AttributeProto]:
 
 def read_attributes(kind: type[Operator], attributes: Sequence[onnx.AttributeProto]) -> Operator:
     """The operator whose attributes were written; raises ValueError when they are not its own."""
+    return _from_plain(kind, [(attribute.name, _read(attribute)) for attribute in attributes])
+
+
+def from_written(kind: type[OperatorT], attributes: Mapping[str, Any]) -> OperatorT:
+    """The same, of attributes that were decoded: integers, tuples of them, JSON text."""
+    plain = {name: json.loads(value) if isinstance(value, str) else value for name, value in attributes.items()}
+    found = _from_plain(kind, [(name, list(v) if isinstance(v, tuple) else v) for name, v in plain.items()])
+    assert isinstance(found, kind)
+    return found
+
+
+def _from_plain(kind: type[Operator], attributes: Sequence[tuple[str, Any]]) -> Operator:
     hints = typing.get_type_hints(kind)
     fields = [field.name for field in dataclasses.fields(kind)]
     values: dict[str, Any] = {}
-    for attribute in attributes:
-        if attribute.name not in fields or attribute.name in values:
-            raise ValueError(f"{kind.__name__} has no attribute {attribute.name!r}, or it is given twice")
-        values[attribute.name] = _decode(_read(attribute), hints[attribute.name], attribute.name)
+    for name, plain in attributes:
+        if name not in fields or name in values:
+            raise ValueError(f"{kind.__name__} has no attribute {name!r}, or it is given twice")
+        values[name] = _decode(plain, hints[name], name)
     missing = [name for name in fields if name not in values]
     if missing:
         raise ValueError(f"{kind.__name__} lacks its attribute {missing[0]!r}")
@@ -178,14 +192,14 @@ def to_model(graph: Graph) -> onnx.ModelProto:
     for name, _, first in graph.kept:  # an input with a default value
         body.initializer.append(tensor(name, first))
     for node in graph.nodes:
-        body.node.append(_node(graph, node, functions) if not node.operator.as_given else _opaque(node))
+        body.node.append(_node(graph, node, functions) if not node.operator.opaque else opaque_node(node))
         if node.output not in graph.outputs:
             body.value_info.append(value_info(node.output, graph.types[node.output]))
     narrow = {name: kind.dtype.text for name, kind in graph.types.items() if kind.dtype.bits < 8}
     properties = {_NARROW_TYPES: json.dumps(dict(sorted(narrow.items())))} if narrow else {}
     model = onnx_model(body, DOMAIN, properties, DOMAIN)
     model.functions.extend(functions.written)
-    if any(node.operator.as_given for node in graph.nodes):
+    if any(node.operator.opaque for node in graph.nodes):
         model.opset_import.add(domain=USER_DOMAIN, version=1)
     return model
 
@@ -234,7 +248,7 @@ def _node(graph: Graph, node: Node, functions: _Functions) -> onnx.NodeProto:
     return _written(node, functions.name_of(node.operator, [graph.types[value] for value in node.inputs]), DOMAIN)
 
 
-def _opaque(node: Node) -> onnx.NodeProto:
+def opaque_node(node: Node) -> onnx.NodeProto:
     """A node whose meaning is not in the file, by the name of its class."""
     return _written(node, type(node.operator).__name__, USER_DOMAIN)
 
@@ -255,7 +269,7 @@ def from_model(model: onnx.ModelProto, operators: Mapping[str, type[Operator]] =
     if model.producer_name != DOMAIN:
         raise ValueError(f"it was written by {model.producer_name or 'an unknown program'!r}")
     narrow = _narrow_types(model)
-    kinds = {function.name: _operator_kind(function) for function in model.functions}
+    kinds = {function.name: _operator_kind(function, operators) for function in model.functions}
     types: dict[str, TensorType] = {}
     for info in model.graph.input:
         types[info.name] = _type_of(info.name, info.type.tensor_type, narrow)
@@ -295,11 +309,12 @@ def _narrow_types(model: onnx.ModelProto) -> dict[str, DType]:
     return {name: kinds[text] for name, text in found.items()}
 
 
-def _operator_kind(function: onnx.FunctionProto) -> type[Operator]:
+def _operator_kind(function: onnx.FunctionProto, operators: Mapping[str, type[Operator]]) -> type[Operator]:
+    known = {**operators, **OPERATORS}
     names = [entry.value for entry in function.metadata_props if entry.key == _OPERATOR]
-    if len(names) != 1 or names[0] not in OPERATORS:
+    if len(names) != 1 or names[0] not in known:
         raise ValueError(f"the function {function.name!r} is no operator of Dovetail")
-    return OPERATORS[names[0]]
+    return known[names[0]]
 
 
 def _type_of(name: str, kind: onnx.TypeProto.Tensor, narrow: dict[str, DType]) -> TensorType:
@@ -361,11 +376,11 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
 
 def _without_opaque(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
     """The graph with what operators without a standard body give as further inputs, and these from numpy."""
-    given = [node.output for node in graph.nodes if node.operator.as_given]
+    given = [node.output for node in graph.nodes if node.operator.opaque]
     if not given:
         return graph, inputs
     found = evaluate(graph, inputs, given)
-    nodes = tuple(node for node in graph.nodes if not node.operator.as_given)
+    nodes = tuple(node for node in graph.nodes if not node.operator.opaque)
     outputs = tuple(name for name in graph.outputs if name not in given)
     rest = replace(graph, nodes=nodes, inputs=(*given, *graph.inputs), outputs=outputs)
     return rest, {**inputs, **{name: found[name] for name in given}}

@@ -50,6 +50,7 @@ def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ModelError(f"the file defines two operators {twice[0]}", where=str(path), hint="leave one of them out")
+    known_operators(found)
     return found
 
 

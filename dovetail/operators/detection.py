@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from dovetail.ir.operators.base import require
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
+
+if TYPE_CHECKING:
+    from dovetail.ir.onnx_body import OnnxBody
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _SORTED = (_RUNTIME / "sorted.c").read_text(encoding="utf-8")
@@ -155,6 +158,7 @@ class NonMaxSuppression(UserOperator):
     min(N, most per class), and the rows behind the last are -1.
     """
 
+    opaque: ClassVar[bool] = False
     op_type: ClassVar[str] = "NonMaxSuppression"
     taken: ClassVar[int | None] = 2
     c: ClassVar[tuple[str, ...]] = (_SORTED, (_RUNTIME / "suppression.c").read_text(encoding="utf-8"))
@@ -201,6 +205,15 @@ class NonMaxSuppression(UserOperator):
         found = np.full(kind.shape, -1, np.int64)
         found[: len(rows)] = np.array(rows, np.int64).reshape(-1, 3)
         return [found]
+
+    def onnx(self, body: OnnxBody, inputs: Sequence[str], types: Sequence[TensorType]) -> str:
+        limits = [body.integers([self.most]), body.tensor(np.array([self.most_shared], np.float32))]
+        limits += [body.tensor(np.array([self.least], np.float32))] if self.least is not None else []
+        chosen = body.add("NonMaxSuppression", [*inputs, *limits], center_point_box=self.center_point_box)
+        (kind,) = self.results(types)
+        sizes = body.tensor(np.array(kind.shape, np.int64))
+        behind = body.add("Concat", [body.integers([0, 0]), body.add("Sub", [sizes, body.add("Shape", [chosen])])], axis=0)
+        return body.add("Pad", [chosen, behind, body.number(-1)])
 
     def _edges(self, boxes: Array) -> Array:
         """Lowest and highest along both axes, [images, N, 2 axes, 2]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from dovetail.ir.onnx_file import USER_DOMAIN
 from dovetail.ir.operators.movement import Reshape, Slice
 from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import DType, TensorType
@@ -22,8 +23,10 @@ def by_custom_code(operators: Iterable[Kind]) -> Mapping[str, Kind]:
 
 
 def by_onnx_name(operators: Iterable[Kind]) -> Mapping[tuple[str, str], Kind]:
-    """Those ONNX may have, by domain and name; of one name the last."""
-    return {("" if kind.domain == "ai.onnx" else kind.domain, kind.op_type): kind for kind in operators if kind.op_type}
+    """Those ONNX may have, by domain and name, and all as `dovetail quantize` writes them; of one name the last."""
+    kinds = tuple(operators)
+    own = {("" if kind.domain == "ai.onnx" else kind.domain, kind.op_type): kind for kind in kinds if kind.op_type}
+    return {**own, **{(USER_DOMAIN, kind.__name__): kind for kind in kinds}}
 
 
 def add_user(v: Values, kind: Kind, said: Said, operands: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -16,8 +16,6 @@ from dovetail.compile import Options, compile_graph
 from dovetail.errors import BuildError, DovetailError, PlanError
 from dovetail.ir.graph import Graph, evaluate_all, prune
 from dovetail.ir.onnx_file import load_graph
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
-from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
 from dovetail.operators import combined, known_operators
@@ -76,7 +74,7 @@ def read_graph(build: Build, operators: Sequence[type[UserOperator]] = ()) -> Gr
 
 def is_approximate(graph: Graph) -> bool:
     """Whether something is computed in float32, which is not the same bits everywhere."""
-    computing = (node for node in graph.nodes if not isinstance(node.operator, Quantize | Dequantize | Reshape))
+    computing = (node for node in graph.nodes if not (node.operator.exact or node.operator.moves_only))
     return any(graph.types[name].dtype is DType.FLOAT32 for node in computing for name in (*node.inputs, node.output))
 
 

@@ -126,6 +126,10 @@ class Operator:
     element."""
     as_given: ClassVar[bool] = False
     """It computes on the very element types it is given, floats too, and has no other form on integers."""
+    exact: ClassVar[bool] = False
+    """Floats it computes are the same bits in numpy and in C; what only moves elements is exact anyhow."""
+    opaque: ClassVar[bool] = False
+    """Its meaning is not said in ONNX: who reads a saved graph must know its class."""
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 

@@ -95,6 +95,9 @@ class UserOperator(Operator):
     """
 
     as_given: ClassVar[bool] = True
+    opaque: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    """Whether the C computes the bits of `compute`; where floats are rounded otherwise, `dovetail run` is not to mind."""
     custom_code: ClassVar[str] = ""
     """Its name as a TFLite CUSTOM operator."""
     domain: ClassVar[str] = ""

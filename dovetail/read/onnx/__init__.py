@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
+from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
@@ -104,6 +105,12 @@ def _import_user(v: OnnxValues, kind: type[UserOperator]) -> None:
     op = v.op
     if not op.outputs or not all(op.outputs):
         raise v.refuse("leaves out one of its results", AGAIN)
+    if op.domain == USER_DOMAIN:
+        try:
+            v.values[op.outputs[0]] = v.add(from_written(kind, op.attributes), v.operands)
+        except ValueError as error:
+            raise v.refuse(str(error)) from error
+        return
     count = len(op.inputs) if kind.taken is None else kind.taken
     attributes = {name: v.attribute(name, None) for name in op.attributes}
     attributes = {name: value.array if isinstance(value, Constant) else value for name, value in attributes.items()}

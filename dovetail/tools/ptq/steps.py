@@ -183,8 +183,10 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
 
 
 def _stays_float(graph: Graph, node: Node) -> bool:
-    """True for a recurrent layer without an integer form."""
+    """True for a recurrent layer without an integer form, and what computes on floats as given."""
     operator = node.operator
+    if operator.as_given:
+        return True
     if not isinstance(operator, Recurrent):
         return False
     plain = operator.functions == DEFAULT_CURVES[operator.kind] and len(node.inputs) == 5
