@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from oracles import run_litert_often, run_micro_often
-from tflite_writer import ModelWriter
-from user_operators import compiled_from, run_everywhere
 
 from dovetail.compile import Options
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
+from oracles import run_litert_often, run_micro_often
+from tflite_writer import ModelWriter
+from user_operators import compiled_from, run_everywhere
 
 RISCV = load_target("riscv")
 NAMES = ("boxes", "classes", "scores", "count")
@@ -60,7 +60,9 @@ def same_detections(found: Mapping[str, Array], expected: Sequence[Array]) -> in
     assert found["count"] == expected[3]
     for name, other in zip(NAMES, expected, strict=True):
         own = found[name]
-        np.testing.assert_array_equal(own[:, :count] if own.ndim > 1 else own, other[:, :count] if own.ndim > 1 else other)
+        np.testing.assert_array_equal(
+            own[:, :count] if own.ndim > 1 else own, other[:, :count] if own.ndim > 1 else other
+        )
         assert own.ndim == 1 or not own[:, count:].any()
     return count
 
@@ -71,7 +73,10 @@ def test_boxes_scores_and_ties_are_those_of_litert_and_micro(tmp_path: Path, see
     boxes, classes, background = int(rng.integers(5, 60)), int(rng.integers(1, 6)), int(rng.integers(0, 2))
     most, more = int(rng.integers(1, 12)), {"use_regular_nms": seed % 2 == 0}
     more |= {"detections_per_class": int(rng.choice([1, 3]))} if seed % 4 > 1 else {}
-    more |= {"nms_score_threshold": float(rng.choice([0.0, 0.3, 0.5])), "nms_iou_threshold": float(rng.choice([0.3, 0.9]))}
+    more |= {
+        "nms_score_threshold": float(rng.choice([0.0, 0.3, 0.5])),
+        "nms_iou_threshold": float(rng.choice([0.3, 0.9])),
+    }
     writer = ModelWriter()
     given = [writer.tensor("encoded", (1, boxes, 4), "FLOAT32")]
     given.append(writer.tensor("predictions", (1, boxes, classes + background), "FLOAT32"))
@@ -216,7 +221,9 @@ def suppression(
 ) -> bytes:
     """An ONNX model of one NonMaxSuppression."""
     names = ["" if limit is None else f"limit{at}" for at, limit in enumerate(limits)]
-    held = [numpy_helper.from_array(limit, name) for limit, name in zip(limits, names, strict=True) if limit is not None]
+    held = [
+        numpy_helper.from_array(limit, name) for limit, name in zip(limits, names, strict=True) if limit is not None
+    ]
     node = helper.make_node("NonMaxSuppression", ["boxes", "scores", *names], ["chosen"], **attributes)
     given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("boxes", boxes), ("scores", scores))]
     graph = helper.make_graph(
@@ -237,7 +244,10 @@ def same_rows(found: Array, expected: Array) -> int:
 def test_selected_boxes_are_those_of_onnx_runtime(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     images, classes, count = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.integers(1, 40))
-    limits: list[Array | None] = [np.array([int(rng.integers(1, 20))], np.int64), np.array([0.3 + 0.1 * seed / 8], np.float32)]
+    limits: list[Array | None] = [
+        np.array([int(rng.integers(1, 20))], np.int64),
+        np.array([0.3 + 0.1 * seed / 8], np.float32),
+    ]
     limits += [np.array([0.4], np.float32)] if seed % 2 else []
     limits[1] = None if seed == 6 else limits[1]
     centred = seed % 4 > 1
@@ -278,7 +288,10 @@ class Yolo:
         x = self.convolution(self.relu(x, 0.0413), 12, 4 + classes, 1, 1)
         x = self.node("Reshape", x, self.constant("flat", np.array([1, 4 + classes, cells], np.int64)))
         first, rest = (self.constant(f"at{at}", np.array([at], np.int64)) for at in (0, 4))
-        last, axis = self.constant("last", np.array([4 + classes], np.int64)), self.constant("axis", np.array([1], np.int64))
+        last, axis = (
+            self.constant("last", np.array([4 + classes], np.int64)),
+            self.constant("axis", np.array([1], np.int64)),
+        )
         near = self.stored(self.node("Sigmoid", self.node("Slice", x, first, rest, axis)), 1 / 128)
         grid = self.constant("grid", self.rng.uniform(0, 0.5, (1, 4, cells)).astype(np.float32))
         boxes = self.stored(self.node("Add", near, self.stored(grid, 1 / 128)), 1 / 128, -128)

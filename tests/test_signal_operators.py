@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tflite_writer import ModelWriter, run_calls
-from user_operators import compiled_from, run_everywhere
 
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
+from tflite_writer import ModelWriter, run_calls
+from user_operators import compiled_from, run_everywhere
 
 KINDS = {"int16": "INT16", "int32": "INT32", "uint32": "UINT32", "int64": "UINT64"}
 """Element types in the file by those of arrays; sums of uint64 are int64 here."""
@@ -138,12 +138,19 @@ def front_end() -> tuple[bytes, int]:
     tensor, custom = writer.tensor, writer.custom
     x = tensor("x", (480,), "INT16")
     hann = np.round(4096 * np.sin(np.pi * (np.arange(480) + 0.5) / 480) ** 2).astype(np.int16)
-    names = {"windowed": (480, "INT16"), "scaled": (480, "INT16"), "spectrum": (514, "INT16"), "energy": (257, "UINT32")}
+    names = {
+        "windowed": (480, "INT16"),
+        "scaled": (480, "INT16"),
+        "spectrum": (514, "INT16"),
+        "energy": (257, "UINT32"),
+    }
     names |= {"sums": (channels, "UINT64"), "roots": (channels, "UINT32"), "clean": (channels, "UINT32")}
     names |= {"noise": (channels, "UINT32"), "gained": (channels, "UINT32"), "logs": (channels, "INT16")}
     at = {name: tensor(name, (size,), kind) for name, (size, kind) in names.items()}
     bits, weights = tensor("bits", (), "INT32"), tensor("hann", (480,), "INT16", hann)
-    filters = [tensor(f"bank{place}", array.shape, "INT16", array) for place, array in enumerate(bank(channels, 250, rng))]
+    filters = [
+        tensor(f"bank{place}", array.shape, "INT16", array) for place, array in enumerate(bank(channels, 250, rng))
+    ]
     table = np.clip(3000 - 20 * np.arange(125), 1, None).astype(np.int16)
     gains = tensor("gains", (125,), "INT16", table)
     custom("SignalWindow", [x, weights], [at["windowed"]], {"shift": 12})
@@ -165,7 +172,7 @@ def front_end() -> tuple[bytes, int]:
 
 
 def test_a_whole_front_end_hears_a_tone(tmp_path: Path) -> None:
-    data, channels = front_end()
+    data, _ = front_end()
     rng, time = np.random.default_rng(11), np.arange(480)
     sounds = [20000 * np.sin(time * 0.03 * (1 + n)) + rng.normal(0, 300, 480) for n in range(8)]
     feeds = [np.clip(sound, -32768, 32767).astype(np.int16) for sound in sounds]

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import dovetail, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from tflite_writer import ModelWriter
-from user_operators import compiled_from, run_everywhere
 
+from command_line import dovetail, refused
 from dovetail.compile import Options
 from dovetail.errors import DovetailError, ModelError
 from dovetail.kernels import Optimize
@@ -25,6 +23,8 @@ from dovetail.targets import load_target
 from dovetail.tools.arrays import built, seeded_inputs
 from dovetail.tools.check.suite import check
 from porting import order
+from tflite_writer import ModelWriter
+from user_operators import compiled_from, run_everywhere
 
 RISCV = load_target("riscv")
 
@@ -132,9 +132,12 @@ def test_the_command_line_takes_the_file(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("factor * (x", "(factor + 1) * (x"), ("x[row * size + i])", "x[row * size])"), ("i + 1 < size", "i + 2 < size")]
+    ("old", "new"),
+    [("factor * (x", "(factor + 1) * (x"), ("x[row * size + i])", "x[row * size])"), ("i + 1 < size", "i + 2 < size")],
 )
-def test_a_fault_in_its_c_is_found_by_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str) -> None:
+def test_a_fault_in_its_c_is_found_by_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str
+) -> None:
     file, build = mine(tmp_path, old=old, new=new), tmp_path / "build"
     assert dovetail("compile", tflite_file(tmp_path), "-t", "riscv", "-o", build, "--operators", file) == 0
     for simulator in ("iss", "host"):
@@ -148,7 +151,11 @@ WRONG = {
     "types": ("astype(np.int8)]", "astype(np.int16)]", ("compute gives int16[3, 19]", "results says int8[3, 19]")),
     "results": ("return (TensorType((*inputs[0]", "return (TensorType((*inputs[1]", ("IndexError", "in results: ")),
     "refused": ('== "int8"', '== "int16"', ("expects rows of int8, got int8[3x20]", "RowDistance 1 (far)")),
-    "numbers": ("return inputs[0].elements", "return 1 // 0, inputs[0].elements", ("ZeroDivisionError", "in numbers: ")),
+    "numbers": (
+        "return inputs[0].elements",
+        "return 1 // 0, inputs[0].elements",
+        ("ZeroDivisionError", "in numbers: "),
+    ),
     "Python": ("import numpy as np", "import nmpy as np", ("ModuleNotFoundError", "mine.py:3")),
     "attribute": ("factor: int", "fctor: int", ("factor is not known to RowDistance", "RowDistance 1 (far)")),
     "no dataclass": ("@dataclass(frozen=True)\n", "", ("is no dataclass", "@dataclass(frozen=True)")),
@@ -264,7 +271,7 @@ def test_results_of_several_types_states_tables_and_scratch(tmp_path: Path, targ
 
 PORT = (
     MINE
-    + '''
+    + """
     @classmethod
     def example(cls, sizes):
         from dovetail.operators import DType
@@ -288,7 +295,7 @@ DISTANCE = function(
     constraints=(SHORT,),
 )
 TARGET = replace(with_library(riscv.TARGET, LIBRARY, [replace(DISTANCE, prefer=True)]), operators=(RowDistance,))
-'''
+"""
 ).replace("import dataclass\n", "import dataclass, replace\n")
 
 
@@ -325,7 +332,11 @@ def test_every_bundled_operator_is_complete() -> None:
 
 KEYS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=9)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, width=32) | st.text(max_size=9),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, width=32)
+    | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
@@ -344,7 +355,9 @@ def test_options_are_read_as_the_flatbuffers_library_writes_them(options: dict[s
     assert _plain(read_map(data)) == _plain(flexbuffers.Loads(data))
 
 
-@given(st.dictionaries(KEYS, PLAIN, max_size=5), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4))
+@given(
+    st.dictionaries(KEYS, PLAIN, max_size=5), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4)
+)
 def test_damaged_options_are_refused_at_once(options: dict[str, object], changes: list[tuple[int, int]]) -> None:
     flexbuffers = pytest.importorskip("flatbuffers.flexbuffers", reason="it writes the options")
     data = bytearray(flexbuffers.Dumps(options))

@@ -22,7 +22,15 @@ from dovetail.operators.signal import SIGNAL
 from dovetail.user_file import import_file
 
 __all__ = [
-    "BUNDLED", "Array", "DType", "Said", "SaidOperand", "TensorType", "UserOperator", "load_operators", "known_operators",
+    "BUNDLED",
+    "Array",
+    "DType",
+    "Said",
+    "SaidOperand",
+    "TensorType",
+    "UserOperator",
+    "known_operators",
+    "load_operators",
     "require",
 ]  # fmt: skip
 
@@ -43,7 +51,9 @@ def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
     held = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
     found = tuple(one for one in held if issubclass(one, UserOperator) and (one.custom_code or one.op_type))
     if not found:
-        raise ModelError("the file defines no operator with a custom_code or an op_type", where=str(path), hint=_WRITTEN)
+        raise ModelError(
+            "the file defines no operator with a custom_code or an op_type", where=str(path), hint=_WRITTEN
+        )
     for kind in found:
         _check(kind, path)
     names = [name for kind in found for name in (kind.custom_code, f"{kind.domain}::{kind.op_type}") if name.strip(":")]
@@ -75,7 +85,9 @@ def known_operators(own: Iterable[type[UserOperator]]) -> dict[str, type[UserOpe
     taken = [name for name in found if name in OPERATORS]
     if taken:
         hint = "give the class another name; what models call it is said in custom_code and op_type"
-        raise ModelError(f"one of Dovetail's own operators is called {taken[0]}", where=f"operator {taken[0]}", hint=hint)
+        raise ModelError(
+            f"one of Dovetail's own operators is called {taken[0]}", where=f"operator {taken[0]}", hint=hint
+        )
     return found
 
 

@@ -24,13 +24,14 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _SORTED = (_RUNTIME / "sorted.c").read_text(encoding="utf-8")
 
 
-def _best(scores: Array, candidates: Array, most: int, shares: Callable[[int, int], bool]) -> list[int]:
-    """The best candidates by their scores, none of which shares too much with a better one."""
+def _best(scores: Array, likely: Array, most: int, boxes: Array, shares: Callable[[Array, Array], bool]) -> list[int]:
+    """The best boxes by their scores, of the likely ones, none of which shares too much with a better one."""
     kept: list[int] = []
+    candidates = np.flatnonzero(likely)
     for place in candidates[np.argsort(-scores[candidates], kind="stable")]:
         if len(kept) >= most:
             break
-        if not any(shares(better, int(place)) for better in kept):
+        if not any(shares(boxes[better], boxes[place]) for better in kept):
             kept.append(int(place))
     return kept
 
@@ -68,10 +69,14 @@ class DetectionPostProcess(UserOperator):
         require(len(boxes) == len(scores) == 3 and len(anchors) == 2, "expects operands of 3, 3 and 2 axes")
         require(boxes[0] == 1 and scores[:2] == boxes[:2] and boxes[2] >= 4, "expects one image, 4 numbers to a box")
         require(anchors == (boxes[1], 4), f"expects {boxes[1]} anchors of 4 numbers, got {list(anchors)}")
-        require(scores[2] - self.num_classes in (0, 1), f"{scores[2]} scores are not those of {self.num_classes} classes")
+        require(
+            scores[2] - self.num_classes in (0, 1), f"{scores[2]} scores are not those of {self.num_classes} classes"
+        )
         require(0.0 < self.nms_iou_threshold <= 1.0, f"nms_iou_threshold is {self.nms_iou_threshold}")
-        require(0 < self.max_detections <= 1 << 16 and self.num_classes > 0, "a number of boxes or classes is not positive")
-        require(0 < self.detections_per_class, "detections_per_class is not positive")
+        require(
+            0 < self.max_detections <= 1 << 16 and self.num_classes > 0, "a number of boxes or classes is not positive"
+        )
+        require(self.detections_per_class > 0, "detections_per_class is not positive")
         require(all(scale != 0 for scale in self._scales), "a scale is 0")
         require(
             self.use_regular_nms or self.max_classes_per_detection == 1 or self.num_classes == 1,
@@ -91,10 +96,12 @@ class DetectionPostProcess(UserOperator):
         corners, most, least = self._corners(boxes, anchors), self.max_detections, np.float32(self.nms_score_threshold)
 
         def best(values: Array, most: int) -> list[int]:
-            return _best(values, np.flatnonzero(values >= least), most, lambda a, b: self._share(corners[a], corners[b]))
+            return _best(values, values >= least, most, corners, self._share)
 
         if self.use_regular_nms:
-            rows = [(scores[at, k], k, at) for k in range(self.num_classes) for at in best(scores[:, k], self._of_class)]
+            rows = [
+                (scores[at, k], k, at) for k in range(self.num_classes) for at in best(scores[:, k], self._of_class)
+            ]
             rows = sorted(rows, key=lambda row: -row[0])[:most]
         else:
             values = scores.max(axis=1)
@@ -199,7 +206,7 @@ class NonMaxSuppression(UserOperator):
         for image, label in np.ndindex(*scores.shape[:2]):
             values, own = scores[image, label], edges[image]
             least = np.ones(len(values), bool) if self.least is None else values > np.float32(self.least)
-            kept = _best(values, np.flatnonzero(least), self.most, lambda a, b, own=own: self._share(own[a], own[b]))
+            kept = _best(values, least, self.most, own, self._share)
             rows += [(image, label, at) for at in kept]
         (kind,) = self.results([_type(array) for array in inputs])
         found = np.full(kind.shape, -1, np.int64)
@@ -212,7 +219,9 @@ class NonMaxSuppression(UserOperator):
         chosen = body.add("NonMaxSuppression", [*inputs, *limits], center_point_box=self.center_point_box)
         (kind,) = self.results(types)
         sizes = body.tensor(np.array(kind.shape, np.int64))
-        behind = body.add("Concat", [body.integers([0, 0]), body.add("Sub", [sizes, body.add("Shape", [chosen])])], axis=0)
+        behind = body.add(
+            "Concat", [body.integers([0, 0]), body.add("Sub", [sizes, body.add("Shape", [chosen])])], axis=0
+        )
         return body.add("Pad", [chosen, behind, body.number(-1)])
 
     def _edges(self, boxes: Array) -> Array:

@@ -1,7 +1,7 @@
 """The audio front end of TensorFlow Lite Micro, on integers: window, spectrum, energies, filter bank, noise, logarithm.
 
-Facts from tflite-micro's signal/src and signal/micro/kernels, and of the transform from kissfft (kiss_fft.c, kiss_fftr.c
-with 16 bits): radix 4, then 2, every stage scaled by its radix. Everything is exact to the bit.
+Facts from tflite-micro's signal/src and signal/micro/kernels, and of the transform from kissfft (kiss_fft.c and
+kiss_fftr.c with 16 bits): radix 4, then 2, every stage scaled by its radix. Everything is exact to the bit.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class SignalRfft(UserOperator):
     def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16)
         size, length = self.fft_length, inputs[0].shape[-1]
-        require(4 <= size <= 1 << 14 and size & (size - 1) == 0, f"an fft_length of {size} is no power of 2 up to 16384")
+        require(
+            4 <= size <= 1 << 14 and size & (size - 1) == 0, f"an fft_length of {size} is no power of 2 up to 16384"
+        )
         require(length <= size, f"rows of {length} are longer than the fft_length {size}")
         return (TensorType((*inputs[0].shape[:-1], size + 2), DType.INT16),)
 
@@ -153,7 +155,10 @@ class SignalRfft(UserOperator):
         half, count = self.fft_length // 2, self.fft_length // 4
         found = np.zeros((len(rows), half + 1, 2), np.int64)
         scaled = _q15(values * 16383)
-        low, high = scaled[:, 1 : count + 1], _q15(_wrapped(values[:, half - 1 : half - count - 1 : -1] * [1, -1]) * 16383)
+        low, high = (
+            scaled[:, 1 : count + 1],
+            _q15(_wrapped(values[:, half - 1 : half - count - 1 : -1] * [1, -1]) * 16383),
+        )
         total, turned = _wrapped(low + high), _times(_wrapped(low - high), halves)
         found[:, 1 : count + 1] = (total + turned) >> 1
         found[:, half - 1 : half - count - 1 : -1] = ((total - turned) * [1, -1]) >> 1
@@ -199,7 +204,9 @@ class SignalEnergy(UserOperator):
     def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         _expect(inputs, DType.INT16)
         size = inputs[0].elements // 2
-        require(0 <= self.start_index <= self.end_index <= size, f"takes {self.start_index} to {self.end_index} of {size}")
+        require(
+            0 <= self.start_index <= self.end_index <= size, f"takes {self.start_index} to {self.end_index} of {size}"
+        )
         return (TensorType((size,), DType.UINT32),)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -234,7 +241,9 @@ class SignalFilterBank(UserOperator):
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         energies, rising, falling, *places = (array.reshape(-1).astype(np.int64) for array in inputs)
         found = np.zeros(self.num_channels + 2, np.int64)
-        for channel, (start, first, width) in enumerate(zip(*(one[: self.num_channels + 1] for one in places), strict=True)):
+        for channel, (start, first, width) in enumerate(
+            zip(*(one[: self.num_channels + 1] for one in places), strict=True)
+        ):
             own = energies[start : start + width]
             found[channel] += (rising[first : first + width] * own).sum()
             found[channel + 1] += (falling[first : first + width] * own).sum()
@@ -257,8 +266,12 @@ class SignalFilterBankSquareRoot(UserOperator):
         return (TensorType(inputs[0].shape, DType.UINT32),)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        return [np.array([_root(int(one)) for one in inputs[0].view(np.uint64).reshape(-1)], np.uint32)
-                .reshape(inputs[0].shape) >> np.uint32(int(inputs[1].reshape(-1)[0]) & 31)]
+        return [
+            np.array([_root(int(one)) for one in inputs[0].view(np.uint64).reshape(-1)], np.uint32).reshape(
+                inputs[0].shape
+            )
+            >> np.uint32(int(inputs[1].reshape(-1)[0]) & 31)
+        ]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         return (inputs[0].elements,)
@@ -318,7 +331,12 @@ class SignalFilterBankSpectralSubtraction(UserOperator):
         return [found, kept, kept]
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
-        speeds = (self.smoothing, self.one_minus_smoothing, self.alternate_smoothing, self.alternate_one_minus_smoothing)
+        speeds = (
+            self.smoothing,
+            self.one_minus_smoothing,
+            self.alternate_smoothing,
+            self.alternate_one_minus_smoothing,
+        )
         bits = (self.smoothing_bits, self.spectral_subtraction_bits)
         return (self.num_channels, *speeds, *bits, self.min_signal_remaining, int(self.clamping))
 
@@ -387,7 +405,9 @@ class SignalFilterBankLog(UserOperator):
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         table = [int(one) for one in self.tables(())[0]]
-        found = [self._logarithm((int(one) << self.input_correction_bits) & 0xFFFFFFFF, table) for one in inputs[0].flat]
+        found = [
+            self._logarithm((int(one) << self.input_correction_bits) & 0xFFFFFFFF, table) for one in inputs[0].flat
+        ]
         return [np.array(found, np.int16).reshape(inputs[0].shape)]
 
     def _logarithm(self, number: int, table: Sequence[int]) -> int:

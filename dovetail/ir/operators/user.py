@@ -1,8 +1,8 @@
 """Operators that a Python file of the user's defines, and those bundled the same way: one class says all of one.
 
-A class has a name in model files (`custom_code` of TFLite, `domain` and `op_type` of ONNX), its attributes as fields, its
-type rule (`results`), its meaning in numpy (`compute`), and its C: `c` is text with a `function`, which gets pointers to
-results, operands, tables and scratch, in this order, then numbers. Arrays are dense and row-major.
+A class has a name in model files (`custom_code` of TFLite, `domain` and `op_type` of ONNX), its attributes as fields,
+its type rule (`results`), its meaning in numpy (`compute`), and its C: `c` is text with a `function`, which gets
+pointers to results, operands, tables and scratch, in this order, then numbers. Arrays are dense and row-major.
 """
 
 from __future__ import annotations
@@ -41,19 +41,23 @@ class Said:
     """What a model file says of one operator: what `UserOperator.read` makes attributes of."""
 
     attributes: Mapping[str, Any]
-    """Numbers, texts, tuples and dictionaries of them, by name: the flexbuffer of a TFLite operator's custom options, or
-    ONNX attributes (tensors as arrays)."""
+    """Numbers, texts, tuples and dictionaries of them, by name: the flexbuffer of a TFLite operator's custom options,
+    or ONNX attributes (tensors as arrays)."""
     operands: tuple[SaidOperand | None, ...] = ()
     """None for one that is left out."""
     results: tuple[SaidOperand, ...] = ()
+    """As many as the file has."""
     raw: bytes = b""
     """The custom options of a TFLite operator as they are; where they are no flexbuffer there are no attributes."""
     fault: str = ""
     """Why they are none."""
 
     def get(self, name: str, kind: Any, default: Any = _ABSENT) -> Any:
-        """An attribute as int, float, bool, str or a tuple of these; raises ValueError where it is none, or absent
-        without a default."""
+        """An attribute as int, float, bool, str or a tuple of these.
+
+        Raises:
+            ValueError: it is none, or absent without a default.
+        """
         if name not in self.attributes:
             require(default is not _ABSENT, f"the attribute {name} is missing{self.fault and f': {self.fault}'}")
             return default
@@ -97,7 +101,7 @@ class UserOperator(Operator):
     as_given: ClassVar[bool] = True
     opaque: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    """Whether the C computes the bits of `compute`; where floats are rounded otherwise, `dovetail run` is not to mind."""
+    """Whether the C computes the bits of `compute`, floats too; else `dovetail run` allows for their rounding."""
     custom_code: ClassVar[str] = ""
     """Its name as a TFLite CUSTOM operator."""
     domain: ClassVar[str] = ""
@@ -111,9 +115,9 @@ class UserOperator(Operator):
     passed_over: ClassVar[tuple[str, ...]] = ()
     """Attributes of files that say nothing."""
     c: ClassVar[str | tuple[str, ...]] = ""
-    """C99 that is valid C++ too: static functions that keep nothing between calls; those of dovetail/kernels/runtime may
-    be called. Of several texts each stands there once, whichever operators have it. Empty where only engines compute
-    it."""
+    """C99 that is valid C++ too: static functions that keep nothing between calls; those of dovetail/kernels/runtime
+    may be called. Of several texts each stands there once, whichever operators have it. Empty where only engines
+    compute it."""
     function: ClassVar[str] = ""
     """The function in `c` that computes the operator."""
 

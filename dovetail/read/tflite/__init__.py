@@ -99,7 +99,9 @@ def _import_custom(v: TfliteValues, known: Mapping[str, type[UserOperator]]) -> 
     """Import a CUSTOM operator; its operands and results are as stored."""
     op, kind = v.op, known.get(v.op.custom_code)
     if kind is None:
-        raise v.refuse(f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(known))}", ADVICE)
+        raise v.refuse(
+            f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(known))}", ADVICE
+        )
     results = v.results(len(op.outputs))
     count = len(op.inputs) if kind.taken is None else kind.taken
     attributes: Mapping[str, Any] = {}

@@ -1,7 +1,7 @@
 """Reads FlexBuffers, as the custom options of TFLite operators are written: bounded, into plain Python values.
 
-The format's facts are those of flatbuffers' docs/source/flexbuffers.md. A buffer ends with its root: the value, a byte of
-its type and width, a byte with the width of the root itself. Offsets count backwards from where they stand.
+The format's facts are those of flatbuffers' docs/source/flexbuffers.md. A buffer ends with its root: the value, a byte
+of its type and width, a byte with the width of the root itself. Offsets count backwards from where they stand.
 """
 
 from __future__ import annotations

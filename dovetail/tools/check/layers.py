@@ -413,10 +413,11 @@ def _user(making: Making, part: Apply) -> str:
     names = []
     for leaf, kind in zip(part.inputs, kinds, strict=True):
         low, high = (kind.dtype.low, kind.dtype.high) if kind.dtype.is_integer else (0, 1)
-        array = making.generator.integers(max(low, -(1 << 20)), min(high, 1 << 20) + 1, kind.shape)
+        array: Array = making.generator.integers(max(low, -(1 << 20)), min(high, 1 << 20) + 1, kind.shape)
         if kind.dtype is DType.FLOAT32:
             array = making.generator.normal(0, 1, kind.shape)
-        array = np.full(kind.shape, max(low, 0) + 3) if kind.dtype.is_integer and not making.get("x") else array
+        elif kind.dtype.is_integer and not making.get("x"):
+            array = np.full(kind.shape, max(low, 0) + 3)
         if isinstance(leaf, Leaf) and leaf.constant:
             names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
         elif isinstance(leaf, Leaf):
