@@ -340,6 +340,10 @@ def reserved(graph: Graph, target: Target) -> dict[str, int]:
     """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
     found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
+    types = graph.types
+    rooms = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
+    if room := sum(-(-size // 8) * 8 for size in rooms):
+        found[target.values] = found.get(target.values, 0) + room
     if target.workers:
         stacks = sum(core.stack for core in target.cores)
         found[target.values] = found.get(target.values, 0) + stacks

@@ -220,6 +220,7 @@ def accuracy(
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Compare float model, integer graph and firmware on data.
 
@@ -232,7 +233,7 @@ def accuracy(
         from dovetail.tools.ptq.data import Preprocessing
 
         how = Preprocessing(scale, offset, resize, samples)
-        found = accuracy_of(model, data, how, target, float_model, sim, report)
+        found = accuracy_of(model, data, how, target, float_model, sim, report, opt.operators_of(operators))
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(found)}):

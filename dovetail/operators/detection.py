@@ -24,14 +24,14 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _SORTED = (_RUNTIME / "sorted.c").read_text(encoding="utf-8")
 
 
-def _best(scores: Array, likely: Array, most: int, boxes: Array, shares: Callable[[Array, Array], bool]) -> list[int]:
+def _best(scores: Array, likely: Array, most: int, boxes: Array, shares: Callable[[Array, Array], Array]) -> list[int]:
     """The best boxes by their scores, of the likely ones, none of which shares too much with a better one."""
     kept: list[int] = []
     candidates = np.flatnonzero(likely)
     for place in candidates[np.argsort(-scores[candidates], kind="stable")]:
         if len(kept) >= most:
             break
-        if not any(shares(boxes[better], boxes[place]) for better in kept):
+        if not shares(boxes[kept], boxes[place]).any():
             kept.append(int(place))
     return kept
 
@@ -83,16 +83,22 @@ class DetectionPostProcess(UserOperator):
             f"max_classes_per_detection is {self.max_classes_per_detection}; without use_regular_nms it may be 1 only: "
             "for more, TFLite writes behind the ends of its results",
         )
-        found = self.max_detections
-        shapes = ((1, found, 4), (1, found), (1, found), (1,))
-        return tuple(TensorType(shape, DType.FLOAT32) for shape in shapes)
+        return tuple(TensorType(shape, DType.FLOAT32) for shape in self._shapes)
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        most = self.max_detections
+        return (1, most, 4), (1, most), (1, most), (1,)
 
     @property
     def _scales(self) -> tuple[float, ...]:
         return self.y_scale, self.x_scale, self.h_scale, self.w_scale
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        boxes, scores, anchors = inputs[0][0], inputs[1][0, :, -self.num_classes :], inputs[2]
+        with np.errstate(all="ignore"):  # sizes may be without end
+            return self._detected(inputs[0][0], inputs[1][0, :, -self.num_classes :], inputs[2])
+
+    def _detected(self, boxes: Array, scores: Array, anchors: Array) -> Sequence[Array]:
         corners, most, least = self._corners(boxes, anchors), self.max_detections, np.float32(self.nms_score_threshold)
 
         def best(values: Array, most: int) -> list[int]:
@@ -106,7 +112,7 @@ class DetectionPostProcess(UserOperator):
         else:
             values = scores.max(axis=1)
             rows = [(values[at], int(scores[at].argmax()), at) for at in best(values, most)]
-        found = [np.zeros(kind.shape, np.float32) for kind in self.results([_type(array) for array in inputs])]
+        found = [np.zeros(shape, np.float32) for shape in self._shapes]
         for place, (score, label, at) in enumerate(rows):
             found[0][0, place], found[1][0, place], found[2][0, place] = corners[at], label, score
         found[3][0] = len(rows)
@@ -121,19 +127,16 @@ class DetectionPostProcess(UserOperator):
         wide, size = boxes[:, :4].astype(np.float64), anchors[:, 2:].astype(np.float64)
         scales = np.array(self._scales, np.float32).astype(np.float64)
         centre = (wide[:, :2] / scales[:2] * size + anchors[:, :2].astype(np.float64)).astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            half = (0.5 * np.exp(wide[:, 2:] / scales[2:]) * size).astype(np.float32)
-            return np.concatenate([centre - half, centre + half], axis=1)
+        half = (0.5 * np.exp(wide[:, 2:] / scales[2:]) * size).astype(np.float32)
+        return np.concatenate([centre - half, centre + half], axis=1)
 
-    def _share(self, a: Array, b: Array) -> bool:
-        """Whether two boxes share more than they may."""
-        area_a, area_b = (a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1])
-        if area_a <= 0 or area_b <= 0:
-            return False
-        sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
-        sides = np.maximum(sides, np.float32(0))
-        shared = sides[0] * sides[1]
-        return bool(shared / (area_a + area_b - shared) > np.float32(self.nms_iou_threshold))
+    def _share(self, a: Array, b: Array) -> Array:
+        """Which of the boxes [K, 4] share more with the box [4] than they may."""
+        area_a, area_b = (a[:, 2] - a[:, 0]) * (a[:, 3] - a[:, 1]), (b[2] - b[0]) * (b[3] - b[1])
+        sides = np.maximum(np.minimum(a[:, 2:], b[2:]) - np.maximum(a[:, :2], b[:2]), np.float32(0))
+        shared = sides[:, 0] * sides[:, 1]
+        over = shared / (area_a + area_b - shared) > np.float32(self.nms_iou_threshold)
+        return np.asarray(over & ~(area_a <= 0) & ~(area_b <= 0))
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         boxes, scores, _ = (kind.shape for kind in inputs)
@@ -202,11 +205,12 @@ class NonMaxSuppression(UserOperator):
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
         boxes, scores = inputs
-        edges, rows = self._edges(boxes), []
+        edges, rows = self._edges(boxes), list[tuple[int, int, int]]()
         for image, label in np.ndindex(*scores.shape[:2]):
             values, own = scores[image, label], edges[image]
             least = np.ones(len(values), bool) if self.least is None else values > np.float32(self.least)
-            kept = _best(values, least, self.most, own, self._share)
+            with np.errstate(all="ignore"):
+                kept = _best(values, least, self.most, own, self._share)
             rows += [(image, label, at) for at in kept]
         (kind,) = self.results([_type(array) for array in inputs])
         found = np.full(kind.shape, -1, np.int64)
@@ -232,18 +236,14 @@ class NonMaxSuppression(UserOperator):
             return np.stack([first - half, first + half], axis=-1)
         return np.stack([np.minimum(first, second), np.maximum(first, second)], axis=-1)
 
-    def _share(self, a: Array, b: Array) -> bool:
-        """Whether two boxes share more than they may."""
-        start, stop = np.maximum(a[:, 0], b[:, 0]), np.minimum(a[:, 1], b[:, 1])
-        if (stop <= start).any():
-            return False
-        sides = stop - start
-        shared = sides[0] * sides[1]
-        area_a, area_b = np.prod(a[:, 1] - a[:, 0]), np.prod(b[:, 1] - b[:, 0])
+    def _share(self, a: Array, b: Array) -> Array:
+        """Which of the boxes [K, 2, 2] share more with the box [2, 2] than they may."""
+        sides = np.minimum(a[..., 1], b[:, 1]) - np.maximum(a[..., 0], b[:, 0])
+        shared = sides[:, 0] * sides[:, 1]
+        area_a, area_b = np.prod(a[..., 1] - a[..., 0], axis=1), np.prod(b[:, 1] - b[:, 0])
         covered = area_a + area_b - shared
-        if shared <= 0 or area_a <= 0 or area_b <= 0 or covered <= 0:
-            return False
-        return bool(shared / covered > np.float32(self.most_shared))
+        some = (sides > 0).all(axis=1) & (shared > 0) & (area_a > 0) & (area_b > 0) & (covered > 0)
+        return np.asarray(some & (shared / covered > np.float32(self.most_shared)))
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
         images, classes, count = inputs[1].shape

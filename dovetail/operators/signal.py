@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from dovetail.ir.operators.base import require
-from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 
 _RUNTIME = Path(__file__).parent / "runtime"
@@ -232,10 +232,22 @@ class SignalFilterBank(UserOperator):
 
     num_channels: int
 
+    @classmethod
+    def read(cls, said: Said) -> Self:
+        """Raises ValueError also where a channel reaches beyond what there is."""
+        found, energies = super().read(said), said.operands[0]
+        rising, falling, *places = (said.constant(place).reshape(-1).astype(np.int64) for place in range(1, 6))
+        starts, firsts, widths = (one[: found.num_channels + 1] for one in places)
+        require(min(map(len, (starts, firsts, widths))) == found.num_channels + 1, "too few places for the channels")
+        require(min(one.min() for one in (starts, firsts, widths)) >= 0, "a place of a channel is negative")
+        held = energies.type.elements if energies is not None and energies.type is not None else 0
+        fits = (starts + widths).max() <= held and (firsts + widths).max() <= min(len(rising), len(falling))
+        require(bool(fits), "a channel reaches beyond the energies or the weights")
+        return found
+
     def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         _expect(inputs, DType.UINT32, *(DType.INT16,) * 5)
         require(0 < self.num_channels < 1 << 15, f"{self.num_channels} channels")
-        require(all(kind.elements > self.num_channels for kind in inputs[3:]), "too few places for the channels")
         return (TensorType((self.num_channels,), DType.INT64),)
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -179,6 +179,10 @@ class Operator:
         copying cannot."""
         return None
 
+    def workspace(self, inputs: Sequence[TensorType]) -> int:
+        """Bytes of static memory its kernel works in beside operands and result."""
+        return 0
+
     def macs(self, inputs: Sequence[TensorType]) -> int:
         """Multiply-accumulates, padded taps counted."""
         return 0

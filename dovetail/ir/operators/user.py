@@ -201,6 +201,11 @@ class UserOperator(Operator):
             return found[places[0]]
         return np.concatenate([found[at].reshape(-1) for at in places])
 
+    def workspace(self, inputs: Sequence[TensorType]) -> int:
+        places, kinds = self.parts(inputs)
+        unused = (kind for at, kind in enumerate(kinds) if at not in places)
+        return sum(kind.elements * kind.dtype.numpy.itemsize for kind in (*self.scratch(inputs), *unused))
+
     def starts(self, kinds: Sequence[TensorType], places: Sequence[int]) -> dict[int, int]:
         """Where each result begins in the vector the node gives."""
         sizes = [prod(kinds[at].shape) for at in places]

@@ -9,7 +9,8 @@ static void auto_scale(int16_t *result, int32_t *bits, const int16_t *given, int
             largest = (int16_t)-given[at];
         }
     }
-    const int32_t room = 15 - bits_of((uint32_t)largest, 32);
+    const uint32_t held = largest < 0 ? 0x80000000u : (uint32_t)largest;
+    const int32_t room = 15 - bits_of(held, 32);
     *bits = room < 0 ? 0 : room;
     for (int32_t at = 0; at < size; ++at) {
         result[at] = (int16_t)(given[at] * (1 << *bits));

@@ -15,6 +15,6 @@ static void filter_bank_root(uint32_t *result, const int64_t *given, const int32
     for (int32_t channel = 0; channel < channels; ++channel) {
         const uint64_t own = (uint64_t)given[channel];
         const uint32_t root = own == 0 ? 0u : rounded_root(own, bits_of(own, 0), own >> 32 == 0 ? 0xffffu : 0xffffffffu);
-        result[channel] = root >> *shift;
+        result[channel] = root >> (*shift & 31);
     }
 }
