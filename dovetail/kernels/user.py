@@ -6,7 +6,7 @@ import re
 
 from dovetail.errors import DovetailError
 from dovetail.ir.operators.user import UserOperator
-from dovetail.ir.types import TensorType
+from dovetail.ir.types import DType, TensorType
 from dovetail.kernels.c import c_type, function, integer, real, total
 from dovetail.kernels.elements import operand
 from dovetail.kernels.kernel import HELPERS, Scope, Unsupported, Writer, declarations
@@ -41,13 +41,21 @@ def _user(region: Region, scope: Scope, operator: UserOperator) -> Writer:
         tables = enumerate(operator.tables(kinds))
         arguments += [scope.constant(region.node.output, f"table_{at}", array) for at, array in tables]
         arguments += [room(f"scratch_{at}", kind) for at, kind in enumerate(operator.scratch(kinds))]
-        arguments += [
-            real(value) if isinstance(value, float) else integer(int(value)) for value in operator.numbers(kinds)
-        ]
+        arguments += [_number(operator, value) for value in operator.numbers(kinds)]
         lines = [*kept, f"{operator.function}({', '.join(arguments)});"]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
     return Writer(write, lambda: None, operator.texts)
+
+
+def _number(operator: UserOperator, value: int | float) -> str:
+    """C of an argument; raises DovetailError for an integer beyond 32 bits."""
+    if isinstance(value, float):
+        return real(value)
+    if not DType.INT32.low <= value <= DType.INT32.high:
+        hint = "keep it within 32 bits, or refuse it in `results`"
+        raise DovetailError(f"a number, {value}, is no int32_t", where=f"operator {type(operator).__name__}", hint=hint)
+    return integer(int(value))
 
 
 def _check(operator: UserOperator) -> None:

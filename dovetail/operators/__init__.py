@@ -37,7 +37,7 @@ __all__ = [
 BUNDLED: tuple[type[UserOperator], ...] = (DetectionPostProcess, NonMaxSuppression, *SIGNAL)
 """Operators that come with Dovetail."""
 
-_WRITTEN = "write it as in docs/operators.md"
+_WRITTEN = "write it as in docs/own_operators.md"
 
 
 def load_operators(path: Path) -> tuple[type[UserOperator], ...]:

@@ -51,9 +51,10 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
         ModelError: an operator computes on floats that are not quantised; it is named, with what to do.
     """
     quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
+    as_given = any(node.operator.as_given for node in graph.nodes)
     if not quantised and not allow_float:
         for node in graph.nodes:
-            if graph.types[node.output].dtype is DType.FLOAT32 and not _stays(node):
+            if graph.types[node.output].dtype is DType.FLOAT32 and not (as_given and _stays(node)):
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
@@ -89,6 +90,7 @@ class _Lowering:
         self.answers: dict[tuple[str, QuantParameters, Bounds], str] = {}
         self.reals: dict[str, str] = {}
         """New name of each float value that is computed as such."""
+        self.as_given = any(node.operator.as_given for node in self.graph.nodes)
 
     def run(self) -> Graph:
         builder = self.emitter.builder
@@ -298,7 +300,10 @@ class _Lowering:
 
     def _may_be_real(self, value: str) -> bool:
         """True for a float that is one without computing on floats, but for operators that compute on what they are
-        given; raises ModelError where one of those is given floats that something else computes."""
+        given, in a network that has such; raises ModelError where one of those is given floats that something else
+        computes."""
+        if not self.as_given:
+            return False
         node = self.producers.get(value)
         if node is None or isinstance(node.operator, Dequantize) or self.graph.types[value].dtype is not DType.FLOAT32:
             return True

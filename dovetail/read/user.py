@@ -11,7 +11,7 @@ from dovetail.ir.operators.user import Said, UserOperator
 from dovetail.ir.types import DType, TensorType
 from dovetail.read.values import Values
 
-ADVICE = "say in a Python file what it computes, and give that with --operators (docs/operators.md)"
+ADVICE = "say in a Python file what it computes, and give that with --operators (docs/own_operators.md)"
 """What to do about an operator nobody knows."""
 
 Kind = type[UserOperator]

@@ -576,7 +576,7 @@ class Target:
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
     operators: tuple[type[UserOperator], ...] = ()
-    """Operators of the port's own that models may have (docs/operators.md)."""
+    """Operators of the port's own that models may have (docs/own_operators.md)."""
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""
