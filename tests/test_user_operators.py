@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from command_line import dovetail, refused
 from dovetail.compile import Options
@@ -378,3 +379,81 @@ def test_an_unknown_build_says_which_file_is_missing(tmp_path: Path) -> None:
         with pytest.raises(DovetailError, match="RowDistance is an operator of a file"):
             read_graph(build)
         assert read_graph(build, own.operators).outputs == ("y",)
+
+
+REAL = '''\
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.operators import UserOperator
+
+
+@dataclass(frozen=True)
+class Halved(UserOperator):
+    """Half of each value above a limit."""
+
+    limit: float
+    domain, op_type = "my.lab", "Halved"
+    function = "half_of_large"
+    c = """
+static void half_of_large(float *out, const float *x, int32_t count, float limit)
+{
+    for (int32_t i = 0; i < count; ++i) {
+        out[i] = x[i] > limit ? x[i] * 0.5f : x[i];
+    }
+}
+"""
+
+    def results(self, inputs):
+        return inputs
+
+    def compute(self, inputs):
+        return [np.where(inputs[0] > np.float32(self.limit), inputs[0] * np.float32(0.5), inputs[0])]
+
+    def numbers(self, inputs):
+        return inputs[0].elements, self.limit
+'''
+
+
+def float_file(folder: Path) -> tuple[Path, Path]:
+    """A float network with the operator between two layers, and data."""
+    rng = np.random.default_rng(2)
+    held = [
+        numpy_helper.from_array(rng.normal(0, 0.4, shape).astype(np.float32), name)
+        for name, shape in (("w", (8, 6)), ("u", (6, 5)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Halved", ["a"], ["b"], domain="my.lab", limit=0.25),
+        helper.make_node("MatMul", ["b", "u"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, s]) for n, s in (("x", 8), ("y", 5)))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my.lab", 1)]
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], held), opset_imports=opsets, ir_version=9)
+    (folder / "float.onnx").write_bytes(model.SerializeToString())
+    np.savez(folder / "data.npz", x=rng.normal(0, 1, (32, 8)).astype(np.float32))
+    return folder / "float.onnx", folder / "data.npz"
+
+
+def test_quantize_leaves_it_on_floats_between_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = float_file(tmp_path)
+    given = ("--operators", mine(tmp_path, REAL))
+    made, build = tmp_path / "int8.onnx", tmp_path / "build"
+    assert dovetail("quantize", model, "--data", data, "-t", "riscv", "-o", made, *given) == 0
+    assert "an operator of a file of your own" not in capsys.readouterr().err
+    assert dovetail("compile", made, "-t", "riscv", "-o", build, *given, "--check") == 0  # without --float
+    assert dovetail("run", build, *given) == 0
+    assert "outputs equal the integer graph\n" in capsys.readouterr().out  # to the bit
+    figures = tmp_path / "accuracy.json"
+    words = ("--data", data, "--float-model", model, "-t", "riscv", "--json", figures, *given)
+    assert dovetail("accuracy", made, *words) == 0
+    assert min(column["sqnr"] for column in json.loads(figures.read_text())["columns"]) > 25
+
+
+def test_floats_around_it_still_want_to_be_quantised(tmp_path: Path) -> None:
+    own = Options(operators=load_operators(mine(tmp_path, REAL)))
+    data = float_file(tmp_path)[0].read_bytes()
+    with pytest.raises(ModelError, match="the model is not quantised: FullyConnected"):
+        compiled_from(data, tmp_path, "net.onnx", RISCV, own)
+    compiled_from(data, tmp_path, "net.onnx", RISCV, replace(own, allow_float=True))
