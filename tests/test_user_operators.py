@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from command_line import dovetail, refused
+from dovetail import api as dovetail_api
 from dovetail.compile import Options
 from dovetail.errors import DovetailError, ModelError
 from dovetail.kernels import Optimize
@@ -368,6 +369,15 @@ def test_damaged_options_are_refused_at_once(options: dict[str, object], changes
         read_map(bytes(data))
     except ValueError as error:
         assert "custom options" in str(error)
+
+
+def test_python_programs_give_the_classes_themselves(tmp_path: Path) -> None:
+    own = load_operators(mine(tmp_path))
+    options = Options(operators=own)
+    build = dovetail_api.compile(tflite_file(tmp_path), "riscv", tmp_path / "build", options=options)
+    assert build.run().proof == dovetail_api.open_build(tmp_path / "build", operators=own).run().proof
+    with pytest.raises(DovetailError, match="RowDistance is an operator of a file"):
+        dovetail_api.open_build(tmp_path / "build").run()
 
 
 def test_an_unknown_build_says_which_file_is_missing(tmp_path: Path) -> None:
