@@ -38,7 +38,7 @@ def load_model(
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 
-        return load_tflite(path.name, data, path.stem, known)
+        return load_tflite(path.name, data, path.stem, known, tell)
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 

@@ -19,7 +19,7 @@ from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind
 from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
 from dovetail.ir.types import DType, TensorType
-from dovetail.read.tflite import linear, movement, recurrent
+from dovetail.read.tflite import control, linear, movement, recurrent
 from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, Tensor, TfliteFile, read_tflite
 from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
@@ -43,26 +43,41 @@ class Importer(NamedTuple):
     version: int
 
 
-def load_tflite(file_name: str, data: bytes, name: str, operators: Iterable[type[UserOperator]] = ()) -> Graph:
+def load_tflite(
+    file_name: str,
+    data: bytes,
+    name: str,
+    operators: Iterable[type[UserOperator]] = (),
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
     tensors, each arithmetic operator in float between Dequantize and Quantize. `operators` are known beside the
-    standard ones.
+    standard ones; `tell` is told what was left out.
 
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
     file = read_tflite(file_name, data)
-    v = TfliteValues(file, name)
+    v = TfliteValues(file, name, by_custom_code(operators))
     _check_ends(file)
+    if file.left_out:
+        tell(f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}")
     for index in file.inputs:
         v.add_input(index)
-    custom = by_custom_code(operators)
-    for op in file.operators:
+    _walk(v)
+    return v.builder.finish([v.value(file.tensors[index], where=file.name) for index in file.outputs])
+
+
+def _walk(v: TfliteValues) -> None:
+    """Import all operators of a subgraph."""
+    for op in v.file.operators:
+        v.steps.append(op)
+        if len(v.steps) > control.MOST_STEPS:
+            raise v.again(op=op).refuse(f"makes more than {control.MOST_STEPS} operators of the loops", control.UNKNOWN)
         if op.opcode == "CUSTOM":
-            _import_custom(v.again(op=op), custom)
+            _import_custom(v.again(op=op))
         else:
             _import(v.again(op=op), op)
-    return v.builder.finish([v.value(file.tensors[index], where=file.name) for index in file.outputs])
 
 
 def _check_ends(file: TfliteFile) -> None:
@@ -95,13 +110,12 @@ def _import(v: TfliteValues, op: OperatorEntry) -> None:
         raise v.refuse(str(error)) from error
 
 
-def _import_custom(v: TfliteValues, known: Mapping[str, type[UserOperator]]) -> None:
+def _import_custom(v: TfliteValues) -> None:
     """Import a CUSTOM operator; its operands and results are as stored."""
-    op, kind = v.op, known.get(v.op.custom_code)
+    op, kind = v.op, v.custom.get(v.op.custom_code)
     if kind is None:
-        raise v.refuse(
-            f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(known))}", ADVICE
-        )
+        what = f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(v.custom))}"
+        raise v.refuse(what, ADVICE)
     results = v.results(len(op.outputs))
     count = len(op.inputs) if kind.taken is None else kind.taken
     attributes: Mapping[str, Any] = {}
@@ -366,6 +380,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "GREATER": Importer(comparison(CompareKind.LESS, exchanged=True), 3),
     "GREATER_EQUAL": Importer(comparison(CompareKind.LESS_OR_EQUAL, exchanged=True), 3),
     "HARD_SWISH": Importer(unary(UnaryKind.HARD_SWISH), 2),
+    "IF": Importer(lambda v: control.branch(v, _walk), 1),
     "L2_NORMALIZATION": Importer(l2_normalization, 2),
     "L2_POOL_2D": Importer(linear.l2_pool, 1),
     "LEAKY_RELU": Importer(lambda v: unary(UnaryKind.LEAKY_RELU, float(v.options("LeakyReluOptions")["Alpha"]))(v), 2),
@@ -425,6 +440,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": Importer(recurrent.lstm, 4),
     "UNPACK": Importer(movement.unpack, 4),
     "VAR_HANDLE": Importer(recurrent.var_handle, 1),
+    "WHILE": Importer(lambda v: control.loop(v, _walk), 1),
     "ZEROS_LIKE": Importer(movement.zeros_like, 1),
 }
 """Every TFLite operator Dovetail reads."""

@@ -26,6 +26,9 @@ SCHEMA_VERSION = 3
 MAX_ENTRIES = 10_000
 """Most tensors, operators or buffers a file may have; far above any network for a microcontroller."""
 
+MAX_SUBGRAPHS = 1000
+"""Most subgraphs: signatures, and what loops and conditions run."""
+
 MAX_ELEMENTS = 2**31
 """A tensor must have fewer elements than this, and all constants together fewer bytes."""
 
@@ -129,8 +132,10 @@ class TfliteFile:
     operators: tuple[OperatorEntry, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    further: tuple[TfliteFile, ...] = ()
-    """Subgraphs 1 and up: what CALL_ONCE runs."""
+    further: tuple[TfliteFile | None, ...] = ()
+    """Subgraphs 1 and up that the first runs (CALL_ONCE, WHILE, IF), also by way of others; None for others."""
+    left_out: tuple[str, ...] = ()
+    """The names of those others: further signatures."""
 
 
 def unpack_int4(data: Array, shape: Shape) -> Array:
@@ -169,7 +174,7 @@ class _Reader:
         return ModelError(what, where=self.name, hint=hint)
 
     def read(self) -> TfliteFile:
-        """The file's first subgraph and those that CALL_ONCE runs."""
+        """The file's first subgraph and those it runs."""
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
             what = f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}"
@@ -178,14 +183,17 @@ class _Reader:
             raise self.fail("the model has no subgraph")
         self.count(model.BuffersLength(), "buffers")
         self.count(model.OperatorCodesLength(), "opcodes")
-        first = self.subgraph(model, model.Subgraphs(0))
-        numbers = range(1, model.SubgraphsLength())
-        once = {op.options.get("InitSubgraphIndex") for op in first.operators if op.opcode == "CALL_ONCE"}
-        if any(number not in once for number in numbers):
-            what = f"the model has {model.SubgraphsLength()} subgraphs; beside the first only what CALL_ONCE runs is"
-            hint = "convert it without control flow (no while, if or call) and with one signature"
-            raise self.fail(f"{what} supported", hint)
-        return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
+        found = {0: self.subgraph(model, model.Subgraphs(0))}
+        waiting = _runs(found[0])
+        while waiting:
+            number = waiting.pop()
+            if number not in found and 0 < number < model.SubgraphsLength():
+                found[number] = self.subgraph(model, model.Subgraphs(number))
+                waiting += _runs(found[number])
+        numbers = range(1, self.count(model.SubgraphsLength(), "subgraphs", MAX_SUBGRAPHS))
+        names = {at: (model.Subgraphs(at).Name() or b"")[:80].decode("utf-8", "replace") for at in numbers}
+        left = tuple(names[at] or f"number {at}" for at in numbers if at not in found)
+        return replace(found[0], further=tuple(map(found.get, numbers)), left_out=left)
 
     def subgraph(self, model: Any, graph: Any) -> TfliteFile:
         count = self.count(graph.TensorsLength(), "tensors")
@@ -317,6 +325,12 @@ class _Reader:
             if f"{field}AsNumpy" in vars(kind):
                 self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
         return name, _read_options(kind, reader)
+
+
+def _runs(graph: TfliteFile) -> list[int]:
+    """The subgraphs that a subgraph's operators run."""
+    options = (item for op in graph.operators for item in op.options.items())
+    return [int(value) for name, value in options if name.endswith("SubgraphIndex")]
 
 
 def _builtin_code(code: Any) -> int:
