@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
-from dovetail.errors import ModelError
+from dovetail.errors import ModelError, TargetError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.layout import Layout
+from dovetail.ir.layout import Layout, packing_fits, physical_shape
 from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.types import Box, DType, full_box
 from dovetail.target.description import Engine, Offload, Target
@@ -369,3 +369,27 @@ def _kind(region: Region) -> str:
     kinds = [type(node.operator).__name__ for node in region.graph.nodes]
     known = next((kind for operator, kind in _KINDS.items() if operator in kinds), None)
     return known or re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()
+
+
+def engine_layouts(region: Region) -> dict[str, Layout]:
+    """The layouts other than row-major an engine takes and gives, by value; none for other regions.
+
+    Raises:
+        ValueError: an offload's layout does not fit the values it is for.
+        TargetError: it packs values of another width.
+    """
+    if region.offload is None or region.match is None:
+        return {}
+    found: dict[str, Layout] = {}
+    for leaf, layout in region.offload.layouts_of(region.match).items():
+        value = region.output if leaf == "result" else region.match.values.get(leaf)
+        if value is None or layout.is_row_major or value in region.graph.constants:
+            continue
+        physical_shape(layout, region.graph.types[value].shape)
+        if not packing_fits(layout, kind := region.graph.types[value].dtype):
+            what = f"it takes '{value}' as {layout}, whose bytes {kind.text} cannot fill"
+            hint = "let Offload.layouts be a function that asks for the value's width, or limit that with a Constraint"
+            raise TargetError(what, where=region.offload.name, hint=hint)
+        if found.setdefault(value, layout) != layout:
+            raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
+    return found

@@ -10,8 +10,8 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, layout_of, step, without_offloads
-from dovetail.schedule.partition import Region, Share, explain_mismatch, partition
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
+from dovetail.schedule.partition import Region, Share, engine_layouts, explain_mismatch, partition
 from dovetail.schedule.tiles import tile_match
 from dovetail.target.description import Target
 
@@ -43,7 +43,8 @@ def _alike(region: Region, other: Region) -> bool:
     values = (*region.graph.inputs, region.output)
     nodes = [node.output for node in region.graph.nodes]
     same = nodes == [node.output for node in other.graph.nodes]
-    return same and all(layout_of(region, value) == layout_of(other, value) for value in values)
+    laid = engine_layouts(region), engine_layouts(other)
+    return same and all(laid[0].get(value) == laid[1].get(value) for value in values)
 
 
 def _split(alone: Sequence[Region], cycles: Sequence[int]) -> Region | None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, nbytes, same_bytes
+from dovetail.ir.layout import nbytes, same_bytes
 from dovetail.ir.operators.arithmetic import Requantize, ScaleShift
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
 from dovetail.target.description import Target
 
@@ -246,22 +246,13 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
         target: the machine.
     """
     kind = maker.graph.types[value]
-    lies, wanted = layout_of(maker, value), layout_of(reader, value)
+    lies, wanted = engine_layouts(maker).get(value), engine_layouts(reader).get(value)
     moves: list[int] = []
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
         moves.append(nbytes(lies, kind) + nbytes(wanted, kind))
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
         moves.append(kind.nbytes)
     return sum(dma_cycles(target.dma, moved, 1) if target.dma else moved for moved in moves)
-
-
-def layout_of(region: Region, value: str) -> Layout | None:
-    """The layout an engine takes or gives a value in; None for row-major."""
-    if region.offload is None or region.match is None:
-        return None
-    leaves = {name: leaf for leaf, name in region.match.values.items()} | {region.output: "result"}
-    layout = region.offload.layouts_of(region.match).get(leaves.get(value, ""))
-    return None if layout is None or layout.is_row_major else layout
 
 
 def _is_flexible(region: Region) -> bool:
