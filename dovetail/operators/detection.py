@@ -64,6 +64,7 @@ class DetectionPostProcess(UserOperator):
     """Each class by itself; otherwise each box has its best class only."""
 
     def results(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        require(len(inputs) == 3, f"expects 3 operands, got {len(inputs)}")
         boxes, scores, anchors = (kind.shape for kind in inputs)
         require(all(kind.dtype is DType.FLOAT32 for kind in inputs), "expects floats or quantised values")
         require(len(boxes) == len(scores) == 3 and len(anchors) == 2, "expects operands of 3, 3 and 2 axes")

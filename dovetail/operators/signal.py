@@ -235,7 +235,7 @@ class SignalFilterBank(UserOperator):
     @classmethod
     def read(cls, said: Said) -> Self:
         """Raises ValueError also where a channel reaches beyond what there is."""
-        found, energies = super().read(said), said.operands[0]
+        found, energies = super().read(said), said.operands[0] if said.operands else None
         rising, falling, *places = (said.constant(place).reshape(-1).astype(np.int64) for place in range(1, 6))
         starts, firsts, widths = (one[: found.num_channels + 1] for one in places)
         require(min(map(len, (starts, firsts, widths))) == found.num_channels + 1, "too few places for the channels")
