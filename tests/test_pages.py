@@ -92,6 +92,14 @@ def test_the_walkthrough_of_a_command_stream_makes_the_bundled_target() -> None:
     assert lines_of(files["kestrel.c"], "/*") + lines_of(files["kestrel.h"], "/*") <= 50
 
 
+def test_the_walkthrough_of_loops_is_short() -> None:
+    """docs/port_loops.md: 250 lines for the target, 50 for the driver; its commands are tried with the page's."""
+    files = assembled(list(blocks(REPOSITORY / "docs" / "port_loops.md")))
+    assert {name for name in files if name.startswith("finch")} == {"finch.py", "finch_model.py", "finch.c", "finch.h"}
+    assert len(files["finch.py"].splitlines()) <= 250
+    assert lines_of(files["finch.c"], "/*") + lines_of(files["finch.h"], "/*") <= 50
+
+
 def test_the_readme_shows_what_make_demo_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build" / "demo").mkdir(parents=True)

@@ -90,6 +90,7 @@ def compile_model(
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
+        from dovetail.run import with_stack
 
         chosen, settings = target_with(target, cores, set_)
         options = Options(
@@ -114,6 +115,8 @@ def compile_model(
             pins=pins_of(pin, pins),
         )
         compiled = compiled_of(model, chosen, options, report)
+        report("looking at the stack it needs")
+        compiled = with_stack(compiled)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
@@ -141,8 +144,14 @@ def _summary(compiled: Compiled) -> str:
     used = [use for use in compiled.plan.placements if use.peak]
     memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    if compiled.unit.stack:
+        need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
+        parts.append(f"stack {need.nbytes:,} bytes at most, {reserved:,} reserved")
     if compiled.dead_macs:
         parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
+    if any(compiled.redundant):
+        twice, idle = compiled.redundant
+        parts.append(f"operators left out: {twice} computed twice, {idle} that change nothing (--keep-dead keeps them)")
     if compiled.striped:
         parts.append(stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():

@@ -91,12 +91,13 @@ Arena = Annotated[
     str | None,
     option(metavar="SYMBOL", help="C name of an array of your own for the values, which several networks may share."),
 ]
-KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute channels whose value changes nothing, too.")]
+KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute what changes nothing, or twice, too.")]
 MemoryBudget = Annotated[
     str | None,
     option(
         metavar="BYTES|32K",
-        help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
+        help="Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves "
+        "memory.",
     ),
 ]
 

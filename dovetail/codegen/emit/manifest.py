@@ -127,6 +127,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
         **({"stretches": _stretches(unit)} if unit.lists else {}),
+        **({"stack": asdict(unit.stack)} if unit.stack else {}),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
 
