@@ -193,7 +193,7 @@ def test_a_detector_finds_the_boxes_its_runtime_finds(tmp_path: Path, regular: b
 def test_every_stage_of_a_detector_means_the_same_in_onnx_runtime(tmp_path: Path) -> None:
     options = Options(check=True, save_stages=tmp_path / "stages")
     compiled_from(ssd(True), tmp_path, "ssd.tflite", RISCV, options)
-    assert len(list((tmp_path / "stages").iterdir())) == 2
+    assert {"0_model.onnx", "1_integer.onnx"} <= {file.name for file in (tmp_path / "stages").iterdir()}
 
 
 @pytest.mark.parametrize(
