@@ -404,10 +404,6 @@ def options(model: Any) -> Any:
 
 REFUSALS: dict[str, tuple[Callable[[Any], object], str]] = {
     "schema": (_set(lambda m: m, version=2), "schema version 2"),
-    "control flow": (
-        _set(lambda m: m.operatorCodes[0], builtinCode=119, deprecatedBuiltinCode=119),
-        "WHILE runs another",
-    ),
     "version": (_set(lambda m: m.operatorCodes[0], version=9), "version 9 of this operator"),
     "lstm": (_set(lambda m: m.operatorCodes[0], builtinCode=16, deprecatedBuiltinCode=16), "LSTM 0 .y.*not supported"),
     "custom": (

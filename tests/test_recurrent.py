@@ -270,7 +270,6 @@ def _feed(model: Any, operator: int, place: int, tensor: int) -> None:
 
 
 TFLITE_REFUSED: dict[str, tuple[str, Callable[[Any], None], str]] = {
-    "never called": ("variable", lambda m: _operators(m).pop(0), "2 subgraphs"),
     "no such subgraph": ("variable", lambda m: m.subgraphs.pop(), "runs subgraph 1"),
     "assigns what is computed": (
         "variable",

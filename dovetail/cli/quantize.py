@@ -89,6 +89,7 @@ def quantize(
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
 
@@ -107,6 +108,7 @@ def quantize(
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
         )
     with progress("starting") as report:
+        from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.targets import load_target
         from dovetail.tools import ptq
@@ -129,7 +131,7 @@ def quantize(
         )
         known = load_target(target)
         report("reading the model")
-        loaded = load_model(model)
+        loaded = load_model(model, operators=combined(known.operators, opt.operators_of(operators)))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)
@@ -244,6 +246,7 @@ def accuracy(
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Compare float model, integer graph and firmware on data.
 
@@ -256,7 +259,7 @@ def accuracy(
         from dovetail.tools.ptq.data import Preprocessing
 
         how = Preprocessing(scale, offset, resize, samples)
-        found = accuracy_of(model, data, how, target, float_model, sim, report)
+        found = accuracy_of(model, data, how, target, float_model, sim, report, opt.operators_of(operators))
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(found)}):

@@ -11,6 +11,7 @@ from dovetail.kernels import (  # noqa: F401
     recurrent,
     relayout,
     rows,
+    user,
     window,
 )
 from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, takes_packed, unused_instructions

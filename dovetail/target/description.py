@@ -15,6 +15,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, dense_steps
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
@@ -610,6 +611,8 @@ class Target:
     workers: tuple[Core, ...] = ()
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """Operators of the port's own that models may have (docs/own_operators.md)."""
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""

@@ -19,6 +19,7 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.description import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
@@ -224,13 +225,20 @@ def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
 
 def left_out(pattern: Pattern) -> tuple[str, ...]:
     """Names of a pattern's operators that no layer is made with."""
-    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if kind not in _MAKERS))
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if _maker(kind) is None))
+
+
+def _maker(kind: type[Operator]) -> Maker | None:
+    """What makes layers with an operator."""
+    if issubclass(kind, UserOperator):
+        return _user
+    return _MAKERS.get(kind)
 
 
 def _make(making: Making, part: Pattern) -> str:
     if isinstance(part, Leaf):
         return _leaf(making, part)
-    maker = _MAKERS.get(part.operator)
+    maker = _maker(part.operator)
     if part.optional and (maker is None or (part.operator is not Pad and not making.get(f"with:{part.name}"))):
         return _make(making, part.inputs[0])
     if maker is None:
@@ -428,7 +436,31 @@ def _concat(making: Making, part: Apply) -> str:
     return making.add(Concat(along), *parts)
 
 
-_MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
+def _user(making: Making, part: Apply) -> str:
+    """An operator of the user's own, by its example."""
+    assert issubclass(part.operator, UserOperator)
+    if part.operator.example.__func__ is UserOperator.example.__func__:  # type: ignore[attr-defined]
+        raise Underivable(f"{part.operator.__name__} has no example")
+    operator, kinds = part.operator.example(_Settings(making))
+    names = []
+    for leaf, kind in zip(part.inputs, kinds, strict=True):
+        low, high = (kind.dtype.low, kind.dtype.high) if kind.dtype.is_integer else (0, 1)
+        array: Array = making.generator.integers(max(low, -(1 << 20)), min(high, 1 << 20) + 1, kind.shape)
+        if kind.dtype is DType.FLOAT32:
+            array = making.generator.normal(0, 1, kind.shape)
+        elif kind.dtype.is_integer and not making.get("x"):
+            array = np.full(kind.shape, max(low, 0) + 3)
+        if isinstance(leaf, Leaf) and leaf.constant:
+            names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
+        elif isinstance(leaf, Leaf):
+            names.append(making.given(leaf.name, leaf.name, kind, array))
+        else:
+            names.append(_make(making, leaf))
+    return making.add(operator, *names)
+
+
+Maker = Callable[[Making, Apply], str]
+_MAKERS: Mapping[type[Operator], Maker] = {
     Conv2d: _linear,
     DepthwiseConv2d: _linear,
     FullyConnected: _linear,

@@ -17,6 +17,7 @@ import onnx
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.onnx_body import MOST_BYTES, OnnxBody, onnx_model, value_info
+from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
 from dovetail.ir.operators.activation import Clamp, Softmax, Unary
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
@@ -53,6 +54,8 @@ def plain_onnx(graph: Graph, notes: Mapping[str, str] | None = None) -> onnx.Mod
     body.input.extend(_input_info(name, graph.types[name]) for name in graph.inputs)
     body.output.extend(value_info(name, graph.types[name]) for name in graph.outputs)
     model = onnx_model(body, "dovetail.calibrate", notes or {})
+    if any(node.operator.opaque for node in graph.nodes):
+        model.opset_import.add(domain=USER_DOMAIN, version=1)
     if model.ByteSize() > MOST_BYTES:
         what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({MOST_BYTES})"
         raise DovetailError(what, where=graph.name, hint="quantise a smaller network, or parts of this one")
@@ -218,6 +221,11 @@ class _Writer(OnnxBody):
                 self.node("Resize", operands, self.result(node, image), mode=kind, coordinate_transformation_mode=walk)
             case Gather(axis=axis):
                 self.node("Gather", [self.read(name) for name in node.inputs], self.result(node), axis=axis)
+            case operator if operator.opaque:
+                written = opaque_node(node)
+                written.input[:] = [self.read(name) for name in node.inputs]
+                written.output[0] = self.result(node)
+                self.nodes.append(written)
             case operator:
                 operands = [self.read(name) for name in node.inputs]
                 found = operator.onnx(self, operands, [self.types[name] for name in node.inputs])
