@@ -245,7 +245,7 @@ def test_the_first_of_several_signatures_is_read() -> None:
     w.operator("WHILE", [other], [result], "WhileOptions")
     w.ends([other], [result])
     told: list[str] = []
-    graph = load_tflite("net.tflite", w.finish(), "net", told.append)
+    graph = load_tflite("net.tflite", w.finish(), "net", tell=told.append)
     assert graph.inputs == ("x",) and ["only its first signature is compiled" in one for one in told] == [True]
 
 
