@@ -22,7 +22,7 @@ QUICK = (
     ("diana", ("sum",), ("iss",)),
     ("maeri", ("requantised dense",), ("iss",)),
     ("kestrel", ("sum",), ("iss",)),
-    (str(LIBRARY), ("vl_dense",), ("host",)),
+    *((str(LIBRARY), (name,), ("host",)) for name in ("vl_dense", "vl_conv", "vl_depthwise")),
 )
 
 
