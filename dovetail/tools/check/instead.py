@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -43,6 +43,7 @@ def instead(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]]:
             yield from _result(replace(graph, nodes=tuple(nodes)), layer, sentence)
     yield from _unpadded_zero(graph, layer)
     yield from _swapped_zeros(graph, layer)
+    yield from _misread(graph, layer)
 
 
 def _result(graph: Graph, layer: MadeLayer, sentence: str) -> Iterator[tuple[str, Array]]:
@@ -298,3 +299,43 @@ def _swapped_zeros(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]
         swapped.append(node)
     sentence = "the zero points of operand and result are in each other's place"
     yield from _result(replace(graph, nodes=tuple(swapped)), layer, sentence)
+
+
+def _misread(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]]:
+    """Values of few bits taken out of bytes, or put into them, in another way."""
+    for name, kind in graph.types.items():
+        read = [number for number, node in enumerate(graph.nodes) if name in node.inputs]
+        if kind.dtype.bits >= 8 or not (read or name == layer.root):
+            continue
+        what = "the result" if name == layer.root else "weights" if name in graph.constants else "the operand"
+        for sentence, change in _of_bytes(kind.dtype):
+            text = f"{what}, {kind.dtype.text}: {sentence}"
+            if name == layer.root:
+                yield text, change(layer.expected)
+                continue
+            nodes = list(graph.nodes)
+            for number in read:
+                nodes[number] = replace(nodes[number], operator=_Instead(_changed(nodes[number], name, change)))
+            yield from _result(replace(graph, nodes=tuple(nodes)), layer, text)
+
+
+def _changed(node: Node, name: str, change: Callable[[Array], Array]) -> Compute:
+    """What a node computes where one of its operands is another."""
+    pairs = partial(zip, node.inputs, strict=True)
+    return lambda inputs: node.operator.evaluate([change(a) if one == name else a for one, a in pairs(inputs)])
+
+
+def _of_bytes(dtype: DType) -> Iterator[tuple[str, Callable[[Array], Array]]]:
+    share, half = 8 // dtype.bits, 1 << (dtype.bits - 1)
+
+    def turned(array: Array, axis: int) -> Array:
+        size = array.shape[axis]
+        sides = [(0, -size % share if place == axis % array.ndim else 0) for place in range(array.ndim)]
+        moved = np.pad(array, sides).swapaxes(axis, -1)
+        flipped = moved.reshape(*moved.shape[:-1], -1, share)[..., ::-1].reshape(moved.shape)
+        return flipped[..., :size].swapaxes(axis, -1)
+
+    for axis, name in ((-1, "channels"), (-2, "columns")):
+        yield f"{name} that share a byte come in the other order", partial(turned, axis=axis)
+    other = (lambda a: a & (2 * half - 1)) if dtype.signed else (lambda a: (a.astype(np.int64) ^ half) - half)
+    yield "it has the wrong sign", other

@@ -67,8 +67,6 @@ class Tested:
     seconds: float = 0.0
     remark: str = ""
     """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
-    left: int = 0
-    """Settings worth trying that no case has, for there would be too many."""
     left_out: tuple[str, ...] = ()
     """Optional operators of the pattern that no layer is made with."""
 
@@ -141,7 +139,7 @@ def _offload(
 ) -> None:
     where = f"{engine.name} {offload.name}"
     progress(f"{where}: looking for layers it takes")
-    cases, left, remark = _cases(engine, offload, order, found)
+    cases, remark = _cases(engine, offload, order, found)
     if remark:
         found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
@@ -161,7 +159,7 @@ def _offload(
         found.findings += _explained(target, offload, simulator, outcomes, order, right, said, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
-        counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason, left)
+        counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason)
         unmade = () if any("made" in case.point for case in cases) else left_out(offload.pattern)
         found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
         if all(one.skipped for one in outcomes if one.case.taken):
@@ -172,29 +170,27 @@ def _offload(
         right.append(simulator)
 
 
-def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tuple[list[Case], int, str]:
-    """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
+def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tuple[list[Case], str]:
+    """The cases, and why there are none, if there are none; lints."""
     where = f"{engine.name} {offload.name}"
     try:
         starts = bases(offload)
         if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
             found.findings.append(Finding(sentence, (sentence,)))
-            return [], 0, "no layer reaches it"
+            return [], "no layer reaches it"
         cases: list[Case] = []
-        left = 0
         for start in starts:
             found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-            more, others = derive(engine, offload, start, order.limits)
-            cases, left = [*cases, *more], left + others
-        return cases, left, ""
+            cases += derive(engine, offload, start, order.limits)
+        return cases, ""
     except Underivable as error:
         sentence = f"{where}: no case was tried: {error}"
         found.findings.append(Finding(sentence, (f"nothing is known of it: {error}",)))
-        return [], 0, str(error)
+        return [], str(error)
     except Unasked as error:
         found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        return [], 0, "its declarations raise"
+        return [], "its declarations raise"
 
 
 def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
@@ -333,10 +329,10 @@ def _described(finding: Finding) -> str:
     case, words = finding.outcome.case, []
     for axis, value in case.point.items():
         name = axis.split(":")[0]
-        if axis in ("type", "weight_type", "rounding"):
-            choices = {"type": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[axis]
+        if name in ("type", "result", "weight_type", "rounding"):
+            choices = {"type": TYPES, "result": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[name]
             if value:
-                words.append(f"{axis} {getattr(choices[value], 'text', choices[value].value)}")
+                words.append(f"{name} {getattr(choices[value], 'text', choices[value].value)}")
         elif axis == "model":
             words.append(f"from {NETWORKS[value - 1][0]}")
         elif axis == "made" and "model" not in case.point:
@@ -369,10 +365,9 @@ def _around(actual: Array, expected: Array) -> Iterator[str]:
 def summary(checked: Checked) -> str:
     """The last line."""
     cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
-    count, left = len(checked.findings), sum(t.left for t in checked.tested)
+    count = len(checked.findings)
     more = f", {skipped} not tried" if skipped else ""
     more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
-    more += f"; --full tries {left} settings more" if left else ""
     named = (
         ("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
         ("no layer has", sorted({name for t in checked.tested for name in t.left_out})),
