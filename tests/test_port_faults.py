@@ -19,8 +19,7 @@ from dovetail.tools.check.suite import Order, check
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
 STANDARD = 20
-TINY, SMALL = Limits(8_000, 1_500, 60), Limits(30_000, 6_000, 105)
-"""Cases are shared out: 15 for each of the 7 offloads of macarray in `SMALL`."""
+TINY, SMALL = Limits(8_000, 1_500), Limits(30_000, 6_000)
 
 
 def script() -> ModuleType:

@@ -56,7 +56,13 @@ ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
 FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
 """Functions of two integers."""
 OWN: dict[str, tuple[int, ...]] = {
-    **{"range": (0, 1, 2, 3, 4), "result": tuple(range(len(TYPES))), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0)},
+    **{
+        "range": (0, 1, 2, 3, 4),
+        "result": tuple(range(len(TYPES))),
+        "scale": (0, 1),
+        "offset": (0, 1, 2),
+        "with": (1, 0),
+    },
     **{"order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS)))},
     **{"along": (3, 1, 2, 0), "unequal": (1, 0), "first": (0, 1, 3)},
 }
@@ -326,7 +332,12 @@ def _spread(making: Making, value: str) -> Array:
     sums = making.arrays[value].astype(np.float64)
     across = tuple(range(sums.ndim - 1))
     width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
-    factors = 70.0 / 2.0 ** max(8 - making.result.bits, 0) / np.maximum(width, 1.0) * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    factors = (
+        70.0
+        / 2.0 ** max(8 - making.result.bits, 0)
+        / np.maximum(width, 1.0)
+        * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    )
     return np.asarray(factors if making.get("per_channel") else factors[:1])
 
 

@@ -230,7 +230,7 @@ def _explained(
         where = f"{first.case.engine} {first.case.offload}"
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
-        known = explained(failed, offload) if dear and not kind else []
+        known = explained(failed, outcomes, offload)[0] if dear and not kind else []
         of_time: list[str] = []
         if simulator == "iss" and not kind and not known:
             of_time = list(_of_time(target, outcomes, failed, simulator, order))
@@ -240,7 +240,7 @@ def _explained(
             small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
         tried = sum(not outcome.skipped for outcome in outcomes)
         title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
-        found = suspicions(small, failed, offload)
+        found = suspicions(small, failed, outcomes, offload)
         if simulator == "model" and not small.outcome.hangs:
             found[:0] = _where_it_lies(target, small.outcome, order)
         if right:  # what is left where something else computes all cases rightly

@@ -7,7 +7,7 @@ computes the results of usual mistakes), how it differs, and what the failure ca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -136,18 +136,21 @@ _NEEDED = (
 )
 _UNWRITTEN = 0xA5
 _ASKED = 6
-"""Failing cases that mistakes are compared with."""
+"""Failing cases in which mistakes are looked for."""
+_COMPARED = 40
+"""Other cases whose results those found are compared with."""
 
 
-def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], offload: Offload) -> list[str]:
-    """Sentences, the likeliest first; at least one. `failed` are all that failed alike, the one shrunk first."""
+def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], others: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Sentences, the likeliest first; at least one. `failed` are all that failed alike, the one shrunk first, and
+    `others` all that were tried."""
     if shrunk.outcome.error:
-        found = _of_error(shrunk.outcome.error)
+        found = [*_of_error(shrunk.outcome.error), *_of_needed(shrunk)]
     else:
         assert failed[0].actual is not None and failed[0].expected is not None
-        found = explained([shrunk.outcome, *failed], offload)
-        found += _of_difference(failed[0].actual, failed[0].expected)
-    found += _of_needed(shrunk)
+        likely, perhaps = explained([shrunk.outcome, *failed], others, offload)
+        seen, needed = list(_of_difference(failed[0].actual, failed[0].expected)), list(_of_needed(shrunk))
+        found = [*likely, *needed, *seen, *perhaps] if likely else [*seen, *perhaps, *needed]
     return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
 
 
@@ -174,16 +177,36 @@ def _of_error(error: str) -> list[str]:
     return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
 
 
-def explained(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
-    """Mistakes that give the very results of the first cases, those that explain the most cases first."""
+def explained(failed: Sequence[Outcome], others: Sequence[Outcome], offload: Offload) -> tuple[list[str], list[str]]:
+    """Mistakes that give the very results of failing cases: of most of those asked, and of fewer.
+
+    Those come first that would give the results of the most cases, `others` included, which went well or failed too: on
+    small layers many mistakes look alike.
+    """
+    asked = failed[: _ASKED + 1]
     counted: Counter[str] = Counter()
-    for outcome in outcomes[: _ASKED + 1]:
-        assert outcome.actual is not None
-        graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
-        for sentence, other in instead(graph, layer):
-            if np.array_equal(other, outcome.actual):
-                counted[sentence] += 1
-    return sorted(counted, key=lambda sentence: -counted[sentence])[:2]
+    for outcome in asked:
+        counted.update(_given(outcome, offload))
+    known = {id(one) for one in asked}
+    rest = [one for one in others if one.actual is not None and one.case.taken and id(one) not in known][:_COMPARED]
+    right: Counter[str] = Counter()
+    for outcome in (*asked, *rest) if len(counted) > 1 else ():
+        right.update(_given(outcome, offload, counted))
+    ranked = sorted(counted, key=lambda sentence: (-right[sentence], -counted[sentence]))
+    most = [sentence for sentence in ranked if 2 * counted[sentence] >= len(asked)]
+    return most[:2], [sentence for sentence in ranked if sentence not in most][:2]
+
+
+def _given(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -> set[str]:
+    """Mistakes, of those `wanted` if there are any, that give what a case gave; where it went well those that change
+    nothing there, and those that cannot be made."""
+    assert outcome.actual is not None and outcome.expected is not None
+    graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
+    made = list(instead(graph, layer, wanted))
+    given = {one.sentence for one in made if one.gives(outcome.actual)}
+    if outcome.failed:
+        return given - {one.sentence for one in made if one.gives(outcome.expected)}
+    return given | set(wanted) - {one.sentence for one in made}
 
 
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:
