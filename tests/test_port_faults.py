@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import Limits
+from dovetail.tools.check.cases import QUICK, Limits
 from dovetail.tools.check.suite import Order, check
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
@@ -93,3 +93,12 @@ def test_faults_of_a_model(name: str, importable: Path) -> None:
 @pytest.mark.parametrize(("name", "offload"), ON_CHIP)
 def test_faults_on_the_chip(name: str, offload: str, importable: Path) -> None:
     assert re.search(FAULTS[name].means, first_suspicion(name, offload, "iss", importable))
+
+
+def test_weights_in_the_wrong_order_are_no_halo(importable: Path) -> None:
+    """Blocks of input channels before the taps: on layers of one block, of one tap or of one pixel other mistakes look
+    the same."""
+    edit = "__init__.py", "transpose((0, 2, 3, 4, 1, 5) if lanes == 8", "transpose((0, 4, 2, 3, 1, 5) if lanes == 8"
+    target = load_target(str(KIT.planted(KIT.Fault("macarray", "packing", (edit,), ""), importable)))
+    found = check(target, Order(QUICK, ("model",), ("convolution",))).findings
+    assert [one.suspicions[0].split(":")[0] for one in found] == ["weight order"]

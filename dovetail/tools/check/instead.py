@@ -209,9 +209,29 @@ def _weight_orders(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterato
         for step in (1, -1):
             yield f"{text} (shifted by {step})", ordered(partial(np.roll, shift=step, axis=axis))
     if not dense:
+        yield from _of_blocks(ordered)
         yield "the kernel is flipped both ways: weight order", ordered(lambda weights: weights[:, ::-1, ::-1])
         swapped = ordered(lambda weights: np.ascontiguousarray(weights.swapaxes(1, 2)))
         yield "rows and columns of the kernel are swapped: weight order", swapped
+
+
+def _of_blocks(ordered: Callable[[Callable[[Array], Array]], Compute]) -> Iterator[Change]:
+    """Weights of several blocks of input channels, the blocks on the other side of the taps."""
+
+    def moved(weights: Array, block: int, first: bool) -> Array:
+        outputs, rows, columns, inputs = weights.shape
+        whole = np.pad(weights, [(0, 0)] * 3 + [(0, -inputs % block)])
+        if first:  # they lie before the taps, and are read behind them
+            lying = whole.reshape(outputs, rows, columns, -1, block).transpose(0, 3, 1, 2, 4).reshape(whole.shape)
+        else:
+            split = whole.reshape(outputs, -1, rows, columns, block)
+            lying = split.transpose(0, 2, 3, 1, 4).reshape(whole.shape)
+        return lying[..., :inputs]
+
+    for first, words in ((True, "before the taps, not behind them"), (False, "behind the taps, not before them")):
+        for block in (4, 8, 16, 32):
+            change = ordered(partial(moved, block=block, first=first))
+            yield f"weight order: blocks of input channels lie {words}", change
 
 
 def _of_requantize(requantize: Requantize) -> Iterator[Change]:

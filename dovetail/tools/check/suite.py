@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
@@ -29,7 +29,7 @@ from dovetail.tools.check.cases import (
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
 from dovetail.tools.check.networks import NETWORKS, through_policies
 from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
-from dovetail.tools.check.suspect import Shrunk, explained, shrink, suspicions
+from dovetail.tools.check.suspect import Shrunk, alike, explained, shrink, suspicions
 
 _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
@@ -91,6 +91,8 @@ class Order:
     """Only those of these names; empty for all."""
     seconds: float = SECONDS
     """That a batch of cases may take."""
+    first: bool = False
+    """Whether to stop behind the first offload that something is wrong with."""
 
 
 def check(target: Target, order: Order, progress: Callable[[str], None] = lambda text: None) -> Checked:
@@ -107,9 +109,11 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
         verilog_devices(target)  # else each batch would say that it does not build
     found = Checked(target.name)
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
+    lints = len(found.findings)
     for engine in target.engines:
         for offload in engine.offloads:
-            if not order.offloads or offload.name in order.offloads:
+            enough = order.first and len(found.findings) > lints
+            if not enough and (not order.offloads or offload.name in order.offloads):
                 _offload(target, engine, offload, order, found, progress)
     if order.offloads and not found.tested:
         hint = f"there is {', '.join(o.name for e in target.engines for o in e.offloads)}"
@@ -155,8 +159,8 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        said = {finding.suspicions[0] for finding in found.findings}
-        found.findings += _explained(target, offload, simulator, outcomes, order, right, said, progress)
+        before = tuple(found.findings)
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, before, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
         counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason)
@@ -216,11 +220,13 @@ def _explained(
     outcomes: Sequence[Outcome],
     order: Order,
     right: Sequence[str],
-    said: Collection[str],
+    before: Sequence[Finding],
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
     """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less
-    is tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
+    is tried of what a usual mistake explains, and nothing of what was found `before` of another offload."""
+    said = {finding.suspicions[0] for finding in before}
+    errors = [(finding, finding.outcome.error) for finding in before if finding.outcome and finding.outcome.error]
     for kind, word in ((False, "wrong results"), (True, "errors")):
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
@@ -228,6 +234,12 @@ def _explained(
         failed.sort(key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
         first = failed[0]
         where = f"{first.case.engine} {first.case.offload}"
+        tried = sum(not outcome.skipped for outcome in outcomes)
+        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
+        same = next((finding for finding, error in errors if alike(error, first.error)), None) if kind else None
+        if same is not None:
+            yield replace(same, title=title, simulator=simulator, outcome=first)
+            continue
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
         known = explained(failed, outcomes, offload)[0] if dear and not kind else []
@@ -235,11 +247,9 @@ def _explained(
         if simulator == "iss" and not kind and not known:
             of_time = list(_of_time(target, outcomes, failed, simulator, order))
         small = Shrunk(first, ())
-        if not of_time and not set(known[:1]) & set(said):
+        if not of_time and not set(known[:1]) & said:
             rounds = _FEW if known else _MANY
             small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
-        tried = sum(not outcome.skipped for outcome in outcomes)
-        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
         found = suspicions(small, failed, outcomes, offload)
         if simulator == "model" and not small.outcome.hangs:
             found[:0] = _where_it_lies(target, small.outcome, order)
