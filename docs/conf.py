@@ -41,10 +41,12 @@ autodoc_default_options = {"members": True}
 nitpick_ignore_regex = [
     ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx)\b.*"),
     ("py:.*", r"Path|Any|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
-    ("py:.*", r"OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work"),
+    ("py:.*", r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._Kind|.*\.Work"),
 ]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = f"Dovetail {release}"
 html_show_sphinx = False
 html_show_copyright = False

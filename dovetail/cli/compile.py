@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dovetail.cli import options as opt
-from dovetail.cli.console import INTERRUPTED, note, progress, say, show_table
+from dovetail.cli.console import INTERRUPTED, note, progress, say, short_name, show_table
 from dovetail.cli.options import option
 from dovetail.errors import BuildError, DovetailError, ModelError
 
@@ -84,13 +84,14 @@ def compile_model(
     if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
         raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
     with progress("starting") as report:
-        import dovetail.compile as compiler
         from dovetail.codegen.emit.project import write_project
+        from dovetail.compile import Options, sample_inputs
+        from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
 
         chosen, settings = target_with(target, cores, set_)
-        options = compiler.Options(
+        options = Options(
             policy=requant,
             rounding=RoundingMode(rounding) if rounding else None,
             shapes=shapes_of(shape),
@@ -110,13 +111,13 @@ def compile_model(
             arena=arena,
             pins=pins_of(pin, pins),
         )
-        compiled = compiler.compile_model(model, chosen, options, report)
+        compiled = compiled_of(model, chosen, options, report)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
 
             report("dumping launches")
-            dumped = dump_launches(compiled.unit, compiler.sample_inputs(compiled.graph), dump)
+            dumped = dump_launches(compiled.unit, sample_inputs(compiled.graph), dump)
         write_project(compiled.project, build, replace=force)
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
@@ -217,6 +218,7 @@ def explain(
     pipeline: opt.InPipeline = False,
     pin: opt.Pin = None,
     pins: opt.Pins = None,
+    whole_names: Annotated[bool, typer.Option("--whole-names", help="Do not shorten the model's names.")] = False,
 ) -> None:
     """Show where every operator goes, and why.
 
@@ -242,7 +244,7 @@ def explain(
     if as_json:
         say(json.dumps(data, indent=2))
         return
-    _print_placements(data["layers"])
+    _print_placements(data["layers"], whole_names)
     if found.assignment.schedule is not None:
         say(found.assignment.describe())
     if found.pipeline is not None:
@@ -251,10 +253,11 @@ def explain(
         say(stripes_sentence(found.striped, sum(region.macs for region in found.regions)))
 
 
-def _print_placements(layers: Sequence[Mapping[str, Any]]) -> None:
+def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) -> None:
     rows = []
     for layer in layers:
-        operators = "\n".join(layer["operators"]) or "(added by Dovetail)"
+        names = layer["operators"] if whole_names else map(short_name, layer["operators"])
+        operators = "\n".join(names) or "(added by Dovetail)"
         where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
         where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
         said = [layer["reason_not_offloaded"], *_compared(layer)]

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from dovetail import __version__
+        from dovetail.version import __version__
 
         typer.echo(f"dovetail {__version__}")
         raise typer.Exit

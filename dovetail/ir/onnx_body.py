@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from dovetail import __version__
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.version import __version__
 
 OPSET = 21
 """The version of the standard operators that are written."""

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from dovetail import __version__, kernels
+from dovetail import kernels
 from dovetail.errors import DovetailError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, Shape
@@ -19,6 +19,7 @@ from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_match
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
+from dovetail.version import __version__
 
 CONTEXT = (EARLY,)
 """Knobs that change nothing for a region alone, only beside other regions."""

@@ -47,6 +47,10 @@ class Board:
             raise BoardError(what, where=self.where, hint="give another --timeout")
 
 
+class LineGone(BoardError):
+    """The other end of a line is gone; it may come again."""
+
+
 class Link:
     """An open line, by its file descriptor, which is non-blocking and closed with it; `where` names it in messages.
     Raises BoardError where the other end is gone, or takes nothing."""
@@ -95,10 +99,10 @@ class Link:
             raise BoardError("the line is closed", where=self.where, hint="open it again")
         return self._file
 
-    def _gone(self, error: OSError | None) -> BoardError:
+    def _gone(self, error: OSError | None) -> LineGone:
         reason = f": {error.strerror}" if error is not None and error.strerror else ""
         hint = "see whether the board is powered and the cable or server is still there"
-        return BoardError(f"the other end of the line is gone{reason}", where=self.where, hint=hint)
+        return LineGone(f"the other end of the line is gone{reason}", where=self.where, hint=hint)
 
 
 def open_link(where: str) -> Link:

@@ -51,7 +51,7 @@ def read_inputs(path: Path, ports: Sequence[Mapping[str, Any]]) -> tuple[list[di
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, port: Mapping[str, Any]) -> Array:
     """Read one array after its header was found to be what the model wants."""
-    kind, expected = _dtype(port), list(port["shape"])
+    kind, expected = dtype_of(port), list(port["shape"])
 
     def accept(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         batch = list(shape[1:]) == expected and len(shape) == len(expected) + 1 and shape[0] > 0
@@ -68,7 +68,18 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, por
     return array
 
 
-def _check_values(array: Array, kind: DType, name: str, path: Path) -> None:
+def checked(array: Array, port: Mapping[str, Any], where: Path | str) -> Array:
+    """An array for one inference; raises InputError where it is not of the input's type and shape."""
+    kind, expected = dtype_of(port), list(port["shape"])
+    if array.dtype != kind.numpy or list(array.shape) != expected:
+        what = f"input '{port['name']}' must be {kind.numpy} {expected}, got {array.dtype} {list(array.shape)}"
+        hint = "reshape and convert the array, such as array.astype(...).reshape(...)"
+        raise InputError(what, where=str(where), hint=hint)
+    _check_values(array, kind, port["name"], where)
+    return array
+
+
+def _check_values(array: Array, kind: DType, name: str, path: Path | str) -> None:
     import numpy as np
 
     if not kind.is_integer:
@@ -104,7 +115,7 @@ def seeded_inputs(ports: Sequence[Mapping[str, Any]], seed: int = 0) -> dict[str
     generator = np.random.default_rng(seed)
     found: dict[str, Array] = {}
     for port in ports:
-        kind = _dtype(port)
+        kind = dtype_of(port)
         if kind.is_integer:
             found[port["name"]] = generator.integers(kind.low, kind.high + 1, port["shape"]).astype(kind.numpy)
         else:
@@ -154,7 +165,8 @@ def built(compiled: Compiled, target: Target) -> Iterator[Build]:
         yield open_build(Path(folder) / "build", target)
 
 
-def _dtype(port: Mapping[str, Any]) -> DType:
+def dtype_of(port: Mapping[str, Any]) -> DType:
+    """The element type of an input or output, as a build describes it."""
     from dovetail.ir.types import DType
 
     return next(kind for kind in DType if kind.text == port["dtype"])

@@ -22,7 +22,7 @@ from typing import Literal
 
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, replace_file
+from dovetail.files import default_cache, is_sealed, replace_file, seal
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -254,7 +254,7 @@ class _Work:
         text = (self.compiler.version, named, source.suffix)
         key = digest(*(part.encode() for part in text), content, self.headers.encode())
         made = self.cache / f"{key}.o"
-        if not made.exists():
+        if not is_sealed(made):
             self._run([*flags, "-c", str(source)], made)
         return made
 
@@ -269,7 +269,7 @@ class _Work:
         named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
         parts = (self.compiler.version, named, script, *(path.stem for path in objects))
         made = self.cache / f"{digest(*(part.encode() for part in parts))}{suffix}"
-        if not made.exists():
+        if not is_sealed(made):
             self._run([*flags, *map(str, objects), *last], made)
         return made
 
@@ -283,6 +283,7 @@ class _Work:
                 raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
             output.chmod(0o644)
             os.replace(output, made)
+            seal(made)
 
 
 def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from dovetail import __version__
 from dovetail.codegen.emit.project import write_files
 from dovetail.codegen.emit.unit import Unit, addressed_operands
 from dovetail.errors import TargetError
@@ -27,6 +26,7 @@ from dovetail.ir.types import Array
 from dovetail.program.interpret import Observed, observe
 from dovetail.program.ir import View, store
 from dovetail.target.description import Command
+from dovetail.version import __version__
 
 SCHEMA = 1
 _ALIGNMENT = 256

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dovetail import __version__
 from dovetail.codegen.emit.unit import Unit, dma_rows, dma_transfers
 from dovetail.ir.graph import Graph, Node
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Move, Program, Role, View, queue_of, reads, writes
@@ -27,6 +26,7 @@ from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.allocate import Order, pieces, touches
 from dovetail.schedule.stripe import Striped
 from dovetail.target.description import Target
+from dovetail.version import __version__
 
 PLAN = "dovetail-plan.json"
 """Name of the file in a build."""

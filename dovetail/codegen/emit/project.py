@@ -14,7 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dovetail import __version__
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
@@ -28,6 +27,7 @@ from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
 from dovetail.program.ir import Launch, View
 from dovetail.target.description import Deployed, Engine, Launched, Target
+from dovetail.version import __version__
 
 MANIFEST = "dovetail.json"
 """Name of the file that describes a build."""

@@ -1,0 +1,249 @@
+"""Dovetail from a Python program: compile a model, run the build, look at its costs.
+
+    import dovetail
+
+    build = dovetail.compile("net.tflite", target="ne16")
+    run = build.run({"input": image})
+    print(run.outputs[0], run.cycles)
+
+Every error is a `dovetail.DovetailError` that says what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+import dovetail.run as running
+from dovetail.codegen.emit.project import write_project
+from dovetail.compile import Options, compile_model
+from dovetail.errors import DovetailError
+from dovetail.ir.boundary import Steps
+from dovetail.ir.types import Array, DType
+from dovetail.sim.line import Board
+from dovetail.target.description import Target, with_cores
+from dovetail.targets import load_target
+from dovetail.targets.fields import changed, settings_of
+from dovetail.tools import prove
+from dovetail.tools.arrays import checked, dtype_of, seeded_inputs
+from dovetail.tools.report import Report, make_report, print_report
+from dovetail.tools.report.detail import detail
+from dovetail.tools.report.page import page
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Simulator = Literal["iss", "rtl", "host"]
+"""The simulated chip; the same with engines in Verilog; the C code on this computer."""
+Inputs = Mapping[str, ArrayLike]
+"""Of one inference: an array for each input, by the model's tensor names."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a network."""
+
+    name: str
+    """The model's tensor."""
+    shape: tuple[int, ...]
+    dtype: DType
+    steps: Steps | None
+    """What its integers stand for; None where they are no numbers with one scale."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a build computed, and what that cost."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    """Of each inference, by the model's tensor names."""
+    report: Report
+    """Cycles, bytes and MACs, in total and layer by layer; `report.to_json()` gives plain values."""
+    proof: str
+    """A sentence on how the outputs were compared; empty where they were not."""
+    _result: running.RunResult = field(repr=False)
+
+    @property
+    def cycles(self) -> int | None:
+        """Of the first inference; None on the host, where there is no such time."""
+        return self.report.cycles["total"]
+
+    def print(self, console: Console | None = None) -> None:
+        """Print the table of `dovetail run`, as wide as it needs if no console is given."""
+        from rich.console import Console
+
+        print_report(self.report, console or Console(width=160))
+
+    def page(self) -> str:
+        """The HTML page of `dovetail report`: where time, memory and bytes go."""
+        return page(detail(self._result))
+
+
+@dataclass(frozen=True)
+class Build:
+    """A C project on disk, and the machine it was made for."""
+
+    folder: Path
+    notes: tuple[str, ...]
+    """What was taken for granted, and what a user should know, in sentences."""
+    _build: running.Build = field(repr=False)
+    _kept: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+    """The folder it lies in, where that goes with the build."""
+
+    @property
+    def target(self) -> Target:
+        """The machine."""
+        return self._build.target
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """In the order of the header."""
+        return _ports(self._build, "inputs")
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """In the order of the header."""
+        return _ports(self._build, "outputs")
+
+    def quantize(self, name: str, reals: ArrayLike) -> Array:
+        """Real numbers as the integers of an input (or output), as the header's function rounds them.
+
+        Args:
+            name: the model's tensor.
+            reals: of any shape, taken as float32.
+
+        Raises:
+            DovetailError: there is no such tensor, or its integers have no scale.
+        """
+        port, steps = self._scaled(name)
+        return steps.quantize(np.asarray(reals, np.float32), port.dtype)
+
+    def dequantize(self, name: str, integers: ArrayLike) -> Array:
+        """The real numbers, float32, that integers of an output (or input) stand for; errors as `quantize`."""
+        port, steps = self._scaled(name)
+        return steps.dequantize(np.asarray(integers, port.dtype.numpy))
+
+    def run(
+        self,
+        inputs: Inputs | Sequence[Inputs] | None = None,
+        *,
+        simulator: Simulator | None = None,
+        board: Board | None = None,
+        core: str = "",
+        check: bool = True,
+    ) -> Run:
+        """Run inferences, one after the other, and compare their outputs with the integer graph.
+
+        Args:
+            inputs: of one inference or of several, of exactly the model's shapes and types; None for random numbers
+                with seed 0.
+            simulator: None for the simulated chip, or this computer where it is the core.
+            board: what to run on instead.
+            core: with the simulator "rtl", a core that is Verilog too.
+            check: compare the outputs.
+
+        Raises:
+            DovetailError: an input is not what the model wants, an output is not what the network means, or the run
+                fails.
+        """
+        ports = self._build.manifest["inputs"]
+        given = [seeded_inputs(ports)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
+        sets = [_checked(one, ports) for one in given]
+        if not sets:
+            raise DovetailError("there is no inference to run", where="inputs", hint="give at least one")
+        result = running.run_build(self._build, simulator, sets, board=board, core=core)
+        proof = prove.prove(result, prove.read_graph(self._build), sets) if check else ""
+        return Run(result.outputs, make_report(result), proof, result)
+
+    def _scaled(self, name: str) -> tuple[Port, Steps]:
+        ports = {port.name: port for port in (*self.outputs, *self.inputs)}
+        if name not in ports:
+            hint = f"it has {', '.join(ports)}"
+            raise DovetailError(f"there is no input or output '{name}'", where=str(self.folder), hint=hint)
+        steps = ports[name].steps
+        if steps is None:
+            what = f"'{name}' is {ports[name].dtype}, without one scale for all its values"
+            raise DovetailError(what, where=str(self.folder), hint="use the values as they are")
+        return ports[name], steps
+
+
+def compile(
+    model: str | Path,
+    target: str | Target = "riscv",
+    folder: str | Path | None = None,
+    *,
+    options: Options | None = None,
+    settings: Mapping[str, float | str] | None = None,
+    cores: int | None = None,
+    replace_folder: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Build:
+    """Compile a model to a C project, verified on the way.
+
+    Args:
+        model: a .tflite, .onnx, .keras or .h5 file.
+        target: a name of `dovetail.targets.BUILT_IN`, the path of a target file, or a `Target`.
+        folder: of the project; None for one that is there as long as the build is.
+        options: the other options of `dovetail compile`.
+        settings: numbers of the target to change, such as {"ram.size": "16M"}.
+        cores: like the target's own, that share every layer; None for the target's number.
+        replace_folder: replace the build that is already there.
+        progress: told what is being done.
+
+    Raises:
+        DovetailError: the model, the target or the memories do not allow it.
+    """
+    machine = with_cores(target if isinstance(target, Target) else load_target(target), cores)
+    numbers = settings_of(machine, [f"{name}={value}" for name, value in (settings or {}).items()])
+    machine = changed(machine, numbers) if numbers else machine
+    said: list[str] = []
+    asked = options or Options()
+
+    def tell(sentence: str) -> None:
+        said.append(sentence)
+        asked.tell(sentence)
+
+    compiled = compile_model(Path(model), machine, replace(asked, settings=numbers, tell=tell), progress)
+    kept = None if folder is not None else TemporaryDirectory(prefix="dovetail-")
+    place = Path(folder) if folder is not None else Path(kept.name) / "build" if kept else Path()
+    write_project(compiled.project, place, replace=replace_folder)
+    built = running.open_build(place, machine)
+    return Build(place, (*said, *compiled.unit.notes), built, kept)
+
+
+def open_build(folder: str | Path, target: str | Target | None = None) -> Build:
+    """A build that is there already.
+
+    Args:
+        folder: made by `compile` or `dovetail compile`.
+        target: needed where it was made for a target of a file of your own.
+
+    Raises:
+        DovetailError: it is no build, or one for another target.
+    """
+    machine = load_target(target) if isinstance(target, str) else target
+    return Build(Path(folder), (), running.open_build(Path(folder), machine))
+
+
+def _ports(build: running.Build, kind: str) -> tuple[Port, ...]:
+    found = []
+    for port in build.manifest[kind]:
+        scale, zero_point = port.get("scale"), port.get("zero_point")
+        steps = None if scale is None or zero_point is None else Steps(float(scale), int(zero_point))
+        found.append(Port(port["name"], tuple(port["shape"]), dtype_of(port), steps))
+    return tuple(found)
+
+
+def _checked(given: Inputs, ports: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """The arrays of one inference; raises DovetailError where they are not what the model wants."""
+    names = [str(port["name"]) for port in ports]
+    if set(given) != set(names):
+        what = f"expected the inputs {', '.join(names)}, got {', '.join(sorted(given)) or 'none'}"
+        raise DovetailError(what, where="inputs", hint="name each array as the model does")
+    return {name: checked(np.asarray(given[name]), port, "inputs") for name, port in zip(names, ports, strict=True)}
