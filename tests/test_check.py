@@ -198,6 +198,13 @@ def test_both_sides_of_every_limit_are_tried(tmp_path: Path) -> None:
     assert all(not asked.failures for case in cases if case.taken if (asked := ask(offload, case.point)))
 
 
+def test_it_may_stop_behind_the_first_offload_with_findings(tmp_path: Path) -> None:
+    target = port(tmp_path, "np.int64) + bias", "np.int64)")
+    every, first = (check(target, replace(order("dense", "convolution"), first=stop)) for stop in (False, True))
+    assert (len(every.tested), len(first.tested)) == (2, 1)
+    assert finding_text(first.findings[0]) == finding_text(replace(every.findings[0], also=()))
+
+
 def test_reports_for_ci(tmp_path: Path) -> None:
     found = check(port(tmp_path, "np.int64) + bias", "np.int64)"), order("dense"))
     suite = ElementTree.fromstring(junit(found))

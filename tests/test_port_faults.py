@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,25 @@ def test_every_port_has_every_fault(tmp_path: Path) -> None:
         assert [fault.name for fault in FAULTS.values() if fault.port == port] == names
     for number, fault in enumerate(FAULTS.values()):
         KIT.planted(fault, tmp_path / str(number))  # raises where an edit no longer fits
+
+
+def test_what_was_found_is_kept_until_its_content_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, kept, tried = FAULTS["diana bias"], tmp_path / "new" / "kept.jsonl", []
+
+    def apart(fault: Any) -> Any:
+        tried.append(fault.key)
+        return KIT.Found("it is forgotten", True, 1)
+
+    monkeypatch.setattr(KIT, "apart", apart)
+    first = KIT.looked_up(fault, kept, False)
+    assert KIT.looked_up(fault, kept, False) == first and tried == ["diana:bias"]
+    other = replace(fault, edits=(*fault.edits, ("device.py", "WORDS = 4", "WORDS = 8")))
+    assert KIT.looked_up(other, kept, True) == first and tried == ["diana:bias"]
+    assert KIT.looked_up(other, kept, False).digest != first.digest and len(tried) == 2
+    rows = {("diana", "bias"): (fault, first)}
+    assert not any("Measured" in line for line in KIT.table(rows))
+    old = {("diana", "bias"): (fault, replace(first, digest="", revision="abc1"))}
+    assert list(KIT.table(old))[-1].strip() == "Measured at revision abc1: diana:bias."
 
 
 def first_suspicion(fault: str, offload: str, simulator: str, folder: Path) -> str:
