@@ -243,7 +243,8 @@ def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
         if found.digest != digest(fault):
             old.setdefault(found.revision, []).append(fault.key)
     for number, keys in old.items():
-        yield f"\nMeasured at revision {number}: {', '.join(keys)}."
+        which = "" if len(keys) == len(rows) else f": {', '.join(keys)}"
+        yield f"\nMeasured at revision {number}{which}."
 
 
 def _kept(file: Path) -> dict[str, list[Found]]:

@@ -83,7 +83,9 @@ def test_what_was_found_is_kept_until_its_content_changes(tmp_path: Path, monkey
     rows = {("diana", "bias"): (fault, first)}
     assert not any("Measured" in line for line in KIT.table(rows))
     old = {("diana", "bias"): (fault, replace(first, digest="", revision="abc1"))}
-    assert list(KIT.table(old))[-1].strip() == "Measured at revision abc1: diana:bias."
+    assert list(KIT.table(old))[-1].strip() == "Measured at revision abc1."
+    both = {**old, ("diana", "sign"): (FAULTS["diana sign"], KIT.looked_up(FAULTS["diana sign"], kept, False))}
+    assert list(KIT.table(both))[-1].strip() == "Measured at revision abc1: diana:bias."
 
 
 def first_suspicion(fault: str, offload: str, simulator: str, folder: Path) -> str:
