@@ -306,6 +306,7 @@ def tune(
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
     timeout: opt.BoardTimeout = 60.0,
+    secret: opt.BoardSecret = None,
 ) -> None:
     """Search for tiles, orders and places that take fewer cycles.
 
@@ -314,8 +315,10 @@ def tune(
     Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
 
     Example: dovetail tune net.tflite --target ne16 --on tcp:lab:4000 --board-io uart.c --load 'flash.sh {elf}'
+
+    Example: dovetail tune net.tflite --target ne16 --on agent:lab/bench1,agent:lab/bench2 --board-io uart.c
     """
-    board = opt.board_of(on, io, load, timeout)
+    boards = [opt.board_of(name, io, load, timeout, secret) for name in (on.split(",") if on is not None else [None])]
     stem = f"{model.stem}.{Path(target).stem}"
     file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
     with progress("starting") as show:
@@ -333,12 +336,12 @@ def tune(
                 log=log,
                 trials=trials,
                 options=Options(requant, RoundingMode(rounding) if rounding else None),
-                measure=_measure(target, measure, board is not None),
+                measure=_measure(target, measure, on is not None),
                 layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
                 seed=seed,
                 jobs=jobs,
                 scheduler=scheduler,
-                board=board,
+                boards=tuple(board for board in boards if board is not None),
             )
             tuned = tuner.tune(request, _shown(show), note)
         except KeyboardInterrupt:

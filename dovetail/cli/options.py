@@ -103,13 +103,21 @@ ReplaceFiles = Annotated[bool, typer.Option("--force", help="Replace what is alr
 
 On = Annotated[
     str | None,
-    option("--on", metavar="BOARD", help="Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT]."),
+    option(
+        "--on",
+        metavar="BOARD",
+        help="Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT], agent:HOST[:PORT]/BOARD.",
+    ),
 ]
 BoardIo = Annotated[
     Path | None, option("--board-io", help="With --on: make its firmware with this C file (see runtime/board.h).")
 ]
 BoardLoad = Annotated[
     str | None, option("--load", metavar="COMMAND", help="With --on: load the firmware, {elf}, by this command.")
+]
+BoardSecret = Annotated[
+    Path | None,
+    option("--secret", envvar="DOVETAIL_SECRET", help="With --on agent: the file of its secret."),
 ]
 BoardTimeout = Annotated[float, typer.Option("--timeout", help="With --on: seconds an inference may take.")]
 
@@ -122,12 +130,12 @@ DataResize = Annotated[bool, typer.Option("--resize", help="Scale images of anot
 Samples = Annotated[int, typer.Option(help="Samples read, from the first.", min=1)]
 
 
-def board_of(on: str | None, io: Path | None, load: str | None, timeout: float) -> Board | None:
+def board_of(on: str | None, io: Path | None, load: str | None, timeout: float, secret: Path | None) -> Board | None:
     """The board of these options; None without --on. Raises DovetailError."""
     if on is not None:
         from dovetail.sim.line import Board
 
-        return Board(on, io, load or "", timeout)
+        return Board(on, io, load or "", timeout, secret)
     if io is not None or load is not None:
         raise DovetailError(
             "these options are about a board, and none is given", where="--board-io, --load", hint="add --on BOARD"

@@ -47,6 +47,7 @@ def run(
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
     timeout: opt.BoardTimeout = 60.0,
+    secret: opt.BoardSecret = None,
     check: Annotated[bool, typer.Option(help="Compare the outputs with the integer graph in the build.")] = True,
     check_layers: Annotated[
         bool,
@@ -64,8 +65,10 @@ def run(
     Example: dovetail run build/net --on serial:/dev/ttyUSB0:921600
 
     Example: dovetail run build/net --on gdb:localhost:3333 --board-io uart.c
+
+    Example: dovetail run build/net --on agent:lab/bench1 --secret lab.secret
     """
-    board = opt.board_of(on, io, load, timeout)
+    board = opt.board_of(on, io, load, timeout, secret)
     if check_layers and (board or not check):
         what = "layers are compared on a simulator, and only where outputs are"
         raise DovetailError(what, where="--check-layers", hint="leave out --on and --no-check")

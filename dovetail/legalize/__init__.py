@@ -31,6 +31,7 @@ from dovetail.legalize.requantisation import (
     split_bias,
     through_converter,
 )
+from dovetail.legalize.together import results_together
 from dovetail.target.description import Policy
 
 Stage = Callable[[str, Graph, int], None]
@@ -68,6 +69,7 @@ __all__ = [
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",
+    "results_together",
     "split_bias",
     "stride_as_slice",
     "through_converter",

@@ -17,12 +17,14 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BoardError
+from dovetail.sim.agent import open_agent
 from dovetail.sim.gdb import GdbSession, server_of
 from dovetail.sim.line import Board, BoardSession, LineGone, Link, open_link
 
@@ -125,8 +127,12 @@ class FrameSession(BoardSession):
     so many layers; the longest inference may take `timeout` seconds. Raises BoardError where it does not answer, or is
     made from something else."""
 
-    def __init__(self, link: Link, digest: str, layers: int, timeout: float) -> None:
+    def __init__(
+        self, link: Link, digest: str, layers: int, timeout: float, again: Callable[[], Link] | None = None
+    ) -> None:
+        """`again` opens the line once more; as the link's name says, if not given."""
         super().__init__(link)
+        self._again = again or (lambda: open_link(link.where))
         self._timeout, self._decoder = timeout, Decoder()
         self._sequence = self._number = self._heard = 0
         self.repeated = 0
@@ -213,7 +219,7 @@ class FrameSession(BoardSession):
         while time.monotonic() < deadline:
             self._link.close()
             try:
-                self._link, self._decoder = open_link(self._link.where), Decoder()
+                self._link, self._decoder = self._again(), Decoder()
                 frame = self._answer(request, _ANSWER_SECONDS)
             except BoardError:  # not there yet, or gone again
                 time.sleep(_PAUSE_SECONDS)
@@ -257,20 +263,24 @@ def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -
         DovetailError: it cannot be reached, does not answer, or has another firmware.
     """
     if board.load:
-        _load(board, elf)
-    debugger = board.where.partition(":")[0] == "gdb"
-    link = server_of(board, elf) if debugger else open_link(board.where)
+        load_firmware(board, elf)
+    kind = board.where.partition(":")[0]
+    opened = partial(open_agent, board, secrets.token_hex(16)) if kind == "agent" else partial(open_link, board.where)
+    if kind == "gdb":
+        link = server_of(board, elf)
+    else:
+        link = opened(elf.read_bytes()) if kind == "agent" and board.io is not None else opened()
     try:
-        if debugger:
+        if kind == "gdb":
             return GdbSession(link, manifest, isa, elf, board.timeout)
-        return FrameSession(link, str(manifest["digest"]), len(manifest["layers"]), board.timeout)
+        return FrameSession(link, str(manifest["digest"]), len(manifest["layers"]), board.timeout, opened)
     except BaseException:
         link.close()
         raise
 
 
-def _load(board: Board, elf: Path) -> None:
-    """Run the user's command that loads the firmware."""
+def load_firmware(board: Board, elf: Path) -> None:
+    """Run the user's command that loads the firmware; raises BoardError where it fails."""
     if not elf.is_file():
         hint = "give --board-io FILE.c, or make board in the build first"
         raise BoardError(f"there is no firmware {elf} to load", where=board.where, hint=hint)

@@ -17,7 +17,7 @@ from pathlib import Path
 from dovetail.errors import BoardError
 from dovetail.sim.protocol import Buffers, InferenceResult, Marker, SimulationResult, Simulator
 
-KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]")
+KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]", "agent:HOST[:PORT]/BOARD")
 """How a board is named."""
 DEFAULT_BAUD = 115_200
 _CONNECT_SECONDS = 5.0
@@ -39,6 +39,8 @@ class Board:
     """Command that brings the firmware to the board, with {elf} for its file; empty where it is there already."""
     timeout: float = 60.0
     """Seconds the longest inference may take."""
+    secret: Path | None = None
+    """File with what its agent asks for; None without an agent."""
 
     def check(self) -> None:
         """Raise BoardError where the time-out makes no sense."""
@@ -87,6 +89,10 @@ class Link:
         if not content:
             raise self._gone(None)
         return content
+
+    def fileno(self) -> int:
+        """The file descriptor, for `select`; raises BoardError where it is closed."""
+        return self._open()
 
     def close(self) -> None:
         """Close the line; may be called again."""

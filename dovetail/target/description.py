@@ -15,7 +15,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, dense_steps
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
 
@@ -150,6 +150,25 @@ class Streams:
 
 
 @dataclass(frozen=True)
+class KernelCycles:
+    """About how long Dovetail's own kernels take on a core, where they are compared with engines and libraries. As they
+    are, what RV32IMC shows in the simulator `iss`; a core with instructions of its own has others."""
+
+    mac: float = 3.0
+    """Cycles of a multiply-accumulate."""
+    element: float = 2.0
+    """Of an element of each operator's result."""
+    requantise: float = 14.0
+    """What a requantisation of an element adds."""
+    tap: float = 3.8
+    """Of an element of a pool's windows, where these overlap."""
+    window: float = 10.0
+    """Of a pixel of such windows."""
+    reduced: float = 2.7
+    """Of an element of a reduction, or of windows that do not overlap."""
+
+
+@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -175,6 +194,8 @@ class Core:
     packs: bool = False
     """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
     instructions. (Beside engines that take them so, its kernels do in any case.)"""
+    kernels: KernelCycles = field(default_factory=KernelCycles)
+    """About how long its kernels take: what engines and libraries must be faster than to be used."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -242,6 +263,18 @@ class Operand:
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
     operand in (along each axis of the logical shape if that is row-major)."""
+
+
+def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    """Where each result of a pattern made with `together` lies, in its order; the strides are along its own axes."""
+    joint, first, found = match.nodes["together"], operands["result"].address, []
+    for flat in joint.inputs:
+        (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
+        kind = match.graph.types[value]
+        size = kind.dtype.numpy.itemsize
+        found.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
+        first += kind.nbytes
+    return tuple(found)
 
 
 @dataclass(frozen=True)

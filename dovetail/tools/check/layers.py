@@ -16,7 +16,7 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requanti
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.description import Cases
@@ -101,6 +101,8 @@ class Making:
     arrays: dict[str, Array] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     """Leaf -> value, of run-time operands."""
+    parts: dict[int, str] = field(default_factory=dict)
+    """What was made of each part of the pattern, by identity: one that stands there twice is one value."""
     used: dict[str, None] = field(default_factory=dict)
     work: int = 0
     matrix: bool = False
@@ -240,7 +242,9 @@ def _make(making: Making, part: Pattern) -> str:
         return _make(making, part.inputs[0])
     if maker is None:
         raise Underivable(f"no layer is made with {part.operator.__name__}")
-    return maker(making, part)
+    if id(part) not in making.parts:
+        making.parts[id(part)] = maker(making, part)
+    return making.parts[id(part)]
 
 
 def _leaf(making: Making, leaf: Leaf, along: int = 0, more: int = 0) -> str:
@@ -413,7 +417,15 @@ def _slice(making: Making, part: Apply) -> str:
     return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
 
 
+def _flat(making: Making, part: Apply) -> str:
+    """One of several results of a launch."""
+    x = _make(making, part.inputs[0])
+    return making.add(Reshape((making.builder.type_of(x).elements,)), x)
+
+
 def _concat(making: Making, part: Apply) -> str:
+    if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
+        return making.add(Concat(0), *_operands(making, part))
     along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
     parts = []
     for number, one in enumerate(part.inputs):
@@ -438,5 +450,6 @@ _MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
     Lookup: _lookup,
     Transpose: lambda m, part: m.add(Transpose(ORDERS[m.get(f"order:{part.name}")]), *_operands(m, part)),
     Slice: _slice,
+    Reshape: _flat,
     Concat: _concat,
 }
