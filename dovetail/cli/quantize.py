@@ -33,7 +33,9 @@ def quantize(
     model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
     data: opt.Data,
     target: opt.TargetName,
-    result: Annotated[Path, option("--output", "-o", help="The .onnx file to write.")],
+    output: Annotated[
+        Path | None, option("--output", "-o", help="The .onnx file to write; MODEL_WIDTH.onnx if not given.")
+    ] = None,
     weights: Annotated[Literal["int8", "int4", "int2", "mixed"], typer.Option(help="Width of the weights.")] = "int8",
     width: Annotated[
         list[str] | None,
@@ -95,7 +97,7 @@ def quantize(
 
     To what the target takes; the result is plain ONNX.
 
-    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4
 
     Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
 
@@ -103,6 +105,7 @@ def quantize(
     """
     mixed = "mixed" in (weights, activations)
     _check_together(mixed, budget, {"--plot": plot, "--validation": None if compare else validation})
+    result = output or Path(f"{model.stem}_{weights}.onnx")
     if result.suffix.lower() != ".onnx":
         raise DovetailError(
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"

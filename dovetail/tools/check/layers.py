@@ -36,13 +36,13 @@ SIZES = {
 PADS = ("top", "bottom", "left", "right")
 LEAST = {name: 0 if name in PADS else 1 for name in SIZES}
 """The least each may be."""
-TYPES = (DType.INT8, DType.UINT8, DType.INT16)
+TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
 WEIGHTS = (DType.INT8, DType.INT4, DType.INT2)
 RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-32, 31))
 """Limits of a clip before those of its type."""
 NUMBERS: dict[str, tuple[int, ...]] = {
     **{"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3)},
-    **dict.fromkeys(("type", "weight_type"), (0, 1, 2)),
+    **{"type": tuple(range(len(TYPES))), "weight_type": tuple(range(len(WEIGHTS)))},
     "rounding": tuple(range(len(Rounding))),
     **{"per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0), "x": (1, 0)},
     **{"multiplier": (0, 1, 2, 3), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
@@ -58,7 +58,13 @@ ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
 FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
 """Functions of two integers."""
 OWN: dict[str, tuple[int, ...]] = {
-    **{"range": (0, 1, 2, 3, 4), "result": (0, 1, 2), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0)},
+    **{
+        "range": (0, 1, 2, 3, 4),
+        "result": tuple(range(len(TYPES))),
+        "scale": (0, 1),
+        "offset": (0, 1, 2),
+        "with": (1, 0),
+    },
     **{"order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS)))},
     **{"along": (3, 1, 2, 0), "unequal": (1, 0), "first": (0, 1, 3)},
 }
@@ -102,6 +108,8 @@ class Making:
     used: dict[str, None] = field(default_factory=dict)
     work: int = 0
     matrix: bool = False
+    result: DType = DType.INT8
+    """What is being made ends in."""
 
     def get(self, axis: str) -> int:
         """The setting of an axis, which is thereby one that matters."""
@@ -276,10 +284,16 @@ def _weights(making: Making, shape: tuple[int, ...]) -> str:
     return making.constant("weights", array.astype(dtype.numpy), dtype)
 
 
+def _zero(making: Making, axis: str, dtype: DType) -> int:
+    """A zero point, or the nearest number the type has."""
+    return max(dtype.low, min(making.get(axis), dtype.high))
+
+
 def _linear(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     channels, outputs = making.builder.type_of(x).shape[-1], 0
-    zeros = {"input_zero_point": making.get("input_zero"), "weight_zero_point": making.get("weight_zero")}
+    dtype = making.builder.type_of(x).dtype
+    zeros = {"input_zero_point": _zero(making, "input_zero", dtype), "weight_zero_point": making.get("weight_zero")}
     operator: Operator
     if part.operator is FullyConnected:
         outputs = making.get("outputs")
@@ -299,7 +313,7 @@ def _linear(making: Making, part: Apply) -> str:
     if len(part.inputs) < 3:
         return making.add(operator, x, weights)
     bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
-    wide = DType.INT64 if making.builder.type_of(x).dtype is DType.INT16 else DType.INT32
+    wide = DType.INT64 if dtype is DType.INT16 else DType.INT32
     return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
 
 
@@ -339,16 +353,23 @@ def _pad(making: Making, part: Apply) -> str:
     pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
     if part.optional and not any(pads):
         return x
-    value = making.get("input_zero") + making.get("pad_offset")
+    dtype = making.builder.type_of(x).dtype
+    zero, offset = _zero(making, "input_zero", dtype), making.get("pad_offset")
+    value = zero + offset if zero + offset <= dtype.high else max(zero - offset, dtype.low)
     return making.add(Pad((0, *pads[:2], 0), (0, *pads[2:], 0), value), x)
 
 
 def _spread(making: Making, value: str) -> Array:
-    """What each channel of sums is to be multiplied with so that the results fill a byte."""
+    """What each channel of sums is to be multiplied with so that the results fill a byte, or a narrower type."""
     sums = making.arrays[value].astype(np.float64)
     across = tuple(range(sums.ndim - 1))
     width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
-    factors = 70.0 / np.maximum(width, 1.0) * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    factors = (
+        70.0
+        / 2.0 ** max(8 - making.result.bits, 0)
+        / np.maximum(width, 1.0)
+        * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    )
     return np.asarray(factors if making.get("per_channel") else factors[:1])
 
 
@@ -359,7 +380,7 @@ def _requantize(making: Making, part: Apply) -> str:
     whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
     multiplier = (whole << 31 - bits).astype(np.int32)
     rounding = tuple(Rounding)[making.get("rounding")]
-    operator = Requantize(rounding, output_zero_point=making.get("output_zero"))
+    operator = Requantize(rounding, output_zero_point=_zero(making, "output_zero", making.result))
     constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
     return making.add(operator, x, *(making.constant(name, array) for name, array in constants.items()))
 
@@ -382,9 +403,12 @@ def _scale_shift(making: Making, part: Apply) -> str:
 
 
 def _clip(making: Making, part: Apply) -> str:
-    x = _make(making, part.inputs[0])
-    inner = isinstance(part.inputs[0], Leaf)
-    dtype = making.builder.type_of(x).dtype if inner else TYPES[making.get(f"result:{part.name}")]
+    if isinstance(part.inputs[0], Leaf):
+        x = _make(making, part.inputs[0])
+        dtype = making.builder.type_of(x).dtype
+    else:
+        dtype = making.result = TYPES[making.get(f"result:{part.name}")]
+        x = _make(making, part.inputs[0])
     low, high = RANGES[making.get(f"range:{part.name}")]
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
@@ -394,7 +418,8 @@ def _pool(making: Making, part: Apply) -> str:
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
     if part.operator is SumPool2d:
-        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), making.get("input_zero")), x)
+        zero = _zero(making, "input_zero", making.builder.type_of(x).dtype)
+        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), zero), x)
     kind = MaxPool2d if part.operator is MaxPool2d else AveragePool2d
     return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
 
