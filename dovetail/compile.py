@@ -17,12 +17,14 @@ from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.redundant import Redundant, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
+from dovetail.operators import combined
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
@@ -57,6 +59,8 @@ class Options:
     format."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Of inputs whose sizes the model leaves open, by name."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """The user's own, beside those of the target and those bundled."""
     integer_inputs: bool = False
     """Take inputs as the integers the network computes with, where a float input is only quantised."""
     integer_outputs: bool = False
@@ -138,7 +142,8 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
-    graph = simplify(load_model(model, options.shapes, options.tell))
+    operators = combined(target.operators, options.operators)
+    graph = simplify(load_model(model, options.shapes, options.tell, operators))
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
@@ -342,10 +347,13 @@ def _policy(target: Target, options: Options) -> Policy:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants, code and stacks take, by the name of the memory."""
+    """Bytes of each memory that constants, code, stacks and kernels' own room take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
     found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
-    found[target.values] = found.get(target.values, 0) + _stacks(target)
+    types = graph.types
+    rooms = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
+    room = sum(-(-size // 8) * 8 for size in rooms)
+    found[target.values] = found.get(target.values, 0) + _stacks(target) + room
     return found
 
 

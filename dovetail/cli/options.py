@@ -11,6 +11,7 @@ import typer
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
+    from dovetail.operators import UserOperator
     from dovetail.sim.line import Board
 
 argument = partial(typer.Argument, show_default=False)
@@ -39,6 +40,9 @@ Rounding = Annotated[
 Shapes = Annotated[
     list[str] | None,
     option("--shape", metavar="NAME=1,3,32,32", help="The shape of an input whose sizes the model leaves open."),
+]
+Operators = Annotated[
+    Path | None, option("--operators", metavar="FILE", help="A Python file that defines operators of your own.")
 ]
 Ends = Literal["model", "int8"]
 IntegerInputs = Annotated[
@@ -148,3 +152,10 @@ def board_of(on: str | None, io: Path | None, load: str | None, timeout: float, 
             "these options are about a board, and none is given", where="--board-io, --load", hint="add --on BOARD"
         )
     return None
+
+
+def operators_of(file: Path | None) -> tuple[type[UserOperator], ...]:
+    """The operators of a user's file, none without one; raises DovetailError."""
+    from dovetail.operators import load_operators
+
+    return load_operators(file) if file else ()

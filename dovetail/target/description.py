@@ -15,6 +15,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, dense_steps
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
@@ -553,6 +554,9 @@ class Quantisation:
     activation_bits: tuple[int, ...] = (8,)
     """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
     gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
+    wide_sums: bool = False
+    """Layers keep their sums in 32 bits, so that in a transformer's residual stream their results may have 16 bits as
+    what the core computes there has; else they have 8."""
 
 
 @dataclass(frozen=True)
@@ -608,6 +612,8 @@ class Target:
     workers: tuple[Core, ...] = ()
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """Operators of the port's own that models may have (docs/own_operators.md)."""
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""

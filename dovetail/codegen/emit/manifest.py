@@ -118,7 +118,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
     return {
         "dovetail": __version__,
         "entry": f"{unit.model}_run",
-        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
+        "uses_float": any(k.foreign or any(p.c_type == "float" for p in k.told) for k in unit.kernels),
         "model_prefix": unit.model,
         "arena": unit.shared_arena,
         "optimize": unit.optimize.value,
