@@ -17,12 +17,16 @@ from dovetail.errors import ModelError, SimulationError, TargetError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.targets import load_target
-from dovetail.targets.maeri.config import MaeriConfig, Rules, load_rules
-from dovetail.targets.maeri.listing import Item, Order, Segment, arrange, busy
-from dovetail.targets.maeri.network import bound, network
+from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.order import Item, Order, Segment, busy
+from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
-from dovetail.targets.maeri.timing import Range, Tile
+from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.tree import Range
 from networks import ORDERED, limited_net
 
 Made = tuple[Graph, Mapping[str, Array]]

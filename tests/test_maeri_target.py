@@ -25,7 +25,7 @@ from dovetail.targets.maeri.device import MaeriDevice, Register
 from dovetail.targets.maeri.image import phases, tree_words
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.task import Stage, Strided, Task, decode, encode
+from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, decode, encode
 from dovetail.tools import zoo
 from firmware import require_chip
 from test_end_to_end import network_file, run, stored
@@ -200,7 +200,7 @@ def test_rules_of_a_target_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """They hold where no file is given."""
     (tmp_path / "mine.py").write_text(
         "from dovetail.targets.maeri import target\nfrom dovetail.targets.maeri.config import MaeriConfig\n"
-        "from dovetail.targets.maeri.config import Rules\n"
+        "from dovetail.targets.maeri.rules import Rules\n"
         "TARGET = target(MaeriConfig(), 'mine', Rules(apart=(('nothing', 'nowhere'),)))\n"
     )
     (tmp_path / "free.yaml").write_text("before: []\n")
@@ -224,7 +224,7 @@ def test_tasks_survive_their_words() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, False, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first)
+    task = Task(net.works[0].layer, Kind.CONVOLUTION, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first)
     assert decode(encode(task)) == task
     staged = replace(task, padding=(1, 2, 3, 4), stage=Stage(256, -3, -128, 127, Strided(9, 8, 7, 6), -128))
     assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
@@ -246,7 +246,7 @@ def test_the_device_refuses() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, False, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items)
+    task = Task(net.works[0].layer, Kind.CONVOLUTION, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items)
     for spoilt in (
         replace(task, items=(replace(items[0], segments=()),)),
         replace(task, layer=replace(task.layer, rows=99)),
@@ -266,7 +266,7 @@ def test_a_device_without_the_stage_refuses_it() -> None:
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
     nowhere = Strided(0x1000, 1, 1, 1)
-    task = Task(net.works[0].layer, False, 0, False, nowhere, nowhere, 0, 0, items)
+    task = Task(net.works[0].layer, Kind.CONVOLUTION, 0, False, nowhere, nowhere, 0, 0, items)
     for other, fields in (
         (replace(task, stage=Stage(0, 0, -128, 127, nowhere, 0)), {"requantise": False}),
         (replace(task, padding=(0, 0, 1, 0)), {"padding": False}),

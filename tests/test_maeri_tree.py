@@ -10,7 +10,8 @@ from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.image import layer_words, tree_words
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.timing import Range, Tile, Tree, best_tile, collisions, configure, uniform_cycles
+from dovetail.targets.maeri.timing import Tile, best_tile, uniform_cycles
+from dovetail.targets.maeri.tree import Range, Tree, collisions, configure
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
 ROWS = Tile(3, 3, out_rows=3)
