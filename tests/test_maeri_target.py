@@ -224,7 +224,9 @@ def test_tasks_survive_their_words() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     first = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, Kind.CONVOLUTION, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first)
+    task = Task(
+        net.works[0].layer, Kind.CONVOLUTION, -7, False, Strided(1, 2, 3, 4), Strided(5, 6, 7, 8), 64, 128, first
+    )
     assert decode(encode(task)) == task
     staged = replace(task, padding=(1, 2, 3, 4), stage=Stage(256, -3, -128, 127, Strided(9, 8, 7, 6), -128))
     assert decode(encode(staged)) == staged and len(encode(staged)) == len(encode(task)) + 9
@@ -246,7 +248,9 @@ def test_the_device_refuses() -> None:
     graph, _ = random_network(3)
     net = network(graph)
     items = tuple(item for item in arrange(net, MaeriConfig()).items if item.work == 0)
-    task = Task(net.works[0].layer, Kind.CONVOLUTION, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items)
+    task = Task(
+        net.works[0].layer, Kind.CONVOLUTION, 0, False, Strided(0x1000, 1, 1, 1), Strided(0x1000, 4, 4, 4), 0, 0, items
+    )
     for spoilt in (
         replace(task, items=(replace(items[0], segments=()),)),
         replace(task, layer=replace(task.layer, rows=99)),

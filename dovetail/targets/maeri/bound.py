@@ -18,7 +18,8 @@ from functools import lru_cache
 
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network, OrderLayer, Work
-from dovetail.targets.maeri.timing import Tile, every_tile, steps, traffic
+from dovetail.targets.maeri.rules import Rules
+from dovetail.targets.maeri.timing import Tile, every_tile, steps, timing, traffic
 from dovetail.targets.maeri.tree import Range, leaving
 
 _SHARES = tuple(part / 20 for part in range(21))
@@ -58,8 +59,8 @@ class Bound:
         return max(names, key=lambda name: names[name])
 
 
-def bound(network: Network, config: MaeriConfig) -> Bound:
-    """The lower bounds of a network."""
+def bound(network: Network, config: MaeriConfig, rules: Rules | None = None) -> Bound:
+    """The lower bounds of a network; of orders that keep each filter whole, where rules ask for that."""
     works = network.works
     costs = [_costs(work.layer, work.turned, config) for work in works]
     of_share = [sum(cost[number] for cost in costs) for number in range(len(_SHARES))]
@@ -69,7 +70,7 @@ def bound(network: Network, config: MaeriConfig) -> Bound:
         int(of_share[0]),
         -(-collected // config.collection),
         int(max(of_share)),
-        max(_path(network, config).values()),
+        max(_path(network, config, rules or Rules()).values()),
     )
 
 
@@ -125,15 +126,29 @@ def _cost(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[float, fl
     return products / config.multipliers, sends / config.distribution
 
 
-def _path(network: Network, config: MaeriConfig) -> Mapping[int, int]:
+def _path(network: Network, config: MaeriConfig, rules: Rules) -> Mapping[int, int]:
     done: dict[int, int] = {}
     numbers = {work.name: number for number, work in enumerate(network.works)}
     for number, work in enumerate(network.works):
         earlier = [numbers[each.name] for each in network.before(work)]
         # The last sum of a layer reads what exists last of some layer before, or of all of them at the same time.
         last = max((done[each] for each in earlier), default=0)
-        done[number] = max(_alone(work, config), last + 1 + _drain(config, 2))
+        whole = rules.whole_filters is True or work.name in (rules.whole_filters or ())
+        alone = max(_alone(work, config), _one_filter(work.layer, config) if whole and not work.turned else 0)
+        done[number] = max(alone, last + 1 + _drain(config, 2))
     return done
+
+
+@lru_cache(maxsize=4096)
+def _one_filter(layer: OrderLayer, config: MaeriConfig) -> int:
+    """Cycles of one filter on one virtual neuron as large as its kernel, wherever it begins."""
+    if layer.taps > config.multipliers:
+        return 0
+    tile = Tile(layer.rows, layer.columns, layer.channels)
+    starts = range(min(config.port_width, config.multipliers - layer.taps + 1))
+    times = [timing(config, layer, tile, layer.taps, at) for at in starts]
+    positions = layer.out_rows * layer.out_columns
+    return min(time.load + time.positions(layer.out_columns, 0, positions) + time.tail for time in times)
 
 
 def _alone(work: Work, config: MaeriConfig) -> int:

@@ -71,9 +71,9 @@ def _sequences(network: Network, spans: Sequence[_Span], rules: Rules) -> Iterat
             yield f"together: {begins}"
     for x, y in (pair for chain in rules.priority for pair in combinations(chain, 2)):
         one, other = _of(spans, x), _of(spans, y)
-        if not _depends(network, one[0].work, other[0].work):
-            if min(span.begin for span in one) > min(span.begin for span in other):
-                yield f"priority: {y} begins before {x}"
+        late = min(span.begin for span in one) > min(span.begin for span in other)
+        if late and not _depends(network, one[0].work, other[0].work):
+            yield f"priority: {y} begins before {x}"
 
 
 def _depends(network: Network, work: Work, earlier: Work) -> bool:

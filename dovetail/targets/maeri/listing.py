@@ -1,17 +1,18 @@
 """The list scheduler: unit after unit, each spread over the multipliers so that they end together.
 
-Where every multiplier has a port of its own, a layer's sums are dealt out to virtual neurons of one size, output channel
-after output channel, so that every one works until the same cycle, whenever it could begin. How large they are is tried
-out: products of a sum that do not fill the last step, and multipliers that are left over, are what is lost. Where ports
-are shared, virtual neurons work in step instead, so that what is sent is shared too: a gang on ports of its own, as wide
-as lets it end first.
+Where every multiplier has a port of its own, a layer's sums are dealt out to virtual neurons of one size, output
+channel after output channel, so that every one works until the same cycle, whenever it could begin. How large they are
+is tried out: products of a sum that do not fill the last step, and multipliers that are left over, are what is lost.
+Where ports are shared, virtual neurons work in step instead, so that what is sent is shared too: gangs on ports of
+their own, one as wide as lets it end first, or several that share out the positions.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from math import gcd
 
 import numpy as np
@@ -21,7 +22,7 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work, exists_from
 from dovetail.targets.maeri.order import Item, Laid, Order, Segment, grid, laid_out, neurons, ordered, timing_of
 from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
-from dovetail.targets.maeri.timing import Tile, Timing, fastest, shaped, timing
+from dovetail.targets.maeri.timing import Tile, Timing, by_ports, fastest, shaped, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving, line_of
 
 _TRIED = 6
@@ -170,21 +171,23 @@ class _Floor:
         """Cycles that sums of items may wait for others' on their lines; None where lines get more than they take, or
         where what is laid out already would have to wait."""
         config, first = self.config, min(item.start for item in items)
-        users: dict[int, list[tuple[int, int, float, bool]]] = {}
+        users: dict[int, list[tuple[int, int, float, bool, int]]] = {}
         laid = [pair for each in self.done.values() for pair in zip(each.items, each.ends, strict=True)]
         for own, pairs in ((True, zip(items, ends, strict=True)), (False, (pair for pair in laid if pair[1] > first))):
             for item, end in pairs:
                 time = timing_of(item, self.network.works[item.work], config)
                 lines = [line_of(config.multipliers, config.collection, place) for place in neurons(item, time)]
                 for number in set(lines):
-                    users.setdefault(number, []).append((item.start, end, lines.count(number) / time.later, own))
+                    users.setdefault(number, []).append(
+                        (item.start, end, lines.count(number) / time.later, own, lines.count(number))
+                    )
         most = 0
         for each in users.values():
-            for start, end, _, own in each if len(each) > 1 else ():
+            for start, end, _, own, mine in each if len(each) > 1 else ():
                 meeting = [one for one in each if one[0] < end and one[1] > start]
                 if sum(one[2] for one in meeting) > 1.0 + 1e-9 or any(one[3] != own for one in meeting):
                     return None
-                most = max(most, len(meeting) - 1)
+                most = max(most, sum(one[4] for one in meeting) - mine)
         return most
 
     def add(self, unit: Unit, laid: Laid) -> None:
@@ -310,7 +313,11 @@ def _shares(rooms: Mapping[Unit, _Room], width: int, multipliers: int) -> dict[U
 def _lay(floor: _Floor, unit: Unit, room: _Room, size: int | None) -> Laid:
     """Lay out a unit: what ends first."""
     work, config = floor.network.works[unit.work], floor.config
-    ways = _gangs(floor, unit, room) if config.shared_ports else _spread(floor, unit, room, size)
+    ways = _spread(floor, unit, room, size)
+    if config.shared_ports:
+        alone = replace(room, held=max(room.held, int(floor.free.max())))
+        rooms = [room] if room == alone else [room, alone]
+        ways = chain(*(way(floor, unit, each) for each in rooms for way in (_gangs, _side_by_side)))
     best: tuple[int, int, tuple[Item, ...]] | None = None
     for items in ways:
         ends = laid_out(items, work, config).ends
@@ -452,6 +459,73 @@ def _gangs(floor: _Floor, unit: Unit, room: _Room) -> Iterable[tuple[Item, ...]]
             begins = timing(config, work.layer, tile, work.layer.taps, place.start)
             start = _start(work, begins, max(int(windows[at]), room.held), room)
             yield (Item(unit.work, tile, place, start, _segments(work, unit, tile), (0, work.layer.taps)),)
+
+
+def _side_by_side(floor: _Floor, unit: Unit, room: _Room) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by several gangs, each some of its positions, so that they end together."""
+    work, config = floor.network.works[unit.work], floor.config
+    if room.whole or room.most < config.multipliers or not config.ports or unit.end - unit.first < work.channels:
+        return
+    width, ports = config.port_width, room.region.size // config.port_width
+    for used, single in product((ports, ports // 2), (False, True)):
+        tiles, at, gangs = by_ports(work.layer, config, single)[used], room.region.start, list[Item]()
+        for tile in sorted(tiles, key=lambda tile: -tile.neurons * tile.size):
+            time = timing(config, work.layer, tile, work.layer.taps, at)
+            end = at + -(-time.size * tile.neurons // width) * width
+            start = _start(work, time, max(int(floor.free[at:end].max()), room.held), room)
+            place = Range(at, time.size * tile.neurons)
+            gangs.append(Item(unit.work, tile, place, start, _segments(work, unit, tile), (0, work.layer.taps)))
+            at = end
+        if len(gangs) > 1 and len({(gang.tile.out_rows, gang.tile.out_columns) for gang in gangs}) == 1:
+            yield _dealt(work, config, gangs, False)
+            yield _dealt(work, config, gangs, True)
+
+
+def _dealt(work: Work, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
+    """Share a layer out to gangs of which each could compute all of it: positions to those of different tiles, then,
+    `by_filters`, one filter after the other to those of the same."""
+    rows, columns = grid(work, gangs[0].tile)
+    count = rows * columns
+    alike: dict[tuple[Tile, int], list[Item]] = {}
+    for number, gang in enumerate(gangs):
+        alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
+    groups = [(group, timing_of(group[0], work, config)) for group in alike.values()]
+
+    def until(group: Sequence[Item], time: Timing, positions: int) -> int:
+        """When gangs of a tile have done so many positions of all filters."""
+        each = -(-positions * len(group[0].segments) // len(group))
+        loads, left = divmod(each, positions)
+        cycles = loads * time.positions(columns, columns - 1, positions) + time.positions(columns, columns - 1, left)
+        return max(gang.start for gang in group) + (loads + (left > 0)) * time.load_after(1) + cycles + 2 * time.tail
+
+    def fitting(group: Sequence[Item], time: Timing, limit: int) -> int:
+        """Positions gangs of a tile do until a cycle."""
+        return bisect_left(range(1, count + 1), limit + 1, key=lambda positions: until(group, time, positions))
+
+    latest = max(until(group, time, count) for group, time in groups)
+    limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(*group, at) for group in groups))
+    done, items = 0, list[Item]()
+    for group, time in groups:
+        share = min(fitting(group, time, limit), count - done)
+        items += _in_turn(group, done, share) if share else ()
+        done += share
+    return tuple(items)
+
+
+def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:
+    """Deal out positions [first, first + count) of every filter, as many to each of some equal gangs."""
+    segments = gangs[0].segments
+    total = len(segments) * count
+    for number, gang in enumerate(gangs):
+        low, high = total * number // len(gangs), total * (number + 1) // len(gangs)
+        parts = []
+        while low < high:
+            which, done = divmod(low, count)
+            size = min(count - done, high - low)
+            parts.append(Segment(segments[which].channel, first + done, size))
+            low += size
+        if parts:
+            yield replace(gang, segments=tuple(parts))
 
 
 def _part(work: Work, unit: Unit) -> OrderLayer:

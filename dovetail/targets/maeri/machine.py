@@ -283,7 +283,9 @@ def in_turn(arrives: Cycles) -> Cycles:
 
 def _taken(order: Cycles) -> tuple[int, tuple[int, ...]]:
     """How much later than its line the memory takes the last sum, and its sums of the last position by cycle."""
-    last = order[:, -min(order.shape[1], 24) :]
+    if len(order) == 1:
+        return 0, (1,)
+    last, opens = order[:, -min(order.shape[1], 24) :], int(order[:, -1].min())
     cycles, counts = np.unique(last.reshape(-1), return_counts=True)
     coming = dict(zip(cycles.tolist(), counts.tolist(), strict=True))
     cycle, waiting, total, found = int(cycles[0]), 0, int(counts.sum()), list[tuple[int, int]]()
@@ -294,7 +296,7 @@ def _taken(order: Cycles) -> tuple[int, tuple[int, ...]]:
         waiting //= 2
         found.append((cycle, gone - own))
         cycle += 1
-    tail = [max(count, 0) for at, count in found if at >= int(order[:, -1].min())]
+    tail = [max(count, 0) for at, count in found if at >= opens]
     return cycle - 1 - int(cycles[-1]), tuple(tail)
 
 

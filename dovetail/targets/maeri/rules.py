@@ -49,8 +49,8 @@ class Rules:
     at_most: int | None = None
     """Virtual neurons that work at the same time; None for as many as fit."""
     whole_filters: bool | tuple[str, ...] = False
-    """Whether all sums of an output channel come from one virtual neuron, as large as its kernel where that fits; of all
-    layers, or of some."""
+    """Whether all sums of an output channel come from one virtual neuron, as large as its kernel where that fits; of
+    all layers, or of some."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups: all of one begin in the same cycle."""
     pin: tuple[Pin, ...] = ()
@@ -245,16 +245,15 @@ def _of_pins(found: Asked, config: MaeriConfig) -> list[list[str]]:
             if (unit, other) in found.before and second.end is not None and second.end <= pin.begin:
                 late = f"pin: {pin.what} from cycle {pin.begin}"
                 clashes.append([late, f"pin: {second.what} to cycle {second.end}", found.before[unit, other]])
-            if unit == other and pin != second and pin.multipliers and second.multipliers:
-                if max(low, second.multipliers[0]) >= min(high, second.multipliers[1]):
-                    clashes.append(
-                        [f"pin: {each.what} to multipliers {list(each.multipliers or ())}" for each in (pin, second)]
-                    )
+            other_low, other_high = second.multipliers or (0, config.multipliers)
+            if unit == other and pin != second and max(low, other_low) >= min(high, other_high):
+                places = [f"pin: {each.what} to multipliers {list(each.multipliers or ())}" for each in (pin, second)]
+                clashes.append(places)
     return clashes
 
 
 def _smallest_circle(found: Asked) -> list[str]:
-    """The sentences of the shortest circle of what must come before what. One in which all may begin together is none."""
+    """The sentences of the shortest circle of what must come before what, unless all of it may begin together."""
     arrows: dict[Unit, dict[Unit, tuple[str, bool]]] = {unit: {} for unit in found.units}
     for (x, y), sentence in found.no_later.items():
         arrows[x][y] = sentence, False

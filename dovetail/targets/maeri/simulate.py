@@ -135,20 +135,23 @@ def _runs(order: Order) -> list[_Run]:
     for number, run in enumerate(runs):
         for neuron, line in enumerate(run.played.lines):
             users.setdefault(line, []).append((number, neuron))
+    late = [np.zeros_like(run.exists) for run in runs]
     for each in users.values():
         if len({number for number, _ in each}) > 1:
-            _share(runs, each)
+            _share(runs, each, late)
+    for run, cycles in zip(runs, late, strict=True):
+        run.exists[:] += cycles
     return runs
 
 
-def _share(runs: list[_Run], users: Sequence[tuple[int, int]]) -> None:
+def _share(runs: list[_Run], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
     """Delay the sums of virtual neurons that several items' share of a line keeps waiting."""
     arrives = [runs[number].played.arrives[neuron] for number, neuron in users]
     taken = np.split(in_turn(np.concatenate(arrives)), np.cumsum([len(each) for each in arrives])[:-1])
     for (number, neuron), found in zip(users, taken, strict=True):
         own = [other for other, line in enumerate(runs[number].played.lines) if (number, other) in users]
         alone = in_turn(runs[number].played.arrives[own])[own.index(neuron)]
-        np.add(runs[number].exists, np.maximum(found - alone, 0), out=runs[number].exists)
+        np.maximum(late[number], found - alone, out=late[number])
 
 
 def _run(order: Order, item: Item) -> _Run:

@@ -61,7 +61,7 @@ def best_order(
         TargetError: a layer does not fit.
     """
     until = time.process_time() + seconds
-    rules, least = rules or Rules(), bound(network, config).cycles
+    rules, least = rules or Rules(), bound(network, config, rules).cycles
     best = arrange(network, config, rules)
     if not is_sound(best, rules):
         best = arrange(network, config, rules, cautious=True)

@@ -397,12 +397,48 @@ def fastest(
 
 @lru_cache(maxsize=1024)
 def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[Tile, ...]:
-    """The tiles `fastest` chooses from, of as many virtual neurons as fit, half as many, and so on."""
-    found, most = dict[Tile, None](), config.multipliers
-    while most:
-        found |= dict.fromkeys(_tiles(layer, config, most, config.multipliers, False))
-        most //= 2
+    """Tiles of all shapes, as wide as all multipliers, seven eighths of them, and so on, and as a port or two."""
+    ports = config.distribution if config.ports else 1
+    rooms = {max(ports * part // 8, 1) for part in range(1, 9)} | {1, min(2, ports)}
+    found = dict[Tile, None]()
+    for room in sorted(rooms, reverse=True):
+        width = room * (config.multipliers // ports)
+        found |= dict.fromkeys(_tiles(layer, config, width, width, False))
     return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[Tile, ...], ...]:
+    """For each number of ports, tiles that side by side compute the layer soonest, each some of its positions; by the
+    speed each has alone. `single`: of tiles of one position."""
+    fastest_of: dict[int, tuple[float, Tile]] = {}
+    for tile in every_tile(layer, config):
+        if single and tile.out_rows * tile.out_columns > 1:
+            continue
+        ports, cycles = _estimate(layer, tile, config)
+        if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
+            fastest_of[ports] = cycles, tile
+    best: list[tuple[float, tuple[Tile, ...]]] = [(0.0, ())]
+    for room in range(1, config.distribution + 1):
+        found = best[-1]
+        for ports, (cycles, tile) in sorted(fastest_of.items()):
+            if ports <= room and best[room - ports][0] + 1 / cycles > found[0] * (1 + 1e-9):
+                found = best[room - ports][0] + 1 / cycles, (*best[room - ports][1], tile)
+        best.append(found)
+    return tuple(tiles for _, tiles in best)
+
+
+def _estimate(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[int, float]:
+    """Ports a tile takes, and about how many cycles of the layer."""
+    folds = steps(layer, tile, layer.taps)
+    extra = 0 if config.accumulation_buffer or folds == 1 else 1
+    weights, first, later, _ = (max(each.values(), default=0) for each in _counted(config, layer, tile, extra, 0))
+    rounds, rows, columns = _rounds(layer, tile)
+    size = tile.size + extra
+    step = folds if not extra else (folds - 1) * (size.bit_length() + 3) + 1
+    position = max(step, folds * later)
+    whole = folds * weights + rows * (max(step, folds * first) + (columns - 1) * position) + size.bit_length() + 5
+    return -(-size * tile.neurons // config.port_width), float(rounds * whole)
 
 
 def _along(layer: OrderLayer, tile: Tile) -> int:
