@@ -23,7 +23,7 @@ from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work, exi
 from dovetail.targets.maeri.order import Item, Laid, Order, Segment, grid, laid_out, neurons, ordered, timing_of
 from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
 from dovetail.targets.maeri.timing import Tile, Timing, by_ports, fastest, shaped, timing
-from dovetail.targets.maeri.tree import Range, collisions, leaving, line_of
+from dovetail.targets.maeri.tree import Range, collisions, configure, leaving, line_of
 
 _TRIED = 6
 """Sizes of virtual neurons tried per layer, of those that look best."""
@@ -118,6 +118,11 @@ def _whole_filters(
     return shares
 
 
+def _grain(config: MaeriConfig) -> int:
+    """Multipliers regions are counted in: ports, and pairs, since two virtual neurons of two cannot share an adder."""
+    return max(config.port_width, 2) if config.ports or not config.shared_ports else config.multipliers
+
+
 class _Floor:
     """What is known while units are laid out one after the other."""
 
@@ -155,11 +160,11 @@ class _Floor:
 
     def region(self, unit: Unit) -> Range:
         """The multipliers a unit may use, as whole ports."""
-        low, high, width = 0, self.config.multipliers, self.config.port_width if self.config.ports else 1
+        low, high, width = 0, self.config.multipliers, _grain(self.config)
         for other, pin in self.asked.pins:
             if other == unit and pin.multipliers:
                 low, high = max(low, pin.multipliers[0]), min(high, pin.multipliers[1])
-        return Range(-(-low // width) * width, high // width * width - -(-low // width) * width)
+        return Range(-(-low // width) * width, max(high // width * width - -(-low // width) * width, 0))
 
     def room(self, unit: Unit) -> _Room:
         """Where and when a unit may work."""
@@ -188,7 +193,27 @@ class _Floor:
                 if sum(one[2] for one in meeting) > 1.0 + 1e-9 or any(one[3] != own for one in meeting):
                     return None
                 most = max(most, sum(one[4] for one in meeting) - mine)
-        return most
+        return 2 * most if self._fits(items, ends) else None
+
+    def _fits(self, items: Sequence[Item], ends: Sequence[int]) -> bool:
+        """Whether the tree can be set up for items, and for them and each of those that are laid out already."""
+        first, last = min(item.start for item in items), max(ends)
+
+        def places(item: Item) -> list[Range]:
+            return neurons(item, timing_of(item, self.network.works[item.work], self.config))
+
+        own = [place for item in items for place in places(item)]
+        try:
+            configure(self.config.multipliers, own)
+            for laid in self.done.values():
+                for item, end in zip(laid.items, laid.ends, strict=True):
+                    others = places(item) if item.start < last and end > first else []
+                    beside = [each for each in own if all(each.end <= o.start or o.end <= each.start for o in others)]
+                    if others:
+                        configure(self.config.multipliers, [*beside, *others])
+        except TargetError:
+            return False
+        return True
 
     def add(self, unit: Unit, laid: Laid) -> None:
         """Take a unit's multipliers, or whole ports where these are shared."""
@@ -278,8 +303,7 @@ def _lay_together(floor: _Floor, group: tuple[Unit, ...]) -> None:
     """Lay out units that begin in the same cycle, each on its share of the multipliers."""
     config, rooms = floor.config, {unit: floor.room(unit) for unit in group}
     start = max(int(floor.free.max()), *(max(room.ready, room.held) for room in rooms.values()))
-    width = config.port_width if config.ports else 1
-    for unit, place in _shares(rooms, width, config.multipliers).items():
+    for unit, place in _shares(rooms, _grain(config), config.multipliers).items():
         sharing = max(
             (sum(other.work in works for other in group) for works, _, _ in floor.asked.limits if unit.work in works),
             default=1,

@@ -150,6 +150,7 @@ def asked(rules: Rules, network: Network, config: MaeriConfig) -> Asked:
         for pair in product(of(chain[x]), of(chain[y]))
         if pair[0].work not in reached.get(pair[1].work, set())
     }
+    groups = (*groups, *_level(no_later, groups))
     limits = [(frozenset(range(len(names))), rules.at_most, f"at_most: {rules.at_most}")] if rules.at_most else []
     for what, most in rules.at_most_of:
         works = {names[what]} if what in names else {n for n, work in enumerate(network.works) if work.kind == what}
@@ -190,6 +191,29 @@ def _find(what: str, names: Mapping[str, int], network: Network) -> tuple[int, i
         raise _wrong(f"'{what}' are no output channels of the layer", f"it has {channels}, from 0 to {channels}")
     hint = f"use {', '.join(list(names)[:12])}{' ...' if len(names) > 12 else ''}"
     raise _wrong(f"there is no layer '{what}' in the network", hint)
+
+
+def _level(
+    no_later: Mapping[tuple[Unit, Unit], str], groups: Iterable[tuple[tuple[Unit, ...], str]]
+) -> list[tuple[tuple[Unit, ...], str]]:
+    """Groups of units of which each begins no later than each other one, and so all together."""
+    after: dict[Unit, set[Unit]] = {}
+    pairs = [*no_later, *(pair for group, _ in groups for pair in product(group, group))]
+    for x, y in pairs:
+        after.setdefault(x, set()).add(y)
+    changed = True
+    while changed:
+        further = {x: set().union(*(after.get(y, set()) for y in found)) - found for x, found in after.items()}
+        changed = any(further.values())
+        for x, more in further.items():
+            after[x] |= more
+    alike = {frozenset(y for y in found if x in after.get(y, set())) | {x} for x, found in after.items()}
+    sentences = {x: sentence for (x, _), sentence in no_later.items()}
+    return [
+        (tuple(sorted(group)), "; ".join(sorted({sentences[unit] for unit in group if unit in sentences})))
+        for group in sorted(alike, key=sorted)
+        if len(group) > 1 and any(unit in sentences for unit in group)
+    ]
 
 
 def _reached(before: Iterable[tuple[Unit, Unit]]) -> dict[int, set[int]]:
