@@ -173,7 +173,11 @@ def _packed(fields: Sequence[int], bits: int) -> list[int]:
 
 def layer_words(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> list[int]:
     """The sizes of a layer and of its tile: for K, C, R, S, Y and X a word of size and tile and one of what is left
-    over and how many times the tile fits; then multipliers and virtual neurons, and the size of one."""
+    over and how many times the tile fits; then multipliers and virtual neurons, and the size of one. A tile of any
+    products of a sum is one of the layer as a matrix product, its patches as channels."""
+    if tile.flat:
+        rows, columns = layer.out_rows, layer.out_columns
+        layer = OrderLayer(1, 1, layer.taps, layer.filters, rows, columns, layer.groups)
     words = []
     sizes = (
         (layer.filters * layer.groups, tile.filters * tile.groups, 1),

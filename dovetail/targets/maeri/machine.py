@@ -341,7 +341,9 @@ def play(
             cycle = found[-1][1] + before.clear + missing - int(own.weights.max())
         found.append((own, cycle))
         early += beyond * tile.filters * tile.groups if whole else 0
-        cycle = max(_counted(own, len(made.places), early), int(own.ends[-1])) + cycle
+        cycle = (
+            max(_counted(own, len(made.places), early), int(own.ends[-1]), own.clear - int(own.weights.max())) + cycle
+        )
         before = own
     joined = {
         name: np.concatenate([getattr(own, name) + at_cycle for own, at_cycle in found], axis=-1)
