@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -233,9 +234,15 @@ def _check_phases(config: MaeriConfig, runs: list[_Run]) -> None:
             _check_phase(config, phase, cycle)
 
 
+@lru_cache(maxsize=4096)
+def _set_up(multipliers: int, places: tuple[tuple[int, int], ...]) -> None:
+    """Set up the tree for virtual neurons, or fail."""
+    configure(multipliers, [Range(start, end - start) for start, end in places])
+
+
 def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, float, int]], cycle: int) -> None:
     """The tree adds up each virtual neuron, and no line gets more than one sum per cycle."""
-    configure(config.multipliers, [Range(start, end - start) for start, end, _, _ in phase])
+    _set_up(config.multipliers, tuple((start, end) for start, end, _, _ in phase))
     load: dict[int, float] = {}
     for _, _, period, place in phase:
         load[place] = load.get(place, 0.0) + 1.0 / max(period, 1.0)
@@ -295,6 +302,11 @@ def _results(work: Work, runs: list[_Run]) -> Times:
     """When each channel and row of a layer's result exists: with the last of its sums."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
+        if run.item.tile.neurons == 1:  # sums come in order: the last of a row is its latest
+            found = np.zeros_like(times)
+            found[run.channels, run.positions // work.layer.out_columns] = run.exists
+            np.maximum(times, found, out=times)
+            continue
         for channel, part in _segments(run):
             exists = run.exists[part]
             for rows, _ in _elements(run, run.positions[part]):
