@@ -23,6 +23,7 @@ from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig, configured
+from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import Network, OrderLayer, network
 from dovetail.targets.maeri.order import Order, neurons
@@ -61,6 +62,9 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
         request.progress(f"{how}: {makespan:,} cycles, {100 * (makespan / least - 1):.1f} % above the bound {least:,}")
 
     order = best_order(network(graph), config, rules, request.seconds, found)
+    wrong = broken(order, rules)
+    if wrong:
+        raise AssertionError(f"the order breaks rules: {wrong}")
     notes = [_summary(order)]
     if request.inputs is not None:
         request.progress("simulating")
@@ -252,9 +256,10 @@ def compare(order: Order) -> OrderComparison:
 
 def _summary(order: Order) -> str:
     """One sentence: the order beside its bound and other ways."""
-    found = compare(order)
+    found, least = compare(order), bound(order.network, order.config)
+    times = f"{found.makespan / found.bound:.3f} times the bound of {found.bound:,}"
     return (
-        f"{found.makespan:,} cycles, {found.makespan / found.bound:.3f} times the bound of {found.bound:,}; "
+        f"{found.makespan:,} cycles, {times} ({least.binds}); "
         f"layer by layer {found.one_by_one:,}, with the best equal virtual neurons {found.uniform:,}."
     )
 
