@@ -45,6 +45,8 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = f"Dovetail {release}"
 html_show_sphinx = False
 html_show_copyright = False

@@ -26,6 +26,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.types import Array, DType
+from dovetail.operators import UserOperator, combined
 from dovetail.sim.line import Board
 from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
@@ -213,22 +214,30 @@ def compile(
     kept = None if folder is not None else TemporaryDirectory(prefix="dovetail-")
     place = Path(folder) if folder is not None else Path(kept.name) / "build" if kept else Path()
     write_project(compiled.project, place, replace=replace_folder)
-    built = running.open_build(place, machine)
+    built = _knowing(running.open_build(place, machine), asked.operators)
     return Build(place, (*said, *compiled.unit.notes), built, kept)
 
 
-def open_build(folder: str | Path, target: str | Target | None = None) -> Build:
+def _knowing(build: running.Build, operators: Sequence[type[UserOperator]]) -> running.Build:
+    """The build with operators that its target does not bring."""
+    return replace(build, target=replace(build.target, operators=combined(build.target.operators, operators)))
+
+
+def open_build(
+    folder: str | Path, target: str | Target | None = None, operators: Sequence[type[UserOperator]] = ()
+) -> Build:
     """A build that is there already.
 
     Args:
         folder: made by `compile` or `dovetail compile`.
         target: needed where it was made for a target of a file of your own.
+        operators: your own that the model has (`dovetail.operators.load_operators`).
 
     Raises:
         DovetailError: it is no build, or one for another target.
     """
     machine = load_target(target) if isinstance(target, str) else target
-    return Build(Path(folder), (), running.open_build(Path(folder), machine))
+    return Build(Path(folder), (), _knowing(running.open_build(Path(folder), machine), operators))
 
 
 def _ports(build: running.Build, kind: str) -> tuple[Port, ...]:

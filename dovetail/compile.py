@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
+from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.boundary import Steps, boundary
@@ -15,11 +17,14 @@ from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.redundant import Redundant, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Shape
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.legalize import adapt
+from dovetail.operators import combined
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.verify import verify
@@ -54,6 +59,8 @@ class Options:
     format."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Of inputs whose sizes the model leaves open, by name."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """The user's own, beside those of the target and those bundled."""
     integer_inputs: bool = False
     """Take inputs as the integers the network computes with, where a float input is only quantised."""
     integer_outputs: bool = False
@@ -73,11 +80,11 @@ class Options:
     optimize: Optimize = Optimize.SPEED
     """Whether the code of the core is made for speed or size."""
     memory_budget: int | None = None
-    """Bytes the activations of a core alone may take, inputs and outputs counted; None for what there is."""
+    """Bytes the activations of a core alone may take, inputs, outputs and its stack counted; None for what there is."""
     pipeline: bool = False
     """Let each core work on an input of its own; without, the cores share every layer."""
     keep_dead: bool = False
-    """Compute channels whose value changes nothing, too."""
+    """Compute what changes nothing, or twice, too."""
     name: str | None = None
     """What the C names of the network begin with; None for the model's own name."""
     arena: str | None = None
@@ -109,6 +116,8 @@ class Compiled:
     """Who computes each layer, and how good that is."""
     dead_macs: int = 0
     """Multiply-accumulates of the model that change nothing and were left out."""
+    redundant: tuple[int, int] = (0, 0)
+    """Operators that were left out because another one computes the same, and because they change nothing."""
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
@@ -123,6 +132,8 @@ class _Prepared:
     graph: Graph
     dead_macs: int
     """Left out."""
+    redundant: tuple[int, int]
+    """Operators left out: computed twice, and idle."""
     steps: Mapping[str, Steps]
     """What the integers of inputs and outputs stand for."""
 
@@ -131,7 +142,8 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     """The integer graph, and what is known of the model besides."""
     stages = _Stages(options)
     progress("reading the model")
-    graph = simplify(load_model(model, options.shapes, options.tell))
+    operators = combined(target.operators, options.operators)
+    graph = simplify(load_model(model, options.shapes, options.tell, operators))
     graph, steps = replace(graph, name=options.name or graph.name), boundary(graph)
     stages.add("model", graph, lsb=0)
     progress("making every number an integer" if not options.allow_float else "making integers of what is quantised")
@@ -141,13 +153,15 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
     graph, others = integer_outputs(graph) if options.integer_outputs else (graph, {})
     stages.before = None if scales or others else stages.before  # other ends than those of the stage before
     dead = 0
+    slimmer = Redundant(graph, 0, 0) if options.keep_dead else without_redundant(graph)
     if not options.keep_dead:
-        alive = without_dead(graph)
+        alive = without_dead(slimmer.graph)
         if alive is not graph:
             stages.add("alive", alive, lsb=0)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     progress(f"adapting to {target.name}")
-    return _Prepared(adapt(graph, _policy(target, options), stages.add), dead, {**steps, **scales, **others})
+    graph = adapt(graph, _policy(target, options), stages.add)
+    return _Prepared(graph, dead, (slimmer.twice, slimmer.idle), {**steps, **scales, **others})
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
@@ -168,7 +182,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         of = identity(graph.name, model.read_bytes(), target.name, policy, options.rounding_of(model, target).value)
         choices = choices_for(options.tuning, of, first(graph, target), target)
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=prepared.steps)
-    return replace(made, dead_macs=prepared.dead_macs)
+    return replace(made, dead_macs=prepared.dead_macs, redundant=prepared.redundant)
 
 
 def compile_graph(
@@ -233,8 +247,8 @@ def compile_graph(
     budget, striped = options.memory_budget, None
     striping = Striping(graph, target, regions) if budget is not None else None
     made = assigned(graph, regions)
-    if striping and budget is not None and made.peak > budget:
-        made, striped = within(striping, budget, made.peak, in_stripes, progress)
+    if striping and budget is not None and made.peak + _stacks(target) > budget:
+        made, striped = within(striping, budget, _stacks(target), made.peak, in_stripes, progress)
     laid, planned = made.laid, made.plan
     progress("verifying the program")
     verify(planned.program, target)
@@ -332,10 +346,17 @@ def _policy(target: Target, options: Options) -> Policy:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants, code, and the stacks of several cores take, by the name of the memory."""
+    """Bytes of each memory that constants, code, stacks and kernels' own room take, by the name of the memory."""
     known = (*graph.constants.values(), *graph.states)
     found = {target.code: sum(array.nbytes for array in known) + CODE_RESERVE}
-    if target.workers:
-        stacks = sum(core.stack for core in target.cores)
-        found[target.values] = found.get(target.values, 0) + stacks
+    types = graph.types
+    rooms = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)
+    room = sum(-(-size // 8) * 8 for size in rooms)
+    found[target.values] = found.get(target.values, 0) + _stacks(target) + room
     return found
+
+
+def _stacks(target: Target) -> int:
+    """Bytes of the memory of values that the stacks of the cores take, as the linker lays them out."""
+    of_chip = not instruction_set(target.core.isa).is_host
+    return sum(-(-core.stack // STACK_ALIGNMENT) * STACK_ALIGNMENT for core in target.cores) if of_chip else 0

@@ -5,6 +5,8 @@ Of an array the header is checked before anything is allocated; nothing is execu
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
 import os
 import sys
@@ -24,7 +26,23 @@ if TYPE_CHECKING:
 
 
 def default_cache() -> Path:
-    """The cache folder: DOVETAIL_CACHE, else `dovetail` in the user's cache folder."""
+    """The cache folder: DOVETAIL_CACHE, else `dovetail` in the user's cache folder.
+
+    Where it is not there, it is made for the user alone, if it can be.
+
+    Raises:
+        DovetailError: any user may write there, and what lies there is executed.
+    """
+    folder = _cache_place()
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name == "posix" and folder.is_dir() and folder.stat().st_mode & 0o002:
+        what = "any user may write to the cache folder, and what lies there is executed"
+        raise DovetailError(what, where=str(folder), hint=f"chmod o-w {folder}, or set DOVETAIL_CACHE to another")
+    return folder
+
+
+def _cache_place() -> Path:
     if chosen := os.environ.get("DOVETAIL_CACHE"):
         return Path(chosen)
     if sys.platform == "darwin":
@@ -53,13 +71,44 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def keep_file(path: Path, data: bytes) -> None:
-    """`replace_file` for a cache: where it cannot be written, the next run takes longer, and nothing else happens."""
+    """`replace_file` for a cache, with a digest beside it: where it cannot be written, the next run takes longer, and
+    nothing else happens."""
     try:
         replace_file(path, data)
+        seal(path)
     except OSError:
         return
 
 
+def kept_file(path: Path) -> bytes | None:
+    """What `keep_file` wrote; None where nothing is there, or something else than was written."""
+    try:
+        data = path.read_bytes()
+        return data if _seal(path).read_text() == _digest(data) else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def seal(path: Path) -> None:
+    """Write down what a file of a cache holds now, so that `is_sealed` notices whatever changes it; raises OSError."""
+    replace_file(_seal(path), _digest(path.read_bytes()).encode())
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a file is there as it was when it was sealed."""
+    return kept_file(path) is not None
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(path.name + SEAL)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+SEAL = ".sha256"
+"""Ends the name of the file that holds another's digest."""
 MOST_BYTES = 1 << 30
 """Bytes all arrays of an input file may have together."""
 MOST_ARRAYS = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines
-from dovetail.errors import BoardError, BuildError, DovetailError
+from dovetail.codegen.emit.manifest import PLAN
+from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, emit_project, write_project
+from dovetail.codegen.emit.unit import StackNeed
+from dovetail.compile import Compiled
+from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
@@ -30,6 +34,8 @@ BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
 
 _MOST_MANIFEST = 64 << 20
+_FOLDERS = (Path("src"), Path("runtime"), Path("driver"))
+"""Of a build, where files are included from."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +210,42 @@ def firmware(
         linker_script=Path("link.ld"),
         isa=build.target.core.isa,
         defines=macros,
-        include=[Path("src"), Path("runtime"), Path("driver")],
+        include=_FOLDERS,
         flags=(*EMITTED_C, OPTIMISATION[build.optimize]),
         cache=cache,
         compiler_runtime=bool(build.manifest["uses_float"]),
     )
+
+
+def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
+    """The compiled network with the stack it needs in header and description, as the compiler of its firmware says;
+    unchanged where there is no compiler, where the core is this computer, or where that is not known."""
+    from dovetail.codegen.build.toolchain import firmware_stack
+
+    unit, target, project = compiled.unit, compiled.unit.target, compiled.project
+    if instruction_set(target.core.isa).is_host:
+        return compiled
+    with tempfile.TemporaryDirectory() as folder:
+        write_project(replace(project, graph=None), Path(folder) / "build")
+        try:
+            need, compiler = firmware_stack(
+                Path(folder) / "build",
+                [Path(name) for name in project.target_sources],
+                f"{unit.model}_run",
+                isa=target.core.isa,
+                defines=defines(unit.model, target),
+                include=_FOLDERS,
+                flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
+                cache=cache,
+            )
+        except (BuildError, MissingExtraError):  # who builds the firmware is told
+            return compiled
+    if need is None:
+        return compiled
+    unit = replace(unit, stack=StackNeed(need, compiler))
+    again = emit_project(unit, json.loads(project.files[MANIFEST]))
+    again = replace(again.with_file(PLAN, project.files[PLAN]), graph=project.graph)
+    return replace(compiled, unit=unit, project=again)
 
 
 _Sets = Sequence[Mapping[str, bytes]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -24,10 +25,10 @@ def import_file(path: Path) -> ModuleType:
         TargetError: the file does not import; with the line in it, and what the exception says.
         DovetailError: what a part of Dovetail says about the declarations in it.
     """
-    found = importlib.util.spec_from_file_location(path.stem, path)
+    found = importlib.util.spec_from_file_location(f"{path.stem} of {path.resolve().parent}", path)
     if found is None or found.loader is None or not path.is_file():
         raise TargetError("there is no such Python file", where=str(path), hint="check the spelling; it ends in .py")
-    module = importlib.util.module_from_spec(found)
+    module = sys.modules[found.name] = importlib.util.module_from_spec(found)  # where dataclasses look for types
     try:
         found.loader.exec_module(module)
     except DovetailError:

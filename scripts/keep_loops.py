@@ -13,12 +13,19 @@ import sys
 import zipfile
 from pathlib import Path
 
+from dovetail.files import SEAL
+
 KEPT = Path(__file__).resolve().parents[1] / "tests" / "loops.zip"
+
+
+def loops_in(cache: Path) -> list[Path]:
+    """What was scheduled, without the digests beside it."""
+    return [file for file in sorted((cache / "loops").glob("*")) if file.suffix != SEAL]
 
 
 def main() -> int:
     """Write the archive: equal bytes for equal loops."""
-    if len(sys.argv) != 2 or not (files := sorted((Path(sys.argv[1]) / "loops").glob("*"))):
+    if len(sys.argv) != 2 or not (files := loops_in(Path(sys.argv[1]))):
         sys.exit(f"usage: {sys.argv[0]} FOLDER, a cache folder with loops in it")
     with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for file in files:

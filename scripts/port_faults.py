@@ -1,16 +1,18 @@
 """Plants the standard faults of ports, one at a time, into copies of bundled ports, and looks who finds them.
 
-    python scripts/port_faults.py [--only PORT[:FAULT]] [--kept FILE] [--write]
+    python scripts/port_faults.py [--only PORT[:FAULT]] [--kept FILE] [--old] [--write]
 
 Of each: whether the default `dovetail check` finds it, whether its first suspicion is the right one, and whether
 `dovetail run` ends with status 1 where an output of a small network changes. Prints the tables of docs/benchmarks.md;
-`--write` puts them there, `--kept` goes on where an earlier run ended: a fault on a chip takes a minute of a core. The
-faults stand in scripts/port_faults.toml.
+`--write` puts them there. What was found is kept under a digest of the port, the fault and the package, so a run goes
+on where an earlier one ended, and tries anew what has changed (all of it takes some 12 minutes of a core); with `--old`
+it takes what was found before that, and the page says at which revision. The faults stand in scripts/port_faults.toml.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -21,12 +23,14 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dovetail.files import default_cache
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
@@ -47,6 +51,15 @@ class Fault:
     kin: str = ""
     """What was planted where the port cannot have the fault itself."""
 
+    @property
+    def key(self) -> str:
+        """Port and fault."""
+        return f"{self.port}:{self.name}"
+
+    def named_by(self, found: Found) -> bool:
+        """Whether the first suspicion is the right one."""
+        return bool(found.suspicion) and bool(re.search(self.means, found.suspicion))
+
 
 @dataclass(frozen=True)
 class Found:
@@ -54,14 +67,16 @@ class Found:
 
     suspicion: str
     """The first; empty where `check` found nothing."""
-    right: bool
-    """Whether it is the right one."""
     changes: bool
     """Whether an output of the network changes, or it does not run any more."""
     status: int
     """Of `dovetail run`."""
     network: str = ""
     """What the run said."""
+    digest: str = ""
+    """Of all that this depends on."""
+    revision: str = ""
+    """Of the repository, for people."""
 
 
 def faults() -> list[Fault]:
@@ -132,11 +147,10 @@ def one(fault: Fault) -> Found:
         sys.path.insert(0, folder)
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, str(REPOSITORY)])
         target = load_target(str(file))
-        findings = check(target, Order(QUICK)).findings
+        findings = check(target, Order(QUICK, first=True)).findings  # whose first is that of the whole check
         suspicion = findings[0].suspicions[0] if findings else ""
-        right = bool(re.search(fault.means, suspicion)) and bool(suspicion)
         changes, status, said = _run(fault, target, file, Path(folder))
-    return Found(suspicion, right, changes, status, said)
+    return Found(suspicion, changes, status, said)
 
 
 def _run(fault: Fault, target: Any, file: Path, folder: Path) -> tuple[bool, int, str]:
@@ -174,11 +188,28 @@ def _run(fault: Fault, target: Any, file: Path, folder: Path) -> tuple[bool, int
 
 def apart(fault: Fault) -> Found:
     """The same in a process of its own: files of one name and another content are read anew there."""
-    command = [sys.executable, __file__, "--one", f"{fault.port}:{fault.name}"]
+    command = [sys.executable, __file__, "--one", fault.key]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{fault.port} {fault.name}: {done.stderr}")
+        raise RuntimeError(f"{fault.key}: {done.stderr}")
     return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def digest(fault: Fault) -> str:
+    """Of what a fault's result depends on: this script, the package without the other ports, and the edits."""
+    targets = REPOSITORY / "dovetail" / "targets"
+    found = hashlib.sha256(f"{fault.key} {fault.edits}".encode() + Path(__file__).read_bytes())
+    for file in sorted(path for path in (REPOSITORY / "dovetail").rglob("*") if path.is_file()):
+        place = file.relative_to(targets).parts if file.is_relative_to(targets) else ()
+        if "__pycache__" not in file.parts and (len(place) < 2 or place[0] == fault.port):
+            found.update(f"{file.relative_to(REPOSITORY)} {file.stat().st_size} ".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+def revision() -> str:
+    """The commit the repository is at; empty where there is no git."""
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
@@ -189,7 +220,8 @@ def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
     for port in ports:
         some = [found for (name, _), (_, found) in rows.items() if name == port]
         changing = [found for found in some if found.changes]
-        counts = (len(some), sum(bool(f.suspicion) for f in some), sum(f.right for f in some), len(changing))
+        right = sum(fault.named_by(found) for (name, _), (fault, found) in rows.items() if name == port)
+        counts = (len(some), sum(bool(found.suspicion) for found in some), right, len(changing))
         yield f"| {port} | {' | '.join(map(str, counts))} | {sum(found.status == 1 for found in changing)} |"
     yield ""
     yield f"| fault | {' | '.join(ports)} |"
@@ -201,18 +233,40 @@ def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
             if fault is None or found is None:
                 cells.append("")
                 continue
-            mark = "" if found.right else " (not the place)" if found.suspicion else ""
+            mark = "" if fault.named_by(found) else " (not the place)" if found.suspicion else ""
             text = found.suspicion.split(":")[0] if len(found.suspicion) > 60 else found.suspicion or "not found"
             kin = f" [{fault.kin}]" if fault.kin else ""
             cells.append(f"{text}{mark}{'' if found.changes else ' ·'}{kin}")
         yield f"| {name} | {' | '.join(cells)} |"
+    old: dict[str, list[str]] = {}
+    for fault, found in rows.values():
+        if found.digest != digest(fault):
+            old.setdefault(found.revision, []).append(fault.key)
+    for number, keys in old.items():
+        which = "" if len(keys) == len(rows) else f": {', '.join(keys)}"
+        yield f"\nMeasured at revision {number}{which}."
 
 
-def _kept(file: Path | None) -> dict[str, Found]:
-    """What an earlier run found, by PORT:FAULT."""
-    lines = file.read_text().splitlines() if file is not None and file.is_file() else []
-    rows = [json.loads(line) for line in lines]
-    return {row.pop("fault"): Found(**row) for row in rows}
+def _kept(file: Path) -> dict[str, list[Found]]:
+    """What earlier runs found, by PORT:FAULT, the latest last."""
+    found: dict[str, list[Found]] = {}
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        row = json.loads(line)
+        found.setdefault(row.pop("fault"), []).append(Found(**row))
+    return found
+
+
+def looked_up(fault: Fault, file: Path, old: bool) -> Found:
+    """What a fault came to: as it was kept, of other content too if `old` is enough, else tried now and kept."""
+    now, known = digest(fault), _kept(file).get(fault.key, [])
+    fitting = [one for one in known if one.digest == now] or (known if old else [])
+    if fitting:
+        return fitting[-1]
+    found = replace(apart(fault), digest=now, revision=revision())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+        lines.write(json.dumps({"fault": fault.key, **asdict(found)}) + "\n")
+    return found
 
 
 def main() -> int:
@@ -221,23 +275,19 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a port, or PORT:FAULT")
     parser.add_argument("--one", default="", help="plant PORT:FAULT in this process and print JSON")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
-    parser.add_argument("--kept", type=Path, help="a file of what was found so far, which is added to")
+    parser.add_argument("--kept", type=Path, help="the file of what was found so far; in the cache folder if not given")
+    parser.add_argument("--old", action="store_true", help="what was found before something changed is good enough")
     given = parser.parse_args()
     if given.one:
-        found = one(next(fault for fault in faults() if f"{fault.port}:{fault.name}" == given.one))
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(one(next(fault for fault in faults() if fault.key == given.one)))))
         return 0
+    kept = given.kept or default_cache() / "port_faults.jsonl"
     rows: dict[tuple[str, str], tuple[Fault, Found]] = {}
-    known = _kept(given.kept)
     for fault in faults():
-        if given.only in ("", fault.port, f"{fault.port}:{fault.name}"):
-            key = f"{fault.port}:{fault.name}"
-            found = known[key] if key in known else apart(fault)
+        if given.only in ("", fault.port, fault.key):
+            found = looked_up(fault, kept, given.old)
             rows[fault.port, fault.name] = fault, found
-            print(f"{fault.port} {fault.name}: {found}", file=sys.stderr, flush=True)
-            if given.kept and key not in known:
-                with given.kept.open("a") as file:
-                    file.write(json.dumps({"fault": key, **asdict(found)}) + "\n")
+            print(f"{fault.key}: {fault.named_by(found)}, {found}", file=sys.stderr, flush=True)
     text = "\n".join(table(rows))
     print(text)
     if given.write:

@@ -163,6 +163,23 @@ class Faults:
         return [content]
 
 
+class Cuts:
+    """Cuts a line after some of the bytes of a frame, with this probability for each but the first two: HELLO."""
+
+    def __init__(self, seed: int, probability: float) -> None:
+        self._random = random.Random(seed)
+        self._probability = probability
+        self.count, self._frames = 0, 0
+
+    def __call__(self, content: bytes) -> int | None:
+        """How many bytes of a frame still arrive; None for all, and the line stays."""
+        self._frames += 1
+        if self._frames <= 2 or self._random.random() >= self._probability:
+            return None
+        self.count += 1
+        return self._random.randrange(len(content) + 1)
+
+
 class Line:
     """Carries frames between a board and who opens the line, a TCP connection or a pseudo-terminal.
 
@@ -171,10 +188,18 @@ class Line:
         terminal: a pseudo-terminal in place of TCP.
         fault: what happens to frames on both ways.
         port: of TCP; 0 for any.
+        cuts: where TCP connections end.
     """
 
-    def __init__(self, board: socket.socket, terminal: bool = False, fault: Fault = no_fault, port: int = 0) -> None:
-        self._board, self._fault = board, fault
+    def __init__(
+        self,
+        board: socket.socket,
+        terminal: bool = False,
+        fault: Fault = no_fault,
+        port: int = 0,
+        cuts: Cuts | None = None,
+    ) -> None:
+        self._board, self._fault, self._cuts = board, fault, cuts
         self._stop, self._stopped = os.pipe()
         self._server: socket.socket | None = None
         self._slave = -1
@@ -220,12 +245,23 @@ class Line:
                 if not content:
                     if file == board:
                         return
-                    os.close(self._client)
-                    decoders.pop(self._client, None)
-                    self._client = -1
+                    self._hang_up(decoders)
                     break
                 other = self._client if file == board else board
                 for frame in decoders.setdefault(file, Decoder()).feed(content):
                     for part in self._fault(encode(frame)):
+                        cut = self._cuts(part) if self._cuts else None
                         with contextlib.suppress(OSError):
-                            os.write(other, part)
+                            os.write(other, part[:cut])
+                        if cut is not None:
+                            self._hang_up(decoders)
+                            break
+                if self._client < 0:
+                    break
+
+    def _hang_up(self, decoders: dict[int, Decoder]) -> None:
+        """Close the connection, and forget what came of a frame."""
+        if self._client >= 0:
+            os.close(self._client)
+            decoders.pop(self._client, None)
+            self._client = -1

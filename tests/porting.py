@@ -10,8 +10,8 @@ from dovetail.tools.check.cases import Limits
 from dovetail.tools.check.suite import Order
 from dovetail.tools.newtarget import write_new_target
 
-SMALL = Limits(30_000, 6_000, 60)
-TINY = Limits(2_000, 400, 8)
+SMALL = Limits(30_000, 6_000)
+TINY = Limits(2_000, 400)
 
 
 def port_file(folder: Path, old: str = "", new: str = "", suffix: str = ".py") -> Path:

@@ -125,6 +125,42 @@ def test_what_is_kept_between_inferences_survives_faults(builds: dict[str, Path]
     assert faults.count
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_line_that_is_cut_is_opened_again(seed: int, builds: dict[str, Path], tmp_path: Path) -> None:
+    """At any byte, either way, with a network that keeps values between inferences: nothing is lost or done twice."""
+    model = builds["ne16"].parent / "digits.onnx"
+    assert dovetail("compile", model, "-t", "riscv_big_small", "--pipeline", "-o", tmp_path / "build") == 0
+    build, cuts = open_build(tmp_path / "build"), rig.Cuts(seed, 0.25)
+    expected = run_build(build, "host", inputs(build))
+    program = rig.compile_process(build, tmp_path / "board")
+    with rig.process(program) as board, rig.Line(board, cuts=cuts) as line:
+        check(run_build(build, None, inputs(build), board=Board(line.where, timeout=0.8)), expected)
+    assert cuts.count > 3
+
+
+def test_a_board_that_begins_anew_is_noticed(
+    builds: dict[str, Path], program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was given is lost, so its outputs would be of something else; a line that stays away is said too."""
+    build = open_build(builds["ne16"])
+    (port,) = build.manifest["inputs"]
+    with ExitStack() as boards:
+        first = boards.enter_context(rig.Line(boards.enter_context(rig.process(program))))
+        number = int(first.where.rpartition(":")[2])
+        session = FrameSession(open_link(first.where), build.manifest["digest"], len(build.manifest["layers"]), 0.4)
+        session.write(0, bytes(port["bytes"]))
+        boards.close()
+        boards.enter_context(rig.Line(boards.enter_context(rig.process(program)), port=number))
+        with pytest.raises(BoardError, match="the board began anew while the line was gone"):
+            session.infer()
+        session.close()
+        session = FrameSession(open_link(first.where), build.manifest["digest"], len(build.manifest["layers"]), 0.4)
+        boards.close()
+        monkeypatch.setattr("dovetail.sim.board._GONE_SECONDS", 0.5)
+        with pytest.raises(BoardError, match="the other end of the line is gone"):
+            session.infer()
+
+
 def test_small_frames_and_a_bounded_number_of_retries(
     builds: dict[str, Path], expected: RunResult, tmp_path: Path
 ) -> None:
@@ -147,7 +183,7 @@ def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path)
     with rig.process(program) as board:
         decoder, found = Decoder(), []
         for request in [
-            Frame(Kind.HELLO, 1),
+            Frame(Kind.HELLO, 1, b"\7\0\0\0"),
             *[Frame(Kind.RUN, 2, b"\1\0\0\0")] * 3,
             Frame(Kind.CYCLES, 3, bytes(4)),
             Frame(Kind.READ, 4, b"\1\0\1\0\0\0\0\0"),
@@ -214,7 +250,7 @@ def test_a_board_with_another_model(builds: dict[str, Path], capsys: pytest.Capt
     assert "the firmware of another build" in said and digest in said and "make board" in said
 
 
-HELLO = (1).to_bytes(2, "little") + (1024).to_bytes(2, "little")
+HELLO = (2).to_bytes(2, "little") + (1024).to_bytes(2, "little")
 
 
 @pytest.mark.parametrize(

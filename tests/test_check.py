@@ -14,7 +14,7 @@ from dovetail.target import Constraint, Memory, Target
 from dovetail.target.pattern import apply, operand
 from dovetail.targets import load_target
 from dovetail.tools.check import suite
-from dovetail.tools.check.cases import QUICK, Limits, ask, base, derive
+from dovetail.tools.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
 from dovetail.tools.check.layers import SIZES
 from dovetail.tools.check.suite import Checked, check, finding_text, junit, markdown, summary
 from porting import order, port
@@ -119,22 +119,26 @@ def test_an_offload_without_a_case_is_a_finding(tmp_path: Path, monkeypatch: pyt
     assert any("no case was tried on iss" in finding.title for finding in nowhere.findings), nowhere
 
 
-@pytest.mark.parametrize("share", [4])
-def test_ends_are_tried_however_many_offloads_there_are(share: int) -> None:
-    """The largest sizes, both sides of limits and of a tile's block, in few cases as in many."""
-    for name in ("macarray", "ne16", "opencl"):
-        for engine in load_target(name).engines:
-            for offload in engine.offloads[:2]:
-                start = base(offload)
-                assert start is not None
-                few, many = (derive(engine, offload, start, replace(QUICK, cases=c))[0] for c in (share, 4000))
-                for axis in set(start) & set(SIZES):
-                    largest = [max(case.point.get(axis, 0) for case in one if case.taken) for one in (few, many)]
-                    assert largest[0] == largest[1], (name, offload.name, axis)
-                step = offload.channel_step
-                if "outputs" in few[0].point and step > 1:
-                    left = {case.point["outputs"] % step for case in few}
-                    assert left >= {0, 1, step - 1}, (name, offload.name)
+@pytest.mark.parametrize("name", ["macarray", "ne16", "opencl"])
+def test_ends_are_tried_however_many_offloads_there_are(name: str) -> None:
+    """The largest sizes, both sides of a tile's block, and every setting of other numbers the limits take alone."""
+    for engine in load_target(name).engines:
+        for offload in engine.offloads[:2]:
+            start = base(offload)
+            assert start is not None
+            usual = ask(offload, start)
+            assert usual is not None
+            taken = [case.point for case in derive(engine, offload, start, QUICK) if case.taken]
+            for axis in usual.layer.used:
+                for value in choices(axis):
+                    alone = ask(offload, {**start, axis: value})
+                    if alone is None or alone.failures or alone.nbytes > QUICK.nbytes or (axis, value) in _WEAK:
+                        continue
+                    tried = {point[axis] for point in taken if axis in point}
+                    assert value in tried or (axis in SIZES and max(tried) >= value), (offload.name, axis, value)
+            step = offload.channel_step
+            if "outputs" in start and step > 1:
+                assert {point["outputs"] % step for point in taken} >= {0, 1, step - 1}, offload.name
 
 
 def test_a_right_port_has_no_findings(tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_a_right_port_has_no_findings(tmp_path: Path) -> None:
 
 def lints(target: Target) -> str:
     """Sentences about declarations alone."""
-    found = check(target, replace(order("dense"), limits=Limits(1, 1, 4)))  # no case is as small: lint alone
+    found = check(target, replace(order("dense"), limits=Limits(1, 1)))  # no case is as small: lint alone
     return "\n".join(finding.title for finding in found.findings if finding.outcome is None)
 
 
@@ -183,7 +187,7 @@ def test_both_sides_of_every_limit_are_tried(tmp_path: Path) -> None:
     offload = target.engines[0].offloads[0]
     start = base(offload)
     assert start is not None
-    cases, _ = derive(target.engines[0], offload, start, Limits(300_000, 20_000, 120))
+    cases = derive(target.engines[0], offload, start, Limits(300_000, 20_000))
     kernels = {(case.point["kernel_rows"], case.taken) for case in cases}
     assert {(7, True), (8, False)} <= kernels and (8, True) not in kernels, "the kernel must be at most 7x7"
     strides = {case.point["stride_rows"] for case in cases if not case.taken}
@@ -192,6 +196,13 @@ def test_both_sides_of_every_limit_are_tried(tmp_path: Path) -> None:
     known = {limit.sentence for limit in offload.constraints}
     assert broken <= known and len(broken) >= 8, sorted(known - broken)
     assert all(not asked.failures for case in cases if case.taken if (asked := ask(offload, case.point)))
+
+
+def test_it_may_stop_behind_the_first_offload_with_findings(tmp_path: Path) -> None:
+    target = port(tmp_path, "np.int64) + bias", "np.int64)")
+    every, first = (check(target, replace(order("dense", "convolution"), first=stop)) for stop in (False, True))
+    assert (len(every.tested), len(first.tested)) == (2, 1)
+    assert finding_text(first.findings[0]) == finding_text(replace(every.findings[0], also=()))
 
 
 def test_reports_for_ci(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_sum_with_two_multipliers_that_belong_together() -> None:
     offload = target.engines[0].offloads[0]
     found = starts(target)
     assert NETWORKS[found[0]["model"] - 1][0] == "an addition"
-    cases, _ = derive(target.engines[0], offload, found[0], QUICK)
+    cases = derive(target.engines[0], offload, found[0], QUICK)
     assert len(cases) > 10 and max(case.point["channels"] for case in cases) == 256
     for case in cases:
         asked = ask(offload, case.point)
@@ -101,7 +101,7 @@ def test_a_port_gives_networks_of_its_own() -> None:
     few = dt.Constraint("at most 7 channels", lambda m: m.result.shape[-1], lambda count: count <= 7)
     target = with_offload(pattern, few, cases=twice)
     point = next(point for point in starts(target) if point.get("made"))
-    cases, _ = derive(target.engines[0], target.engines[0].offloads[0], point, QUICK)
+    cases = derive(target.engines[0], target.engines[0].offloads[0], point, QUICK)
     assert {case.point["rows"] for case in cases} == {1, 2, 3, 4, 5, 6, 7, 9}
     assert {case.point["variant"] for case in cases if case.taken} == {0, 1, 2, 3}
     assert {case.point["variant"] for case in cases if not case.taken} == {4, 5, 6, 7}

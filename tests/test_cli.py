@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from command_line import dovetail, refused
+from dovetail.cli.console import short_name
 from dovetail.errors import DovetailError
 from dovetail.run import open_build, run_build
 from dovetail.sim.device import Activity
@@ -25,6 +26,19 @@ from dovetail.tools.report.report import assign_jobs
 from zoo_data import digits_samples
 
 needs_iss = pytest.mark.skipif(find_spec("unicorn") is None, reason="the simulator needs unicorn (dovetail[iss])")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("CONV_2D 0 (a/Relu;a/BatchNorm;a/Conv2D)", "CONV_2D 0 (a/Relu; …)"),
+        (f"ADD 3 ({'block/' * 20}add)", f"ADD 3 (…{('block/' * 20 + 'add')[-39:]})"),
+        ("Conv", "Conv"),
+        ("SOFTMAX 9 (Identity)", "SOFTMAX 9 (Identity)"),
+    ],
+)
+def test_tables_shorten_the_names_of_converters(name: str, short: str) -> None:
+    assert short_name(name) == short
 
 
 @pytest.fixture(scope="module")

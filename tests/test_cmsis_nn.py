@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,10 @@ from dovetail.ir.operators.arithmetic import Clip, Offset, Requantize
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import DType, TensorType
+from dovetail.run import open_build, run_build
 from dovetail.targets import cmsis_nn, load_target
+from dovetail.tools import zoo
+from dovetail.tools.explain import explain
 from firmware import require_chip
 from test_end_to_end import network_file
 from test_vendor_library import run_equals_graph
@@ -32,9 +36,10 @@ def offloads(compiled: Compiled) -> set[str]:
 
 CONVOLVE, DEPTHWISE = "arm_convolve_wrapper_s8", "arm_depthwise_conv_wrapper_s8"
 DENSE, AVERAGE, ADD = "arm_fully_connected_s8", "arm_avgpool_s8", "arm_elementwise_add_s8"
-EXPECTED = {  # a softmax is cheaper on the core
-    "ic_resnet8": {CONVOLVE, DENSE, AVERAGE, ADD},
-    "kws_dscnn": {CONVOLVE, DEPTHWISE, DENSE, AVERAGE},
+SOFTMAX = "arm_softmax_s8"
+EXPECTED = {
+    "ic_resnet8": {CONVOLVE, DENSE, AVERAGE, ADD, SOFTMAX},
+    "kws_dscnn": {CONVOLVE, DEPTHWISE, DENSE, AVERAGE, SOFTMAX},
     "ad_autoencoder": {DENSE},
 }
 
@@ -42,7 +47,7 @@ EXPECTED = {  # a softmax is cheaper on the core
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_the_emitted_c_fits_the_prototypes(name: str, tmp_path: Path) -> None:
     """Without a warning; every layer that computes is a call of the library's."""
-    compiled = compile_model(network_file(name), cmsis_nn.target(STUB), Options())
+    compiled = compile_model(network_file(name), cmsis_nn.target(STUB, prefer=True), Options())
     assert offloads(compiled) == EXPECTED[name]
     assert [region.name for region in compiled.regions if region.macs and region.engine is None] == []
     write_project(compiled.project, tmp_path / "build")
@@ -63,7 +68,7 @@ def test_a_library_as_it_is_published(simulator: str, tmp_path: Path) -> None:
     and no call for a memcpy of a few bytes."""
     if simulator == "iss":
         require_chip()
-    target = cmsis_nn.target(STUB)
+    target = cmsis_nn.target(STUB, prefer=True)
     compiled = compile_model(network_file("ad_autoencoder"), target, Options())
     sources = [name for name in compiled.project.target_sources if name.startswith("driver/Source")]
     named = {name.rpartition("/")[2] for name in sources}
@@ -73,7 +78,7 @@ def test_a_library_as_it_is_published(simulator: str, tmp_path: Path) -> None:
 
 def test_scratch_is_what_the_library_says() -> None:
     """112 bytes for 3x3 over 3 channels, where the formula without rounding gives 108."""
-    compiled = compile_model(network_file("ic_resnet8"), cmsis_nn.target(STUB), Options())
+    compiled = compile_model(network_file("ic_resnet8"), cmsis_nn.target(STUB, prefer=True), Options())
     text = compiled.project.files[f"src/{compiled.unit.model}.c"]
     assert ".size = 112}" in text and ".buf = (void *)(void *)(" in text
 
@@ -98,8 +103,47 @@ def test_the_library_itself(name: str, simulator: str, tmp_path: Path) -> None:
     """Bit for bit the integer graph, where DOVETAIL_CMSIS_NN names the library."""
     if not os.environ.get(cmsis_nn.VARIABLE):
         pytest.skip(f"CMSIS-NN is not here: {cmsis_nn.VARIABLE} is not set")
-    target = cmsis_nn.target(Path(os.environ[cmsis_nn.VARIABLE]))
+    target = cmsis_nn.target(Path(os.environ[cmsis_nn.VARIABLE]), prefer=True)
     run_equals_graph(compile_model(network_file(name), target, Options()), target, tmp_path / "build", simulator)
+
+
+@pytest.mark.parametrize("name", [*sorted(EXPECTED), "vww_mobilenetv1"])
+def test_no_network_is_slower_with_the_library(name: str, tmp_path: Path) -> None:
+    """On the simulated chip, beside Dovetail's own kernels alone."""
+    if not os.environ.get(cmsis_nn.VARIABLE):
+        pytest.skip(f"CMSIS-NN is not here: {cmsis_nn.VARIABLE} is not set")
+    require_chip()
+    cycles = []
+    for target in (cmsis_nn.target(Path(os.environ[cmsis_nn.VARIABLE])), load_target("cortex_m4")):
+        compiled = compile_model(network_file(name), target, Options())
+        write_project(compiled.project, tmp_path / target.name)
+        given = {name: np.zeros(compiled.graph.types[name].shape, np.int8) for name in compiled.graph.inputs}
+        result = run_build(open_build(tmp_path / target.name, target), "iss", [given])
+        cycles.append(result.simulation.inferences[0].total_cycles or 0)
+    assert cycles[0] <= cycles[1]
+
+
+def test_the_faster_of_library_and_core() -> None:
+    """By its measured cycles every convolution is slower than the core's own: the plan is the core's alone."""
+    for name in EXPECTED:
+        both = compile_model(network_file(name), cmsis_nn.target(STUB), Options())
+        alone = compile_model(network_file(name), load_target("cortex_m4"), Options())
+        assert offloads(both) == set()
+        assert [r.graph.nodes for r in both.regions] == [r.graph.nodes for r in alone.regions]
+
+
+def test_what_the_library_would_take_is_said() -> None:
+    """The losing figures of both layers a kernel of the core computes together."""
+    told = explain(network_file("ic_resnet8"), cmsis_nn.target(STUB), Options(), lambda text: None)
+    row = next(row for row in told.rows() if row["name"] == "add_3")
+    assert len(re.findall(r"fastest there: [\d,]+ cycles, [\d,]+ on cmsis_nn arm_", row["why"])) == 2
+
+
+def test_networks_that_round_once(tmp_path: Path) -> None:
+    """An ONNX model, whose runtime rounds once, is computed with the library's rounding."""
+    model = tmp_path / "digits.onnx"
+    model.write_bytes(zoo.build("digits"))
+    assert offloads(compile_model(model, cmsis_nn.target(STUB, prefer=True), Options())) >= {CONVOLVE, DEPTHWISE}
 
 
 def test_a_product_and_a_largest() -> None:
@@ -123,7 +167,7 @@ def test_a_product_and_a_largest() -> None:
     }
     constants = {"multiplier": np.array([1 << 30], np.int32), "shift": np.array([-6], np.int32)}
     graph = Graph("product", ("one", "other"), ("largest",), nodes, types, constants)
-    compiled = compile_graph(graph, cmsis_nn.target(STUB), Options())
+    compiled = compile_graph(graph, cmsis_nn.target(STUB, prefer=True), Options())
     assert offloads(compiled) == {"arm_elementwise_mul_s8", "arm_max_pool_s8"}
     text = compiled.project.files["src/product.c"]
     assert ", 3, -5, (int8_t *)" in text and ", 7, 1073741824, -6, -128, 127, 256);" in text

@@ -20,10 +20,10 @@ from test_end_to_end import network_file
 pytestmark = pytest.mark.oracles
 
 LIMITS = {
-    ("ic_resnet8", Optimize.SPEED): (12 * 1024, 3.1),
-    ("kws_dscnn", Optimize.SPEED): (5 * 1024, 3.6),
-    ("vww_mobilenetv1", Optimize.SPEED): (17 * 1024, 4.2),
-    ("ad_autoencoder", Optimize.SPEED): (4 * 1024, 3.4),
+    ("ic_resnet8", Optimize.SPEED): (12 * 1024, 2.92),
+    ("kws_dscnn", Optimize.SPEED): (5 * 1024, 3.2),
+    ("vww_mobilenetv1", Optimize.SPEED): (17 * 1024, 3.3),
+    ("ad_autoencoder", Optimize.SPEED): (4 * 1024, 3.3),
     ("ic_resnet8", Optimize.SIZE): (5 * 1024, 5.0),
     ("kws_dscnn", Optimize.SIZE): (5 * 1024, 7.0),
     ("vww_mobilenetv1", Optimize.SIZE): (5 * 1024, 7.0),

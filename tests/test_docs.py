@@ -11,7 +11,14 @@ from types import ModuleType
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        REPOSITORY / "README.md",
+        REPOSITORY / "CHANGELOG.md",
+        REPOSITORY / "CONTRIBUTING.md",
+        *(REPOSITORY / "docs").rglob("*.md"),
+    ]
+)
 
 
 def script(name: str) -> ModuleType:

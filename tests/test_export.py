@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tarfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -74,8 +76,11 @@ def test_every_form_has_all_it_names(form: str, words: tuple[Compiled, Path], tm
             f"{name}.c" for text in texts for name in re.findall(r"src/(\w+)\.o\b", text)
         }
     for path in folder.rglob("*.[ch]"):
-        language = ["cc", "-std=c99"] if path.suffix == ".c" else ["c++", "-std=c++11", "-x", "c++"]
-        command = [*language, *STRICT, f"-I{folder / 'src'}", "-fsyntax-only", path]
+        language = (
+            ["cc", "-std=c99", "-DDOVETAIL_CYCLES=0u"] if path.suffix == ".c" else ["c++", "-std=c++11", "-x", "c++"]
+        )
+        systems = f"-I{Path(__file__).parent / 'rtos'}"  # stands in for the headers of operating systems
+        command = [*language, *STRICT, f"-I{folder / 'src'}", systems, "-fsyntax-only", path]
         if path.suffix == ".c" or path.name == "words.h":
             subprocess.run(command, check=True)
     for path in folder.rglob("*.json"):
@@ -119,6 +124,76 @@ def test_cmake_finds_an_installed_library(words: tuple[Compiled, Path], tmp_path
     answers([tmp_path / "theirs" / "user"], compiled)
 
 
+ZEPHYRS = """
+cmake_minimum_required(VERSION 3.20)
+project(stand_in C)
+set(CONFIG_DOVETAIL_WORDS y)
+macro(zephyr_include_directories)
+  include_directories(${ARGN})
+endmacro()
+macro(zephyr_library_named name)
+  set(ZEPHYR_CURRENT_LIBRARY ${name})
+  add_library(${name} STATIC)
+endmacro()
+macro(zephyr_library_sources)
+  target_sources(${ZEPHYR_CURRENT_LIBRARY} PRIVATE ${ARGN})
+endmacro()
+macro(zephyr_library_compile_options)
+  target_compile_options(${ZEPHYR_CURRENT_LIBRARY} PRIVATE ${ARGN})
+endmacro()
+include_directories(RTOS)
+add_subdirectory(FOLDER module)
+"""
+"""What a module sees of Zephyr's build system, by the names of its documentation."""
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not installed")
+def test_zephyr_builds_the_module(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder, rtos = tmp_path / "library", Path(__file__).parent / "rtos"
+    export(open_build(words[1]), "zephyr", folder)
+    (tmp_path / "CMakeLists.txt").write_text(ZEPHYRS.replace("RTOS", str(rtos)).replace("FOLDER", str(folder)))
+    quiet = {"check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "made", "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror"], **quiet)
+    subprocess.run(["cmake", "--build", tmp_path / "made"], **quiet)
+    assert list((tmp_path / "made").rglob("libwords.a"))
+
+
+@pytest.mark.skipif(not shutil.which("genconfig"), reason="Kconfig (pip install kconfiglib) is not installed")
+@pytest.mark.parametrize("chosen", [True, False])
+def test_kconfig_reads_the_options(chosen: bool, tmp_path: Path) -> None:
+    compiled = compile_model(network_file("kws_dscnn"), load_target("macarray"), Options(name="words"))
+    write_project(compiled.project, tmp_path / "build")
+    export(open_build(tmp_path / "build"), "zephyr", tmp_path / "library")
+    config = f"CONFIG_DOVETAIL_WORDS={'y' if chosen else 'n'}\nCONFIG_DOVETAIL_WORDS_MACARRAY_IRQ=7\n"
+    (tmp_path / ".config").write_text(config)
+    command = ["genconfig", "--header-path", tmp_path / "config.h", tmp_path / "library" / "Kconfig"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert ("#define CONFIG_DOVETAIL_WORDS_MACARRAY_IRQ 7" in (tmp_path / "config.h").read_text()) == chosen
+
+
+@pytest.mark.skipif(not shutil.which("pio"), reason="PlatformIO (pip install platformio) is not installed")
+def test_platformio_packs_it(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder, packed = tmp_path / "library", tmp_path / "words.tar.gz"
+    export(open_build(words[1]), "platformio", folder)
+    settings = {"PLATFORMIO_SETTING_ENABLE_TELEMETRY": "no", "PLATFORMIO_CORE_DIR": str(tmp_path / "core")}
+    subprocess.run(["pio", "pkg", "pack", "-o", packed, folder], check=True, env={**os.environ, **settings})
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+    assert {"library.json", "src/words.c", "src/words.h", "example/main.c"} <= set(names)
+
+
+@pytest.mark.skipif(
+    not shutil.which("compote"),
+    reason="ESP-IDF's component manager (pip install idf-component-manager) is not installed",
+)
+def test_the_component_manager_takes_the_manifest(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "esp-idf", folder)
+    subprocess.run(["compote", "manifest", "lint", folder], check=True)
+    (folder / "idf_component.yml").write_text("version: soup\n")
+    assert subprocess.run(["compote", "manifest", "lint", folder], capture_output=True).returncode
+
+
 def test_make_and_a_plain_program(words: tuple[Compiled, Path], tmp_path: Path) -> None:
     folder = tmp_path / "library"
     export(open_build(words[1]), "make", folder)
@@ -128,6 +203,22 @@ def test_make_and_a_plain_program(words: tuple[Compiled, Path], tmp_path: Path) 
     command = ["cc", "-std=gnu99", f"-I{folder / 'src'}", tmp_path / "main.c", folder / "libwords.a", "-o", built]
     subprocess.run(command, check=True)
     answers([built], words[0])
+
+
+def test_cycles_of_each_layer(words: tuple[Compiled, Path], tmp_path: Path) -> None:
+    """With a counter that goes up by one whenever it is read, each layer that is marked takes one."""
+    folder = tmp_path / "library"
+    export(open_build(words[1]), "make", folder)
+    subprocess.run(["make", "-s", "-C", folder, "CC=cc", "CPU=-Werror", "HOOKS=-DDOVETAIL_MARK_HOOK"], check=True)
+    (tmp_path / "counter.h").write_text("static unsigned counter;\n#define DOVETAIL_CYCLES (++counter)\n")
+    include = ["-include", tmp_path / "counter.h", f"-I{folder / 'src'}", folder / "example" / "cycles.c"]
+    command = ["cc", "-std=gnu99", *STRICT, "-DDOVETAIL_MARK_HOOK", *include, folder / "libwords.a"]
+    subprocess.run([*command, "-o", tmp_path / "cycles"], check=True)
+    found = subprocess.run([tmp_path / "cycles"], capture_output=True, text=True, check=True).stdout.splitlines()
+    layers = json.loads((words[1] / "dovetail.json").read_text())["layers"]
+    marked = (words[1] / "src" / "words.c").read_text().count("DOVETAIL_MARK(")
+    assert [line.split()[0] for line in found] == [layer["name"] for layer in layers]
+    assert sum(int(line.split()[1]) for line in found) == marked > 5
 
 
 MACHINES = {"cortex_m4": ("mps2-an386", "cortex-m4"), "cortex_m7": ("mps2-an500", "cortex-m7")}
@@ -159,6 +250,8 @@ def test_a_firmware_with_a_c_library_runs_in_qemu(target: str, name: str, tmp_pa
         ],
         check=True,
     )
+    counting = ["arm-none-eabi-gcc", *flags, "-std=c99", *STRICT, f"-I{tmp_path / 'net/src'}", "-fsyntax-only"]
+    subprocess.run([*counting, tmp_path / "net" / "example" / "cycles.c"], check=True)
     given = sample_inputs(compiled.graph)
     numbers = given[compiled.graph.inputs[0]].reshape(-1).tolist()
     text = (

@@ -27,6 +27,7 @@ from dovetail.read.onnx import load_onnx
 from dovetail.read.tflite import load_tflite
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
+from oracles import run_litert_often
 from recurrent_cases import lstm_model
 from tflite_writer import ModelWriter, run_calls
 
@@ -199,6 +200,53 @@ def test_slices_run_backwards(
     w.operator("STRIDED_SLICE", [x, *bounds], [y], "StridedSliceOptions", beginMask=masks[0], endMask=masks[1])
     w.ends([x], [y])
     equal(w.finish(), numbers(1, 7, 5, 3))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "strides", "masks", "shape"),
+    [
+        ((0, 1), (0, 3), (1, 2), {"ellipsisMask": 1}, (2, 5, 4, 1)),
+        ((1, 0, -1), (2, 0, -9), (1, 1, -2), {"ellipsisMask": 2, "endMask": 4}, (1, 5, 4, 2)),
+        ((0, 0, 2), (0, 0, 3), (1, 1, 1), {"ellipsisMask": 1, "newAxisMask": 2, "shrinkAxisMask": 4}, (2, 5, 4, 1)),
+        ((0, 1), (0, 2), (1, 1), {"newAxisMask": 1, "shrinkAxisMask": 2}, (1, 5, 4, 3)),
+        ((1,), (2,), (1,), {}, (1, 5, 4, 3)),
+    ],
+)
+def test_slices_with_ellipsis_and_new_axes(
+    begin: tuple[int, ...],
+    end: tuple[int, ...],
+    strides: tuple[int, ...],
+    masks: dict[str, int],
+    shape: tuple[int, ...],
+) -> None:
+    """As LiteRT's reference kernels; TensorFlow Lite Micro has no such masks."""
+    w = ModelWriter()
+    x, y = (w.tensor(name, size, "INT8", quantised=(0.1, 3)) for name, size in (("x", (2, 5, 4, 3)), ("y", shape)))
+    bounds = [
+        w.tensor(f"b{at}", (len(one),), "INT32", np.array(one, np.int32))
+        for at, one in enumerate((begin, end, strides))
+    ]
+    w.operator("STRIDED_SLICE", [x, *bounds], [y], "StridedSliceOptions", **masks)
+    w.ends([x], [y])
+    feed = numbers(2, 5, 4, 3)
+    ((wanted,),) = run_litert_often(w.finish(), [[feed]], reference=True)
+    graph = quantize(simplify(load_tflite("net.tflite", w.finish(), "net")), Rounding.DOUBLE)
+    np.testing.assert_array_equal(evaluate(graph, {"x": feed})["y"], wanted)
+
+
+def test_the_first_of_several_signatures_is_read() -> None:
+    """What no operator runs is of another signature: told, and left."""
+    w = ModelWriter()
+    x, y = (w.tensor(name, (1, 4), "INT8", quantised=(0.1, 3)) for name in "xy")
+    w.operator("ABS", [x], [y], "AbsOptions")
+    w.ends([x], [y])
+    w.subgraph()
+    other, result = (w.tensor(name, (1, 9), "INT8", quantised=(0.1, 3)) for name in ("p", "q"))
+    w.operator("WHILE", [other], [result], "WhileOptions")
+    w.ends([other], [result])
+    told: list[str] = []
+    graph = load_tflite("net.tflite", w.finish(), "net", tell=told.append)
+    assert graph.inputs == ("x",) and ["only its first signature is compiled" in one for one in told] == [True]
 
 
 def test_softmax_of_bytes_as_int16() -> None:

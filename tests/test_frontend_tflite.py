@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -405,7 +404,6 @@ def options(model: Any) -> Any:
 
 REFUSALS: dict[str, tuple[Callable[[Any], object], str]] = {
     "schema": (_set(lambda m: m, version=2), "schema version 2"),
-    "subgraphs": (lambda m: m.subgraphs.append(copy.deepcopy(m.subgraphs[0])), "2 subgraphs"),
     "version": (_set(lambda m: m.operatorCodes[0], version=9), "version 9 of this operator"),
     "lstm": (_set(lambda m: m.operatorCodes[0], builtinCode=16, deprecatedBuiltinCode=16), "LSTM 0 .y.*not supported"),
     "custom": (

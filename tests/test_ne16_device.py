@@ -465,6 +465,18 @@ def test_illegal_configurations_are_named(register: int, change: Callable[[int],
         device.write(TRIGGER, 0, 0)
 
 
+def test_a_context_that_was_never_written_is_named() -> None:
+    """The second job takes the second context, whose registers are not those of the first."""
+    bus = OneMemory()
+    job, _ = small_job(bus, size=4)
+    device = Ne16Device(bus)
+    submit(device, job, 0)
+    device.read(ACQUIRE, 0)
+    device.write(TASK, 0, 0)
+    with pytest.raises(SimulationError, match="23 of the 24 job registers of context 1 were never written"):
+        device.write(TRIGGER, 0, 0)
+
+
 def test_misuse_and_bad_addresses_are_named() -> None:
     bus = OneMemory()
     job, _ = small_job(bus)

@@ -30,6 +30,7 @@ from dovetail.ir.operators.arithmetic import (
     fixed_point,
 )
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import (
     FixedDivide,
@@ -241,8 +242,11 @@ FLOAT = [
     Case(MatrixProduct(), (of(F32, 2, 1, 3, 4), of(F32, 3, 4, 5))),
     *(
         Case(MatrixProduct(-3, 7), (of(a, 2, 1, 3, 4), of(b, 3, 4, 5)))
-        for a, b in ((I8, I8), (U8, I8), (U8, U8), (I16, I16))
+        for a, b in ((I8, I8), (U8, I8), (U8, U8), (I16, I16), (I16, U8))
     ),
+    Case(MatrixProduct(0, 7), (of(I16, 3, 300), of(I8, 300, 2))),
+    *(Case(ToBitPlanes(group), (of(U8, 5, depth),)) for group, depth in ((16, 32), (16, 21), (8, 5))),
+    *(Case(BitProduct(zero), (of(U8, 3, 21), of(U8, 6, 2, 8, 2))) for zero in (0, 131)),
     *(Case(Compare(kind), (of(x, 2, 300), of(x, 300))) for kind in CompareKind for x in (F32, I8, I32)),
     Case(Select(), (of(DType.BOOL, 2, 1), of(I16, 2, 30), of(I16, 30)), ((0, 1),)),
     Case(Select(), (of(DType.BOOL, 30), of(F32, 2, 30), of(F32, 1)), ((0, 1),)),
@@ -295,9 +299,10 @@ RECURRENT = [
     *(
         Case(
             FixedRecurrent(kind, -7, GATES[: kind.gates], GATES[1 : kind.gates + 1], after),
-            (of(I8, 3, 2, 5), of(I8, rows, 5), of(I8, rows, 4), of(I32, 2 * rows), of(I16, 1, 2, 4)),
+            (of(x, 3, 2, 5), of(I8, rows, 5), of(I8, rows, 4), of(I32, 2 * rows), of(I16, 1, 2, 4)),
             (None, None, None, (-20000, 20000)),
         )
+        for x in (I8, I16)
         for kind, rows, after in (
             (RecurrentKind.GRU, 12, False),
             (RecurrentKind.GRU, 12, True),

@@ -8,19 +8,20 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from dovetail.targets import load_target
-from dovetail.tools.check.cases import Limits
+from dovetail.tools.check.cases import QUICK, Limits
 from dovetail.tools.check.suite import Order, check
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "port_faults.py"
 STANDARD = 20
-TINY, SMALL = Limits(8_000, 1_500, 60), Limits(30_000, 6_000, 105)
-"""Cases are shared out: 15 for each of the 7 offloads of macarray in `SMALL`."""
+TINY, SMALL = Limits(8_000, 1_500), Limits(30_000, 6_000)
 
 
 def script() -> ModuleType:
@@ -66,6 +67,27 @@ def test_every_port_has_every_fault(tmp_path: Path) -> None:
         KIT.planted(fault, tmp_path / str(number))  # raises where an edit no longer fits
 
 
+def test_what_was_found_is_kept_until_its_content_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, kept, tried = FAULTS["diana bias"], tmp_path / "new" / "kept.jsonl", []
+
+    def apart(fault: Any) -> Any:
+        tried.append(fault.key)
+        return KIT.Found("it is forgotten", True, 1)
+
+    monkeypatch.setattr(KIT, "apart", apart)
+    first = KIT.looked_up(fault, kept, False)
+    assert KIT.looked_up(fault, kept, False) == first and tried == ["diana:bias"]
+    other = replace(fault, edits=(*fault.edits, ("device.py", "WORDS = 4", "WORDS = 8")))
+    assert KIT.looked_up(other, kept, True) == first and tried == ["diana:bias"]
+    assert KIT.looked_up(other, kept, False).digest != first.digest and len(tried) == 2
+    rows = {("diana", "bias"): (fault, first)}
+    assert not any("Measured" in line for line in KIT.table(rows))
+    old = {("diana", "bias"): (fault, replace(first, digest="", revision="abc1"))}
+    assert list(KIT.table(old))[-1].strip() == "Measured at revision abc1."
+    both = {**old, ("diana", "sign"): (FAULTS["diana sign"], KIT.looked_up(FAULTS["diana sign"], kept, False))}
+    assert list(KIT.table(both))[-1].strip() == "Measured at revision abc1: diana:bias."
+
+
 def first_suspicion(fault: str, offload: str, simulator: str, folder: Path) -> str:
     """Of a small check of a port with that fault."""
     file = KIT.planted(FAULTS[fault], folder)
@@ -94,3 +116,12 @@ def test_faults_of_a_model(name: str, importable: Path) -> None:
 @pytest.mark.parametrize(("name", "offload"), ON_CHIP)
 def test_faults_on_the_chip(name: str, offload: str, importable: Path) -> None:
     assert re.search(FAULTS[name].means, first_suspicion(name, offload, "iss", importable))
+
+
+def test_weights_in_the_wrong_order_are_no_halo(importable: Path) -> None:
+    """Blocks of input channels before the taps: on layers of one block, of one tap or of one pixel other mistakes look
+    the same."""
+    edit = "__init__.py", "transpose((0, 2, 3, 4, 1, 5) if lanes == 8", "transpose((0, 4, 2, 3, 1, 5) if lanes == 8"
+    target = load_target(str(KIT.planted(KIT.Fault("macarray", "packing", (edit,), ""), importable)))
+    found = check(target, Order(QUICK, ("model",), ("convolution",))).findings
+    assert [one.suspicions[0].split(":")[0] for one in found] == ["weight order"]

@@ -112,6 +112,18 @@ def test_wrong_orders_get_one_message(
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_name_the_result_is_named_after_model_and_width(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = (files / "digits.onnx", "--data", files / "calibration.npz", "--target", "ne16", "--nearest")
+    for width in ("int8", "int4"):
+        assert dovetail("quantize", *given, "--samples", 2, "--weights", width) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits_int4.onnx", "digits_int8.onnx"]
+    assert dovetail("quantize", tmp_path / "digits_int8.onnx", *given[1:], "--samples", 2) == 0
+    assert (tmp_path / "digits_int8_int8.onnx").is_file()
+
+
 def test_labels_out_of_range_are_refused(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with np.load(files / "test.npz") as file:
         np.savez(tmp_path / "t.npz", input=file["input"][:4], labels=np.array([1, 2, 10, 3]))

@@ -59,6 +59,20 @@ CASES: dict[str, Case] = {
         [1, 4],
         True,
     ),
+    **{
+        f"{mode} resize, {walk}": (
+            [
+                CONV,
+                RELU,
+                helper.make_node("Resize", ["r", "", "", "z"], ["y"], mode=mode, coordinate_transformation_mode=walk),
+            ],
+            {**W, "z": np.array([1, 4, 9, 12])},
+            IMAGE,
+            [1, 4, 9, 12],
+            True,
+        )
+        for mode, walk in (("linear", "half_pixel"), ("linear", "align_corners"), ("cubic", "asymmetric"))
+    },
     "split and concatenated": (
         [
             CONV,

@@ -96,6 +96,11 @@ def test_budgets_are_read_and_refused() -> None:
             parse_budget(text)
     with pytest.raises(DovetailError, match=r"the budget is 5 bytes, the narrowest weights need"):
         within(frontier(layers(3)), 5, "bytes")
+    points = frontier(layers(3))
+    most, rest = int(points[-1].cost), 1_000_000  # cycles of what has no weights count, and are said
+    assert within(points, rest + most, "cycles", float(rest)).cost == most
+    with pytest.raises(DovetailError, match=r"the budget is 5 cycles, .* 1,000,000 of them for what has no weights"):
+        within(points, 5, "cycles", float(rest))
 
 
 @pytest.fixture(scope="module")

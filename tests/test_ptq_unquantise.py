@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from command_line import dovetail
-from dovetail.compile import Options, compile_model
+from dovetail.codegen.emit import write_project
+from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
@@ -18,12 +19,14 @@ from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read import load_model
+from dovetail.run import open_build, run_build
 from dovetail.target import Policy
 from dovetail.targets import load_target
 from dovetail.tools import zoo
 from dovetail.tools.ptq import finds_two_bits, input_steps, prepare
 from dovetail.tools.ptq.steps import Steps
 from dovetail.tools.ptq.unquantise import as_reals, is_quantised, unquantised
+from firmware import require_chip
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
 needs_models = pytest.mark.skipif(not MODELS.is_dir(), reason="../shared/models is not there")
@@ -77,15 +80,30 @@ def many(model: str) -> tuple[Array, list[Array]]:
     return np.stack([file[f"in_{n}"] for n in range(12)]), [file[f"out_{n}__tflm"] for n in range(12)]
 
 
+def sixteen(model: str) -> Array:
+    """The 12 inputs, and four that lie between two of them."""
+    inputs, _ = many(model)
+    between = (inputs[:4].astype(np.int16) + inputs[4:8]) // 2
+    return np.concatenate([inputs, between.astype(np.int8)])
+
+
 @needs_models
-@pytest.mark.parametrize(("model", "sums"), [("ic_resnet8_int8", 3), ("kws_dscnn_int8", 0)])
+@pytest.mark.parametrize(
+    ("model", "sums"),
+    [("ic_resnet8_int8", 3), ("kws_dscnn_int8", 0), ("vww_mobilenetv1_int8", 0), ("ad_autoencoder_int8", 0)],
+)
 def test_an_int8_file_gets_onto_an_engine_of_shifts(tmp_path: Path, model: str, sums: int) -> None:
     """Per channel in the file, one shift per layer on the engine: every layer with weights goes there."""
-    inputs, _ = many(model)
-    np.savez(tmp_path / "x.npz", x=inputs)
+    np.savez(tmp_path / "x.npz", x=sixteen(model))
     wish = ["quantize", str(MODELS / f"{model}.tflite"), "--target", "diana", "--data", str(tmp_path / "x.npz")]
     assert dovetail(*wish, "-o", str(tmp_path / "made.onnx")) == 0
     compiled = compile_model(tmp_path / "made.onnx", load_target("diana"), Options())
     assert all(region.engine is not None for region in compiled.regions if region.macs)
     assert sum(region.offload is not None and region.offload.name == "sum" for region in compiled.regions) == sums
     assert compiled.graph.types[compiled.graph.inputs[0]].dtype is DType.INT8
+    if model == "ic_resnet8_int8":
+        require_chip()
+        write_project(compiled.project, tmp_path / "build")
+        build = open_build(tmp_path / "build")
+        (one,) = run_build(build, "iss", [sample_inputs(compiled.graph)]).simulation.inferences
+        assert 100_000 < (one.total_cycles or 0) <= 160_000

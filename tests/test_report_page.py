@@ -246,6 +246,22 @@ def test_names_cannot_leave_their_place(digits: Path, browser: Browser, tmp_path
     assert check_figures(browser, {**data, "model": f"{evil}&amp;", "policy": evil}) > 100
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_does_not_scroll_sideways(
+    width: int, results: dict[str, RunResult], browser: Browser, tmp_path: Path
+) -> None:
+    """Nor do its links at the top; a picture of it is kept with the test's files."""
+    (tmp_path / "page.html").write_text(page(json.loads(json.dumps(detail(results["ne16"])))))
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    try:
+        browser.open(tmp_path / "page.html")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width and browser.faults == []
+        assert browser.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('nav'))") <= 0
+        browser.screenshot(tmp_path / f"report_{width}.png")
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_host_has_a_page_without_times(digits: Path, browser: Browser, tmp_path: Path) -> None:
     data = json.loads(json.dumps(detail(ran(digits, "ne16", tmp_path / "build", "host"))))
     (tmp_path / "page.html").write_text(page(data))

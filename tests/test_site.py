@@ -135,6 +135,25 @@ def test_the_reference_names_what_a_target_imports(site: Site) -> None:
     assert [name for name in dovetail.target.__all__ if name not in anchors] == []
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_page_scrolls_sideways(site: Site, width: int, tmp_path: Path) -> None:
+    """Nor the first page's own commands and their output; a picture of it is kept with the test's files."""
+    with chromium() as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        wide = []
+        for path in site.pages:
+            browser.open(path)
+            assert browser.faults == [], path.name
+            reach = browser.evaluate("document.documentElement.scrollWidth")
+            if reach > width:
+                wide.append((path.name, reach))
+        assert wide == []
+        browser.open(site.folder / "index.html")
+        over = "[...document.querySelectorAll('article pre')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        assert browser.evaluate(over) == 0
+        browser.screenshot(tmp_path / f"index_{width}.png")
+
+
 def test_a_browser_shows_it_from_files_and_searches(site: Site) -> None:
     with chromium() as browser:
         for name in ("index", "port", "reference/target", "notebooks/sweep"):

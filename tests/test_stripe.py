@@ -28,7 +28,7 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.schedule.plan.allocate import Placement
-from dovetail.schedule.stripe import Search, Striped, Striping
+from dovetail.schedule.stripe import Search, Striped, Striping, striped
 from dovetail.targets import load_target
 from firmware import require_chip
 from interpreted import interpret
@@ -37,6 +37,11 @@ from test_end_to_end import network_file
 from test_plan import random_network
 
 RISCV = load_target("riscv")
+
+
+def budget(activations: int) -> Options:
+    """A budget for activations of so many bytes, and the stack."""
+    return Options(memory_budget=activations + RISCV.core.stack)
 
 
 def ram(compiled: Compiled) -> Placement:
@@ -68,7 +73,7 @@ def test_random_networks_in_stripes(group: int) -> None:
             assert more.peak < less.peak and more.extra_macs >= less.extra_macs
         if len(frontier) == 1:
             continue
-        compiled = compile_graph(graph, RISCV, Options(memory_budget=frontier[0].peak - 1), interpret=False)
+        compiled = compile_graph(graph, RISCV, budget(frontier[0].peak - 1), interpret=False)
         (outputs,) = interpret(compiled.plan.program, RISCV, [inputs])
         for name in graph.outputs:
             np.testing.assert_array_equal(outputs[name], expected[name])
@@ -89,6 +94,29 @@ def test_random_networks_in_stripes(group: int) -> None:
     assert cut >= 2 and tight >= cut // 2
 
 
+@pytest.mark.parametrize("group", range(2))
+def test_every_stretch_that_keeps_rows(group: int) -> None:
+    """From the top and from the bottom, in stripes of every height: exact, and nothing is computed twice."""
+    seen = 0
+    for seed in range(group * 8, group * 8 + 8):
+        graph = trim(random_network(seed))
+        striping = Striping(graph, RISCV)
+        search, whole = striping._search, striping._graph
+        inputs = sample_inputs(graph, seed)
+        expected = evaluate(graph, inputs)
+        pairs = [(a, b) for a in range(len(search.cuts)) for b in range(a + 1, len(search.cuts))]
+        every = [segment for pair in pairs for segment in search._segments(*pair) if segment.keeps]
+        for segment in every[:: max(1, len(every) // 6)]:
+            regions = striping._regions[search.cuts[segment.first].after : search.cuts[segment.last].after]
+            made = striped(whole, regions, segment, search.steps(segment))
+            verify(made)
+            assert macs(made) <= macs(whole)
+            for name, array in evaluate(made, inputs).items():
+                np.testing.assert_array_equal(array, expected[name])
+            seen += 1
+    assert seen >= 5
+
+
 def one_convolution() -> Graph:
     """1x1, 16 rows of 128 bytes in and out, then one of stride 2, so that the network ends small."""
     builder = GraphBuilder("rows")
@@ -103,17 +131,17 @@ def one_convolution() -> Graph:
 def test_rows_of_the_operand_give_way_to_those_of_the_result() -> None:
     """Counted by hand: 2,048 bytes in, 2,048 out, and never more than one of them and a row of 128 bytes."""
     graph = one_convolution()
-    compiled = compile_graph(graph, RISCV, Options(memory_budget=2_176))
+    compiled = compile_graph(graph, RISCV, budget(2_176))
     assert ram(compile_graph(graph, RISCV, Options())).peak == 4_096
     assert compiled.striped is not None and compiled.striped.extra_macs == 0
     assert ram(compiled).peak <= 2_176
-    with pytest.raises(PlanError, match="at least 2176 bytes, 2112 more than the memory budget of 64"):
-        compile_graph(graph, RISCV, Options(memory_budget=64))
+    with pytest.raises(PlanError, match="at least 6272 bytes, 2112 more than the memory budget of 4160"):
+        compile_graph(graph, RISCV, budget(64))
 
 
 def test_the_verifier_sees_rows_that_are_still_wanted() -> None:
     """A result placed a row too high lies over rows of the operand that have not been read."""
-    compiled = compile_graph(one_convolution(), RISCV, Options(memory_budget=2_176))
+    compiled = compile_graph(one_convolution(), RISCV, budget(2_176))
     program = compiled.plan.program
     verify_program(program, RISCV)
     (start,) = (b for b in program.buffers.values() if b.role is Role.INPUT)
@@ -135,7 +163,7 @@ def test_values_given_out_stay_whole() -> None:
         inputs = sample_inputs(graph, seed)
         expected = evaluate(graph, inputs)
         for found in some(list(Striping(graph, RISCV).frontier())):
-            compiled = compile_graph(graph, RISCV, Options(memory_budget=found.peak + 64), interpret=False)
+            compiled = compile_graph(graph, RISCV, budget(found.peak + 64), interpret=False)
             (outputs,) = interpret(compiled.plan.program, RISCV, [inputs])
             for name in graph.outputs:
                 np.testing.assert_array_equal(outputs[name], expected[name])
@@ -174,19 +202,20 @@ def test_the_search_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "budget", "most_extra"),
+    ("name", "most", "most_extra"),
     [
-        ("ic_resnet8", "32K", 0.0),
-        ("vww_mobilenetv1", "36K", 0.01),
-        ("ic_resnet8", "24K", 0.07),
-        ("kws_dscnn", "10K", 0.0),
+        ("ic_resnet8", "36K", 0.0),
+        ("vww_mobilenetv1", "40K", 0.0),
+        ("ic_resnet8", "24K", 0.0),
+        ("ic_resnet8", "19K", 0.0),
+        ("kws_dscnn", "14K", 0.0),
     ],
 )
-def test_firmware_within_a_budget_equals_micro(name: str, budget: str, most_extra: float, tmp_path: Path) -> None:
+def test_firmware_within_a_budget_equals_micro(name: str, most: str, most_extra: float, tmp_path: Path) -> None:
     require_chip()
-    compiled = compile_model(network_file(name), RISCV, Options(memory_budget=parse_bytes(budget)))
+    compiled = compile_model(network_file(name), RISCV, Options(memory_budget=parse_bytes(most)))
     whole = compile_model(network_file(name), RISCV, Options())
-    assert ram(compiled).peak <= parse_bytes(budget)
+    assert ram(compiled).peak + RISCV.core.stack <= parse_bytes(most)
     extra = macs(compiled.graph) - macs(whole.graph)
     assert extra == (compiled.striped.extra_macs if compiled.striped else 0) <= most_extra * macs(whole.graph)
     write_project(compiled.project, tmp_path / "build")
@@ -196,13 +225,14 @@ def test_firmware_within_a_budget_equals_micro(name: str, budget: str, most_extr
     result = run_build(build, "iss", inputs)
     for index, outputs in enumerate(result.outputs):
         np.testing.assert_array_equal(outputs[compiled.graph.outputs[0]], reference[f"out_{index}__tflm"])
-    assert result.sizes["bss"] <= parse_bytes(budget)
+    assert result.sizes["bss"] + result.sizes["stack"] <= parse_bytes(most), "as linked"
     constants = [sum(array.nbytes for _, array in found.unit.constants.values()) for found in (compiled, whole)]
-    assert constants[0] <= 1.002 * constants[1], "stripes share their weights; the border may have a bias of its own"
-    assert len(compiled.unit.kernels) <= 2 * len(whole.unit.kernels), "stripes of one shape share a kernel"
+    assert constants[0] <= 1.005 * constants[1], "stripes share their weights; borders may have biases of their own"
+    layers = sum(region.macs > 0 for region in whole.regions)
+    assert len(compiled.unit.kernels) <= 3 * layers, "a first stripe, a last one, and those between share a kernel"
     stripes = build.manifest["stripes"]
     assert sum(entry["extra_macs"] for entry in stripes) == extra and build.manifest["memory_budget"]
-    print(f"{name} in {budget}: {ram(compiled).peak} bytes, {extra} MACs more, {stripes}")
+    print(f"{name} in {most}: {ram(compiled).peak} bytes, {extra} MACs more, {stripes}")
 
 
 @pytest.mark.parametrize("name", ["ic_resnet8", "vww_mobilenetv1", "kws_dscnn", "ad_autoencoder"])
@@ -212,9 +242,13 @@ def test_frontier(name: str) -> None:
     frontier = list(Striping(graph, RISCV).frontier())
     for found in frontier:
         print(f"{name}: {found.peak} bytes, {100 * found.extra_macs / macs(graph):.2f} % more MACs, {found.describe()}")
-    lowest = {"ic_resnet8": 20_000, "vww_mobilenetv1": 28_100, "kws_dscnn": 9_000, "ad_autoencoder": 768}
-    assert frontier[-1].peak <= lowest[name]
+    lowest = {"ic_resnet8": 13_400, "vww_mobilenetv1": 28_100, "kws_dscnn": 8_700, "ad_autoencoder": 768}
+    assert frontier[-1].peak <= lowest[name] and frontier[-1].extra_macs == 0
     assert Striping(graph, RISCV).smallest().peak == frontier[-1].peak
+    regions = partition(frontier[-1].graph, RISCV)
+    planned = plan(choose_layouts(frontier[-1].graph, regions, RISCV), RISCV, reserved(graph, RISCV))
+    (placed,) = (p for p in planned.placements if p.memory == "ram")
+    assert abs(placed.lower_bound - frontier[-1].peak) <= 64, "as the planner counts, but for alignment"
 
 
 def test_a_budget_out_of_reach_says_how_far() -> None:
@@ -222,8 +256,8 @@ def test_a_budget_out_of_reach_says_how_far() -> None:
         compile_model(network_file("vww_mobilenetv1"), RISCV, Options(memory_budget=20_000))
     least, missing, _ = (int(word) for word in caught.value.what.replace(",", "").split() if word.isdigit())
     assert least - missing == 20_000 and "stripes" in caught.value.where
-    with pytest.raises(PlanError, match="need at least 768 bytes") as caught:
-        compile_model(network_file("ad_autoencoder"), RISCV, Options(memory_budget=700))
+    with pytest.raises(PlanError, match="need at least 4864 bytes") as caught:
+        compile_model(network_file("ad_autoencoder"), RISCV, budget(700))
     assert "no stretch" in caught.value.where
 
 
@@ -249,10 +283,11 @@ def command(*arguments: str) -> None:
 
 def test_the_command_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(network_file("ic_resnet8"))
-    command("compile", model, "--target", "riscv", "--memory-budget", "24K", "-o", str(tmp_path / "build"))
+    command("compile", model, "--target", "riscv", "--memory-budget", "28K", "-o", str(tmp_path / "build"))
     said = " ".join(capsys.readouterr().out.split())
-    assert "conv_1 to conv_2 in 5 stripes" in said and "737,280 MACs more" in said
-    command("explain", model, "--target", "riscv", "--memory-budget", "24K", "--json")
+    assert "conv_1 to conv_2 in 6 stripes; conv_3 to conv_5 in 3 stripes" in said and "0 MACs more" in said
+    assert "4,096 reserved" in said
+    command("explain", model, "--target", "riscv", "--memory-budget", "28K", "--json")
     described = json.loads(capsys.readouterr().out)
-    assert described["memory_budget"] == 24 * 1024
-    assert [entry["count"] for entry in described["stripes"]] == [5, 2]
+    assert described["memory_budget"] == 28 * 1024
+    assert [(entry["count"], entry["keeps"]) for entry in described["stripes"]] == [(6, True), (3, True)]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dovetail.compile import Options, compile_graph, sample_inputs
+from dovetail.compile import Options, compile_graph, prepare, reserved, sample_inputs
 from dovetail.errors import PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.program.interpret import check_program
 from dovetail.program.ir import Call, Launch
 from dovetail.program.verify import verify
 from dovetail.schedule.knobs import canonical, choose, region_space, tile_classes
-from dovetail.schedule.partition import Region
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import Region, partition
+from dovetail.schedule.plan import plan
 from dovetail.target import Knob, Space, Target
 from dovetail.target.pattern import Choice
 from dovetail.targets import load_target
-from dovetail.tools.tune.search import resolved_default
+from dovetail.tools import zoo
+from dovetail.tools.tune.search import candidates, distinct_layers, resolved_default
 from tuning_cases import adapted, layer_graph
 
 NE16 = load_target("ne16")
@@ -147,3 +151,23 @@ def test_points_and_classes_cover_everything_once() -> None:
     for total, step in ((10, 3), (9, 3), (4, 8), (5, 5), (6, 4)):
         classes = list(tile_classes((1, total), (1, step)))
         assert sum((box[1][1] - box[1][0]) * count for box, count in classes) == total
+
+
+@pytest.mark.parametrize("name", ["ne16", "kestrel", "macarray", "vta", "maeri", "opencl"])
+def test_no_choice_that_is_offered_is_refused(name: str, tmp_path: Path) -> None:
+    """Layouts, steps and limits are looked at before a choice is offered, so that no trial is lost on one."""
+    (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
+    target = load_target(name)
+    graph = prepare(tmp_path / "digits.onnx", target, Options())
+    regions = partition(graph, target)
+    planned = plan(choose_layouts(graph, regions, target, ()), target, reserved(graph, target), ())
+    tried = 0
+    for layer in distinct_layers(regions, planned, target):
+        offered = candidates(layer, target, 0).choices
+        random = np.random.default_rng(len(offered))
+        (region,) = partition(layer.graph, target)
+        for index in random.choice(len(offered), min(5, len(offered)), replace=False):
+            choices = {region.name: offered[index]}
+            compile_graph(layer.graph, target, Options(), choices=choices, near=layer.near, interpret=False)
+            tried += 1
+    assert tried > 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pyt
             raise PlanError("there is no room")
         return plan(placed, *rest)
 
-    monkeypatch.setattr("dovetail.compile.plan", crowded)
+    monkeypatch.setattr(import_module("dovetail.compile"), "plan", crowded)
     path = tmp_path / "net.onnx"
     path.write_bytes(zoo.build("digits"))
     compiled = compile_model(path, TWINS, Options())

@@ -74,6 +74,17 @@ class ModelWriter:
             operator.builtinOptions, operator.builtinOptionsType = table, getattr(self.schema.BuiltinOptions, kind)
         self.model.subgraphs[-1].operators.append(operator)
 
+    def custom(
+        self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: Mapping[str, Any] | bytes
+    ) -> None:
+        """Add a CUSTOM operator; options that are no bytes are written as a flexbuffer."""
+        from flatbuffers import flexbuffers  # type: ignore[import-untyped]
+
+        content = options if isinstance(options, bytes) else bytes(flexbuffers.Dumps(dict(options)))
+        self.operator("CUSTOM", inputs, outputs)
+        self.model.operatorCodes[-1].customCode = code
+        self.model.subgraphs[-1].operators[-1].customOptions = np.frombuffer(content, np.uint8)
+
     def ends(self, inputs: Sequence[int], outputs: Sequence[int], subgraph: int = 0) -> None:
         """Say what a subgraph takes and gives."""
         self.model.subgraphs[subgraph].inputs, self.model.subgraphs[subgraph].outputs = list(inputs), list(outputs)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dovetail.cli import options as opt
-from dovetail.cli.console import INTERRUPTED, note, progress, say, show_table
+from dovetail.cli.console import INTERRUPTED, note, progress, say, short_name, show_table
 from dovetail.cli.options import option
 from dovetail.errors import BuildError, DovetailError, ModelError
 
@@ -31,6 +31,7 @@ def compile_model(
     rounding: opt.Rounding = None,
     shape: opt.Shapes = None,
     set_: opt.Set = None,
+    operators: opt.Operators = None,
     inputs: opt.IntegerInputs = "model",
     outputs: opt.IntegerOutputs = "model",
     save_stages: Annotated[Path | None, option(help="Folder for an ONNX model after every stage.")] = None,
@@ -89,12 +90,14 @@ def compile_model(
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
+        from dovetail.run import with_stack
 
         chosen, settings = target_with(target, cores, set_)
         options = Options(
             policy=requant,
             rounding=RoundingMode(rounding) if rounding else None,
             shapes=shapes_of(shape),
+            operators=opt.operators_of(operators),
             integer_inputs=inputs == "int8",
             integer_outputs=outputs == "int8",
             settings=settings,
@@ -112,6 +115,8 @@ def compile_model(
             pins=pins_of(pin, pins),
         )
         compiled = compiled_of(model, chosen, options, report)
+        report("looking at the stack it needs")
+        compiled = with_stack(compiled)
         dumped = 0
         if dump is not None:
             from dovetail.codegen.emit.dump import dump as dump_launches
@@ -139,8 +144,14 @@ def _summary(compiled: Compiled) -> str:
     used = [use for use in compiled.plan.placements if use.peak]
     memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
     parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
+    if compiled.unit.stack:
+        need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
+        parts.append(f"stack {need.nbytes:,} bytes at most, {reserved:,} reserved")
     if compiled.dead_macs:
         parts.append(f"{compiled.dead_macs:,} dead MACs of the model left out (--keep-dead computes them)")
+    if any(compiled.redundant):
+        twice, idle = compiled.redundant
+        parts.append(f"operators left out: {twice} computed twice, {idle} that change nothing (--keep-dead keeps them)")
     if compiled.striped:
         parts.append(stripes_sentence(compiled.striped, macs))
     if compiled.assignment.describe():
@@ -212,12 +223,14 @@ def explain(
     requant: opt.Requant = None,
     shape: opt.Shapes = None,
     set_: opt.Set = None,
+    operators: opt.Operators = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     memory_budget: opt.MemoryBudget = None,
     cores: opt.Cores = None,
     pipeline: opt.InPipeline = False,
     pin: opt.Pin = None,
     pins: opt.Pins = None,
+    whole_names: Annotated[bool, typer.Option("--whole-names", help="Do not shorten the model's names.")] = False,
 ) -> None:
     """Show where every operator goes, and why.
 
@@ -233,6 +246,7 @@ def explain(
         options = Options(
             requant,
             shapes=shapes_of(shape),
+            operators=opt.operators_of(operators),
             tell=note,
             memory_budget=parse_bytes(memory_budget),
             pipeline=pipeline,
@@ -243,7 +257,7 @@ def explain(
     if as_json:
         say(json.dumps(data, indent=2))
         return
-    _print_placements(data["layers"])
+    _print_placements(data["layers"], whole_names)
     if found.assignment.schedule is not None:
         say(found.assignment.describe())
     if found.pipeline is not None:
@@ -252,10 +266,11 @@ def explain(
         say(stripes_sentence(found.striped, sum(region.macs for region in found.regions)))
 
 
-def _print_placements(layers: Sequence[Mapping[str, Any]]) -> None:
+def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) -> None:
     rows = []
     for layer in layers:
-        operators = "\n".join(layer["operators"]) or "(added by Dovetail)"
+        names = layer["operators"] if whole_names else map(short_name, layer["operators"])
+        operators = "\n".join(names) or "(added by Dovetail)"
         where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
         where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
         said = [layer["reason_not_offloaded"], *_compared(layer)]
@@ -304,6 +319,7 @@ def tune(
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
     timeout: opt.BoardTimeout = 60.0,
+    secret: opt.BoardSecret = None,
 ) -> None:
     """Search for tiles, orders and places that take fewer cycles.
 
@@ -312,8 +328,10 @@ def tune(
     Example: dovetail tune net.tflite --target ne16 --trials 64 --jobs 2
 
     Example: dovetail tune net.tflite --target ne16 --on tcp:lab:4000 --board-io uart.c --load 'flash.sh {elf}'
+
+    Example: dovetail tune net.tflite --target ne16 --on agent:lab/bench1,agent:lab/bench2 --board-io uart.c
     """
-    board = opt.board_of(on, io, load, timeout)
+    boards = [opt.board_of(name, io, load, timeout, secret) for name in (on.split(",") if on is not None else [None])]
     stem = f"{model.stem}.{Path(target).stem}"
     file, log = output or Path(f"{stem}.toml"), log or Path(f"{stem}.jsonl")
     with progress("starting") as show:
@@ -331,12 +349,12 @@ def tune(
                 log=log,
                 trials=trials,
                 options=Options(requant, RoundingMode(rounding) if rounding else None),
-                measure=_measure(target, measure, board is not None),
+                measure=_measure(target, measure, on is not None),
                 layers=tuple(name.strip() for name in (layers or "").split(",") if name.strip()),
                 seed=seed,
                 jobs=jobs,
                 scheduler=scheduler,
-                board=board,
+                boards=tuple(board for board in boards if board is not None),
             )
             tuned = tuner.tune(request, _shown(show), note)
         except KeyboardInterrupt:

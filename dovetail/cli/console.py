@@ -62,6 +62,22 @@ def beside_json(path: Path | None, data: Any) -> Iterator[None]:
         yield
 
 
+_LONGEST = 40
+"""Letters of an operator's name in a table."""
+
+
+def short_name(operator: str) -> str:
+    """An operator as tables show it: of the tensors a converter joined in its name, the first, and the end of that.
+
+    >>> short_name("CONV_2D 0 (model/relu/Relu;model/bn/FusedBatchNormV3)")
+    'CONV_2D 0 (model/relu/Relu; …)'
+    """
+    kind, found, names = operator.partition(" (")
+    first, *others = names.removesuffix(")").split(";") if found else [kind]
+    kept = first if len(first) <= _LONGEST else f"…{first[1 - _LONGEST :]}"
+    return f"{kind} ({kept}{'; …' if others else ''})" if found else kept
+
+
 def note(text: str) -> None:
     """Print a remark on stderr."""
     from rich.console import Console

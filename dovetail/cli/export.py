@@ -19,6 +19,10 @@ def export(
         option(help="Who the library is for."),
     ],
     folder: Annotated[Path, option("--output", "-o", help="Folder for the library.")],
+    rtos: Annotated[
+        Literal["freertos"] | None,
+        option(help="Wait by semaphores of this system; zephyr and esp-idf have their own without being asked."),
+    ] = None,
     target: opt.TargetFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the export that is already there.")] = False,
 ) -> None:
@@ -26,11 +30,13 @@ def export(
 
     Example: dovetail export build/net --to cmake -o libraries/net
 
+    Example: dovetail export build/net --to make --rtos freertos -o libraries/net
+
     Example: dovetail export build/net --to arduino -o ~/Arduino/libraries/net
     """
     from dovetail.run import open_build
     from dovetail.targets import load_target
     from dovetail.tools.export import export as write
 
-    files = write(open_build(build, load_target(target) if target else None), to, folder, force)
+    files = write(open_build(build, load_target(target) if target else None), to, folder, force, rtos is not None)
     say(f"{folder}: {len(files)} files; README.md says how to use them")

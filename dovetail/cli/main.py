@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dovetail.cli.agent import agent
 from dovetail.cli.compile import compile_model, explain, tune
 from dovetail.cli.console import Commands, show_error
 from dovetail.cli.export import export
@@ -52,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     **{"compare": compare, "sweep": sweep, "explain": explain},
     **{"tune": tune, "schedule": schedule, "mesh": mesh, "quantize": quantize, "accuracy": accuracy},
     **{"new-target": new_target, "check": check, "vectors": vectors, "targets": targets, "zoo": zoo},
+    **{"agent": agent},
 }
 """In the order in which they are listed."""
 for name, command in COMMANDS.items():

@@ -11,6 +11,7 @@ import typer
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
+    from dovetail.operators import UserOperator
     from dovetail.sim.line import Board
 
 argument = partial(typer.Argument, show_default=False)
@@ -33,6 +34,9 @@ Rounding = Annotated[
 Shapes = Annotated[
     list[str] | None,
     option("--shape", metavar="NAME=1,3,32,32", help="The shape of an input whose sizes the model leaves open."),
+]
+Operators = Annotated[
+    Path | None, option("--operators", metavar="FILE", help="A Python file that defines operators of your own.")
 ]
 Ends = Literal["model", "int8"]
 IntegerInputs = Annotated[
@@ -87,12 +91,13 @@ Arena = Annotated[
     str | None,
     option(metavar="SYMBOL", help="C name of an array of your own for the values, which several networks may share."),
 ]
-KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute channels whose value changes nothing, too.")]
+KeepDead = Annotated[bool, typer.Option("--keep-dead", help="Compute what changes nothing, or twice, too.")]
 MemoryBudget = Annotated[
     str | None,
     option(
         metavar="BYTES|32K",
-        help="Most bytes of activations on a core alone: layers are computed in stripes where that saves memory.",
+        help="Most bytes of activations and stack on a core alone: layers are computed in stripes where that saves "
+        "memory.",
     ),
 ]
 
@@ -103,13 +108,21 @@ ReplaceFiles = Annotated[bool, typer.Option("--force", help="Replace what is alr
 
 On = Annotated[
     str | None,
-    option("--on", metavar="BOARD", help="Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT]."),
+    option(
+        "--on",
+        metavar="BOARD",
+        help="Run on a board: serial:/dev/ttyX[:BAUD], tcp:HOST:PORT, gdb[:HOST:PORT], agent:HOST[:PORT]/BOARD.",
+    ),
 ]
 BoardIo = Annotated[
     Path | None, option("--board-io", help="With --on: make its firmware with this C file (see runtime/board.h).")
 ]
 BoardLoad = Annotated[
     str | None, option("--load", metavar="COMMAND", help="With --on: load the firmware, {elf}, by this command.")
+]
+BoardSecret = Annotated[
+    Path | None,
+    option("--secret", envvar="DOVETAIL_SECRET", help="With --on agent: the file of its secret."),
 ]
 BoardTimeout = Annotated[float, typer.Option("--timeout", help="With --on: seconds an inference may take.")]
 
@@ -122,14 +135,21 @@ DataResize = Annotated[bool, typer.Option("--resize", help="Scale images of anot
 Samples = Annotated[int, typer.Option(help="Samples read, from the first.", min=1)]
 
 
-def board_of(on: str | None, io: Path | None, load: str | None, timeout: float) -> Board | None:
+def board_of(on: str | None, io: Path | None, load: str | None, timeout: float, secret: Path | None) -> Board | None:
     """The board of these options; None without --on. Raises DovetailError."""
     if on is not None:
         from dovetail.sim.line import Board
 
-        return Board(on, io, load or "", timeout)
+        return Board(on, io, load or "", timeout, secret)
     if io is not None or load is not None:
         raise DovetailError(
             "these options are about a board, and none is given", where="--board-io, --load", hint="add --on BOARD"
         )
     return None
+
+
+def operators_of(file: Path | None) -> tuple[type[UserOperator], ...]:
+    """The operators of a user's file, none without one; raises DovetailError."""
+    from dovetail.operators import load_operators
+
+    return load_operators(file) if file else ()

@@ -45,6 +45,7 @@ def check(
     ] = None,
     only: Annotated[list[str] | None, option("--only", help="Only this offload; may be repeated.")] = None,
     full: Annotated[bool, typer.Option("--full", help="More and larger cases.")] = False,
+    first: Annotated[bool, typer.Option("--first", help="Stop behind the first offload with findings.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds some 20 cases together may take.")] = 60.0,
     junit: Annotated[Path | None, option(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, option(help="Write Markdown here.")] = None,
@@ -63,7 +64,7 @@ def check(
         from dovetail.tools.check import suite
         from dovetail.tools.check.cases import FULL, QUICK
 
-        order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout)
+        order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
         found = suite.check(load_target(target), order, report)
     for path, text in ((junit, suite.junit), (markdown, suite.markdown)):
         if path is not None:

@@ -15,8 +15,12 @@ from dovetail.cli.options import argument, option
 from dovetail.errors import DovetailError
 
 if TYPE_CHECKING:
-    from dovetail.tools.ptq.accuracy import Accuracy
+    from collections.abc import Sequence
+
+    from dovetail.tools.ptq import Quantised, Samples
+    from dovetail.tools.ptq.accuracy import Accuracy, Column
     from dovetail.tools.ptq.budget import FrontierPoint
+    from dovetail.tools.ptq.execute import Told
     from dovetail.tools.ptq.search import Search
 
 WORST = 5
@@ -29,7 +33,9 @@ def quantize(
     model: Annotated[Path, argument(help="A .tflite, .onnx or Keras file: float, or quantised in another way.")],
     data: opt.Data,
     target: opt.TargetName,
-    result: Annotated[Path, option("--output", "-o", help="The .onnx file to write.")],
+    output: Annotated[
+        Path | None, option("--output", "-o", help="The .onnx file to write; MODEL_WIDTH.onnx if not given.")
+    ] = None,
     weights: Annotated[Literal["int8", "int4", "int2", "mixed"], typer.Option(help="Width of the weights.")] = "int8",
     width: Annotated[
         list[str] | None,
@@ -77,28 +83,35 @@ def quantize(
         bool, typer.Option("--integer-ends", help="Inputs and outputs become integers: nothing is left to the core.")
     ] = False,
     plot: Annotated[Path | None, option(help="For mixed: write the frontier here, as SVG.")] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Compare with ONNX Runtime's quantisers, on --validation or the same data."),
+    ] = False,
     samples: opt.Samples = 512,
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Quantise a float model, or a quantised one anew, with calibration data.
 
     To what the target takes; the result is plain ONNX.
 
-    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4 -o net_int4.onnx
+    Example: dovetail quantize net.onnx --data calib.npz --target ne16 --weights int4
 
     Example: dovetail quantize net.onnx --data calib.npz --target diana --width 'block2*=int2' -o net_ternary.onnx
 
     Example: dovetail quantize net_int8.tflite --data calib.npz --target diana -o net_shifts.onnx
     """
     mixed = "mixed" in (weights, activations)
-    _check_together(mixed, budget, {"--plot": plot, "--validation": validation})
+    _check_together(mixed, budget, {"--plot": plot, "--validation": None if compare else validation})
+    result = output or Path(f"{model.stem}_{weights}.onnx")
     if result.suffix.lower() != ".onnx":
         raise DovetailError(
             f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
         )
     with progress("starting") as report:
+        from dovetail.operators import combined
         from dovetail.read import load_model
         from dovetail.targets import load_target
         from dovetail.tools import ptq
@@ -121,7 +134,7 @@ def quantize(
         )
         known = load_target(target)
         report("reading the model")
-        loaded = load_model(model)
+        loaded = load_model(model, operators=combined(known.operators, opt.operators_of(operators)))
         again, steps = ptq.is_quantised(loaded), ptq.input_steps(loaded)
         settings = replace(settings, integer_ends=settings.integer_ends or (again and bool(steps)))
         graph = ptq.prepare(loaded, model.name)
@@ -139,6 +152,7 @@ def quantize(
 
             title = f"{graph.name} on {known.name}: weights against signal-to-noise ratio"
             write_file(plot, frontier_svg(found.search, title).encode())
+        rivals = _compared(model, found, given, other or given, report) if compare else None
     from dovetail.tools.ptq.budget import decibel
 
     if again:
@@ -157,7 +171,24 @@ def quantize(
         note(f"{what} {known.name} has the rewrite dovetail.legalize.narrow_weights()")
     narrower = f" and {', '.join(width)}" if width else ""
     layers = f"{len(found.widths)} layers ({weights}{narrower})"
+    if rivals is not None:
+        _print_columns(rivals[0])
+        for sentence in rivals[1]:
+            note(sentence)
     say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")
+
+
+def _compared(
+    model: Path, found: Quantised, given: Samples, measured: Samples, report: Told
+) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """What `compare_with_runtime` gives, the network's integer ends taken for the floats they stand for."""
+    from dovetail.tools.ptq.rivals import compare_with_runtime
+
+    if any(found.graph.types[name].dtype.is_integer for name in (*found.graph.inputs, *found.graph.outputs)):
+        hint = "leave --integer-ends out for the comparison"
+        raise DovetailError("only networks with float ends are compared", where="--compare", hint=hint)
+    content = found.model.SerializeToString(deterministic=True)
+    return compare_with_runtime(model, content, given, measured, measured.labels is not None, report)
 
 
 def _check_together(mixed: bool, budget: str | None, mixed_only: dict[str, Path | None]) -> None:
@@ -218,6 +249,7 @@ def accuracy(
     scale: opt.DataScale = 1.0,
     offset: opt.DataOffset = 0.0,
     resize: opt.DataResize = False,
+    operators: opt.Operators = None,
 ) -> None:
     """Compare float model, integer graph and firmware on data.
 
@@ -230,20 +262,24 @@ def accuracy(
         from dovetail.tools.ptq.data import Preprocessing
 
         how = Preprocessing(scale, offset, resize, samples)
-        found = accuracy_of(model, data, how, target, float_model, sim, report)
+        found = accuracy_of(model, data, how, target, float_model, sim, report, opt.operators_of(operators))
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
     with beside_json(json_file, {"schema": 1, **asdict(found)}):
         _print_accuracy(found)
 
 
-def _print_accuracy(found: Accuracy) -> None:
+def _print_columns(columns: Sequence[Column]) -> None:
     rows = []
-    for column in found.columns:
+    for column in columns:
         shares = ["" if value is None else f"{value:.2f} %" for value in (column.top1, column.agreement)]
         ratio = "exact" if column.sqnr >= 200 else f"{column.sqnr:.1f} dB"
         rows.append([column.name, str(column.samples), *shares, ratio])
     show_table(("computed by", "samples", "top-1", "as float", "SQNR"), rows, left=("computed by",))
+
+
+def _print_accuracy(found: Accuracy) -> None:
+    _print_columns(found.columns)
     worst = found.worst[:WORST]
     places = [f"worst {worst.index(layer) + 1}" if layer in worst else "" for layer in found.layers]
     rows = [[layer.name, f"{layer.sqnr:.1f} dB", place] for layer, place in zip(found.layers, places, strict=True)]

@@ -37,6 +37,7 @@ def run(
     ] = None,
     json_file: Annotated[Path | None, option("--json", help="Write the report here as JSON; - for stdout.")] = None,
     target: opt.TargetFile = None,
+    operators: opt.Operators = None,
     core: Annotated[
         str,
         option(help="With --sim rtl: run on this core's RTL (cv32e40p, cv32e40p-pulp, ibex, picorv32, vexriscv)."),
@@ -47,6 +48,7 @@ def run(
     io: opt.BoardIo = None,
     load: opt.BoardLoad = None,
     timeout: opt.BoardTimeout = 60.0,
+    secret: opt.BoardSecret = None,
     check: Annotated[bool, typer.Option(help="Compare the outputs with the integer graph in the build.")] = True,
     check_layers: Annotated[
         bool,
@@ -64,8 +66,10 @@ def run(
     Example: dovetail run build/net --on serial:/dev/ttyUSB0:921600
 
     Example: dovetail run build/net --on gdb:localhost:3333 --board-io uart.c
+
+    Example: dovetail run build/net --on agent:lab/bench1 --secret lab.secret
     """
-    board = opt.board_of(on, io, load, timeout)
+    board = opt.board_of(on, io, load, timeout, secret)
     if check_layers and (board or not check):
         what = "layers are compared on a simulator, and only where outputs are"
         raise DovetailError(what, where="--check-layers", hint="leave out --on and --no-check")
@@ -82,7 +86,7 @@ def run(
             raise BuildError(
                 f"the build does not say its {missing[0]}", where=str(build), hint="compile the model again"
             )
-        graph = prove.read_graph(opened) if check else None
+        graph = prove.read_graph(opened, opt.operators_of(operators)) if check else None
         ports = opened.manifest["inputs"]
         inputs, batched = read_inputs(input_file, ports) if input_file else ([seeded_inputs(ports)], False)
         where = board.where if board else f"the {sim or default_simulator(opened.target)}"
@@ -117,6 +121,7 @@ def report(
     sim: opt.Sim = None,
     input_file: opt.Inputs = None,
     target: opt.TargetFile = None,
+    operators: opt.Operators = None,
 ) -> None:
     """Show where a build's time, memory and bytes go, as one HTML page.
 
@@ -127,7 +132,7 @@ def report(
     from dovetail.tools.arrays import write_file
 
     with progress("starting") as show:
-        data = _detailed(build, sim, input_file, target, show)
+        data = _detailed(build, sim, input_file, target, show, operators)
         if trace is not None and not data["timeline"]:
             raise DovetailError(
                 "a trace has times, and on the host there are none", where="--trace", hint="leave --trace out"
@@ -163,7 +168,12 @@ def _print_bound(data: dict[str, Any]) -> None:
 
 
 def _detailed(
-    folder: Path, simulator: str | None, source: Path | None, target_name: str | None, show: Callable[[str], None]
+    folder: Path,
+    simulator: str | None,
+    source: Path | None,
+    target_name: str | None,
+    show: Callable[[str], None],
+    operators: Path | None = None,
 ) -> dict[str, Any]:
     """Everything known of a build and one run of it; raises DovetailError."""
     from dovetail.run import default_simulator, open_build, run_build
@@ -174,7 +184,7 @@ def _detailed(
 
     build = open_build(folder, load_target(target_name) if target_name else None)
     read_plan(build)
-    graph = prove.read_graph(build)
+    graph = prove.read_graph(build, opt.operators_of(operators))
     ports = build.manifest["inputs"]
     inputs = [seeded_inputs(ports)] if source is None else read_inputs(source, ports)[0]
     simulator = simulator or default_simulator(build.target)

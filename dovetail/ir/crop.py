@@ -135,14 +135,22 @@ def sliced_box(node: Node) -> Box:
 
 def moves_nothing(graph: Graph, node: Node) -> bool:
     """True for a slice that can be where it lies in its operand, and for a concatenation whose operands can be computed
-    where they lie in its result, on a core alone with every value row-major."""
+    where they lie in its result, on a core alone with every value row-major. A slice of which such a concatenation is
+    made is copied there."""
     if node.output in graph.outputs or any(value in graph.constants for value in node.inputs):
         return False
     if isinstance(node.operator, Slice):
-        parts = [sliced_box(node)]
-        return set(node.operator.step) == {1} and _lie_apart(graph, node.inputs[0], parts)
+        if set(node.operator.step) != {1} or not _lie_apart(graph, node.inputs[0], [sliced_box(node)]):
+            return False
+        return not any(_is_joint(graph, user) for user in graph.nodes if node.output in user.inputs)
+    return _is_joint(graph, node)
+
+
+def _is_joint(graph: Graph, node: Node) -> bool:
+    """True for a concatenation whose operands can be computed, or copied by slices, where they lie in its result."""
     return (
         isinstance(node.operator, Concat)
+        and node.output not in graph.outputs
         and all(_is_computed_for(graph, value, node) for value in node.inputs)
         and _lie_apart(graph, node.output, joined_boxes(graph, node))
     )
@@ -165,7 +173,7 @@ def _is_computed_for(graph: Graph, value: str, node: Node) -> bool:
     """A kernel writes the value, and only this node reads it, once."""
     maker = next((other for other in graph.nodes if other.output == value), None)
     users = [other for other in graph.nodes if value in other.inputs]
-    made = maker is not None and not isinstance(maker.operator, Reshape | Slice | Concat)
+    made = maker is not None and not isinstance(maker.operator, Reshape | Concat)
     return made and users == [node] and node.inputs.count(value) == 1 and value not in graph.outputs
 
 

@@ -15,7 +15,8 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -28,6 +29,8 @@ from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
 
+OperatorT = TypeVar("OperatorT", bound=Operator)
+
 _MOST_CHARACTERS = 100_000
 """Longest text of one attribute that is read."""
 
@@ -39,13 +42,25 @@ def write_attributes(operator: Operator) -> list[onnx.AttributeProto]:
 
 def read_attributes(kind: type[Operator], attributes: Sequence[onnx.AttributeProto]) -> Operator:
     """The operator whose attributes were written; raises ValueError when they are not its own."""
+    return _from_plain(kind, [(attribute.name, _read(attribute)) for attribute in attributes])
+
+
+def from_written(kind: type[OperatorT], attributes: Mapping[str, Any]) -> OperatorT:
+    """The same, of attributes that were decoded: integers, tuples of them, JSON text."""
+    plain = {name: json.loads(value) if isinstance(value, str) else value for name, value in attributes.items()}
+    found = _from_plain(kind, [(name, list(v) if isinstance(v, tuple) else v) for name, v in plain.items()])
+    assert isinstance(found, kind)
+    return found
+
+
+def _from_plain(kind: type[Operator], attributes: Sequence[tuple[str, Any]]) -> Operator:
     hints = typing.get_type_hints(kind)
     fields = [field.name for field in dataclasses.fields(kind)]
     values: dict[str, Any] = {}
-    for attribute in attributes:
-        if attribute.name not in fields or attribute.name in values:
-            raise ValueError(f"{kind.__name__} has no attribute {attribute.name!r}, or it is given twice")
-        values[attribute.name] = _decode(_read(attribute), hints[attribute.name], attribute.name)
+    for name, plain in attributes:
+        if name not in fields or name in values:
+            raise ValueError(f"{kind.__name__} has no attribute {name!r}, or it is given twice")
+        values[name] = _decode(plain, hints[name], name)
     missing = [name for name in fields if name not in values]
     if missing:
         raise ValueError(f"{kind.__name__} lacks its attribute {missing[0]!r}")
@@ -58,7 +73,7 @@ def _write(name: str, value: Any) -> onnx.AttributeProto:
     if isinstance(plain, int) and not isinstance(plain, bool):
         attribute.type = onnx.AttributeProto.INT
         attribute.i = plain
-    elif isinstance(plain, list) and all(isinstance(item, int) for item in plain):
+    elif isinstance(plain, list) and all(type(item) is int for item in plain):
         attribute.type = onnx.AttributeProto.INTS
         attribute.ints.extend(plain)
     else:
@@ -114,6 +129,8 @@ _NARROW_TYPES = "dovetail.narrow_types"
 _OPERATOR = "dovetail.operator"
 _ORIGIN = "dovetail.origin"
 _MOST_DIMENSIONS = 32
+USER_DOMAIN = "dovetail.user"
+"""The domain of operators that a user's file or the package defines as classes; these have no standard body."""
 
 
 def save_graph(graph: Graph, path: Path | str) -> None:
@@ -138,8 +155,9 @@ def graph_bytes(graph: Graph) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def load_graph(path: Path | str) -> Graph:
+def load_graph(path: Path | str, operators: Mapping[str, type[Operator]] | None = None) -> Graph:
     """Read a graph that `save_graph` wrote. The functions' bodies are not read: the operators' names say all.
+    `operators` are those of users' files and bundled ones, by the names of their classes.
 
     Raises:
         ModelError: the file is missing, damaged, or not one of Dovetail's.
@@ -149,7 +167,7 @@ def load_graph(path: Path | str) -> Graph:
         if (size := file.stat().st_size) > MOST_BYTES:
             hint = "compile a smaller network"
             raise ModelError(f"{size} bytes are more than an ONNX file can hold ({MOST_BYTES})", where=where, hint=hint)
-        return from_model(onnx.ModelProto.FromString(file.read_bytes()))
+        return from_model(onnx.ModelProto.FromString(file.read_bytes()), operators or {})
     except OSError as error:
         hint = "check the spelling and the permission to read"
         raise ModelError(f"cannot read the model: {error.strerror}", where=where, hint=hint) from error
@@ -174,13 +192,15 @@ def to_model(graph: Graph) -> onnx.ModelProto:
     for name, _, first in graph.kept:  # an input with a default value
         body.initializer.append(tensor(name, first))
     for node in graph.nodes:
-        body.node.append(_node(graph, node, functions))
+        body.node.append(_node(graph, node, functions) if not node.operator.opaque else opaque_node(node))
         if node.output not in graph.outputs:
             body.value_info.append(value_info(node.output, graph.types[node.output]))
     narrow = {name: kind.dtype.text for name, kind in graph.types.items() if kind.dtype.bits < 8}
     properties = {_NARROW_TYPES: json.dumps(dict(sorted(narrow.items())))} if narrow else {}
     model = onnx_model(body, DOMAIN, properties, DOMAIN)
     model.functions.extend(functions.written)
+    if any(node.operator.opaque for node in graph.nodes):
+        model.opset_import.add(domain=USER_DOMAIN, version=1)
     return model
 
 
@@ -225,8 +245,16 @@ def _function(operator: Operator, types: Sequence[TensorType]) -> onnx.FunctionP
 
 
 def _node(graph: Graph, node: Node, functions: _Functions) -> onnx.NodeProto:
-    name = functions.name_of(node.operator, [graph.types[value] for value in node.inputs])
-    written = onnx.NodeProto(name=node.output, op_type=name, domain=DOMAIN)
+    return _written(node, functions.name_of(node.operator, [graph.types[value] for value in node.inputs]), DOMAIN)
+
+
+def opaque_node(node: Node) -> onnx.NodeProto:
+    """A node whose meaning is not in the file, by the name of its class."""
+    return _written(node, type(node.operator).__name__, USER_DOMAIN)
+
+
+def _written(node: Node, name: str, domain: str) -> onnx.NodeProto:
+    written = onnx.NodeProto(name=node.output, op_type=name, domain=domain)
     written.input.extend(node.inputs)
     written.output.append(node.output)
     written.attribute.extend(write_attributes(node.operator))
@@ -235,12 +263,13 @@ def _node(graph: Graph, node: Node, functions: _Functions) -> onnx.NodeProto:
     return written
 
 
-def from_model(model: onnx.ModelProto) -> Graph:
-    """The graph of a model that `to_model` gave; raises ValueError for any other."""
+def from_model(model: onnx.ModelProto, operators: Mapping[str, type[Operator]] = MappingProxyType({})) -> Graph:
+    """The graph of a model that `to_model` gave; raises ValueError for any other, ModelError where an operator of the
+    user's own is not among `operators`."""
     if model.producer_name != DOMAIN:
         raise ValueError(f"it was written by {model.producer_name or 'an unknown program'!r}")
     narrow = _narrow_types(model)
-    kinds = {function.name: _operator_kind(function) for function in model.functions}
+    kinds = {function.name: _operator_kind(function, operators) for function in model.functions}
     types: dict[str, TensorType] = {}
     for info in model.graph.input:
         types[info.name] = _type_of(info.name, info.type.tensor_type, narrow)
@@ -255,7 +284,7 @@ def from_model(model: onnx.ModelProto) -> Graph:
         types[held.name] = TensorType(tuple(array.shape), narrow.get(held.name) or DType.of(array.dtype))
     nodes = []
     for written in model.graph.node:
-        node = _read_node(written, kinds)
+        node = _read_node(written, operators if written.domain == USER_DOMAIN else kinds)
         unknown = [name for name in node.inputs if name not in types]
         if unknown:
             raise ValueError(f"node {written.name!r} reads {unknown[0]!r} before it is defined")
@@ -280,11 +309,12 @@ def _narrow_types(model: onnx.ModelProto) -> dict[str, DType]:
     return {name: kinds[text] for name, text in found.items()}
 
 
-def _operator_kind(function: onnx.FunctionProto) -> type[Operator]:
+def _operator_kind(function: onnx.FunctionProto, operators: Mapping[str, type[Operator]]) -> type[Operator]:
+    known = {**operators, **OPERATORS}
     names = [entry.value for entry in function.metadata_props if entry.key == _OPERATOR]
-    if len(names) != 1 or names[0] not in OPERATORS:
+    if len(names) != 1 or names[0] not in known:
         raise ValueError(f"the function {function.name!r} is no operator of Dovetail")
-    return OPERATORS[names[0]]
+    return known[names[0]]
 
 
 def _type_of(name: str, kind: onnx.TypeProto.Tensor, narrow: dict[str, DType]) -> TensorType:
@@ -302,8 +332,11 @@ def _array(held: onnx.TensorProto) -> Array:
     return array
 
 
-def _read_node(written: onnx.NodeProto, kinds: dict[str, type[Operator]]) -> Node:
-    if written.domain != DOMAIN or written.op_type not in kinds or len(written.output) != 1:
+def _read_node(written: onnx.NodeProto, kinds: Mapping[str, type[Operator]]) -> Node:
+    if written.domain == USER_DOMAIN and written.op_type not in kinds:
+        what = f"{written.op_type} is an operator of a file of your own"
+        raise ModelError(what, where=f"value '{written.name}'", hint="give the file with --operators")
+    if written.domain not in (DOMAIN, USER_DOMAIN) or written.op_type not in kinds or len(written.output) != 1:
         raise ValueError(f"node {written.name!r} is {written.domain}.{written.op_type}")
     operator = read_attributes(kinds[written.op_type], written.attribute)
     origin = next((entry.value for entry in written.metadata_props if entry.key == _ORIGIN), "")
@@ -324,8 +357,11 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "check", "running a graph as ONNX") from error
+    graph, inputs = _without_opaque(graph, inputs)
     computed = {node.output for node in graph.nodes}
-    names = tuple(dict.fromkeys((*graph.outputs, *(name for name in keep if name in computed))))
+    names = tuple(dict.fromkeys(name for name in (*graph.outputs, *keep) if name in computed))
+    if not names:
+        return {}
     model = to_model(replace(graph, outputs=names))
     options = onnxruntime.SessionOptions()
     # Optimised 8-bit kernels saturate on CPUs without VNNI; both settings keep them exact.
@@ -336,6 +372,18 @@ def run_onnx(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     results = session.run(list(names), {name: inputs[name] for name in graph.inputs})
     return dict(zip(names, results, strict=True))
+
+
+def _without_opaque(graph: Graph, inputs: Mapping[str, Array]) -> tuple[Graph, Mapping[str, Array]]:
+    """The graph with what operators without a standard body give as further inputs, and these from numpy."""
+    given = [node.output for node in graph.nodes if node.operator.opaque]
+    if not given:
+        return graph, inputs
+    found = evaluate(graph, inputs, given)
+    nodes = tuple(node for node in graph.nodes if not node.operator.opaque)
+    outputs = tuple(name for name in graph.outputs if name not in given)
+    rest = replace(graph, nodes=nodes, inputs=(*given, *graph.inputs), outputs=outputs)
+    return rest, {**inputs, **{name: found[name] for name in given}}
 
 
 def check_graph(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()) -> int:

@@ -1,6 +1,7 @@
 """C99 kernels that compute a region of the integer graph on the core; modules register what they write."""
 
 from dovetail.kernels import (  # noqa: F401
+    bits,
     compact,
     convolution,
     depthwise,
@@ -10,6 +11,7 @@ from dovetail.kernels import (  # noqa: F401
     recurrent,
     relayout,
     rows,
+    user,
     window,
 )
 from dovetail.kernels.core import generate, generate_all, may_overwrite, supports, takes_packed, unused_instructions

@@ -9,7 +9,7 @@ from math import prod
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected, MatrixProduct
 from dovetail.ir.types import DType
-from dovetail.kernels.c import atom, channel_lanes, loop, product, total, variable, wrapped
+from dovetail.kernels.c import atom, block, c_type, channel_lanes, loop, product, total, variable, wrapped
 from dovetail.kernels.elements import PIXEL, operand, place_in, write_elements
 from dovetail.kernels.kernel import Expression, Scope, Unsupported, Writer, accumulate_type
 from dovetail.kernels.region import FLOAT_FAMILIES, Region, kernel
@@ -31,8 +31,17 @@ _IN_ORDER = 4
 """Products after which a barrier keeps the compiler from loading further ahead."""
 _UNROLLED = 8
 """Products per turn up to which neighbouring input elements are taken together."""
+_LEAST_STEP = 2
+"""Input elements of each pixel taken together where there are more products, and the number is even."""
 ONCE: tuple[type[Operator], ...] = (Conv2d, FullyConnected)
 """Anchors whose kernels compute every element of the result once; of a depthwise one, columns may be computed twice."""
+
+
+def _made(names: Sequence[str]) -> str:
+    """The statement before which these are computed, and loads that stand there made: else compilers load and multiply
+    far ahead and run out of registers, and count pointers anew from an index."""
+    operands = ", ".join(f'"+r"({name})' for name in names)
+    return f'__asm__ volatile("" : {operands} : : "memory");'
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class _Convolution(SumNest):
         """Products of `step` neighbouring input elements of each pixel with every lane."""
         lines = []
         distance = self.window.stride[COLUMN] * self.window.channels
-        crowded, count = pixels * self.lanes * step > _UNROLLED, 0
+        crowded, done = pixels * self.lanes * step > _UNROLLED, list[str]()
         values = [f"value_{pixel}" if pixels > 1 else "value" for pixel in range(pixels)]
         for element in range(step):
             for pixel, name in enumerate(values):
@@ -72,10 +81,10 @@ class _Convolution(SumNest):
             for lane in range(self.lanes):
                 for pixel, name in enumerate(values):
                     lines.append(self.added(self.sum(pixel, lane, pixels), name, self.weight(element, lane)))
-                    count += 1
-                if crowded and count >= _IN_ORDER:
-                    lines.append("in_order();")
-                    count = 0
+                    done.append(self.sum(pixel, lane, pixels))
+                if crowded and len(done) >= _IN_ORDER:
+                    lines.append(_made(done) if self.sums.kind == "int32_t" else "in_order();")
+                    done = []
         return lines
 
     def sum(self, pixel: int, lane: int, pixels: int) -> str:
@@ -109,7 +118,7 @@ class _Convolution(SumNest):
             lines += self._run(pixels, taken_off, product(f"({end} - {first})", depth), 1)
         else:
             length = columns * depth if merged else depth
-            step = channel_lanes(length, max(_UNROLLED // (pixels * self.lanes), 1))
+            step = channel_lanes(length, max(_UNROLLED // (pixels * self.lanes), _LEAST_STEP))
             lines += self._run(pixels, taken_off, str(length), step)
         return self.rows(lines if merged else self.columns(lines, clamped), clamped)
 
@@ -118,7 +127,9 @@ class _Convolution(SumNest):
         if length == str(step):
             return products
         advance = [f"from += {step};", f"tap += {step * self.tap_size};"]
-        return loop("count", int(length) if length.isdigit() else length, [*products, *advance], step=step)
+        advance += [_made(["from", "tap"])] if pixels * self.lanes * step > _UNROLLED else []
+        end = f"const {c_type(self.sums.stored)} *const end = tap + {product(length, self.tap_size)};"
+        return [end, *block("while (tap != end)", [*products, *advance])]
 
     def body(self, pixels: int, clamped: bool) -> list[str]:
         start, channel = self.starts(clamped, self.lanes), variable("channel", self.outputs)

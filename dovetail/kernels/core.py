@@ -89,16 +89,19 @@ def _write(
     shared = [value for value, layout in layouts.items() if layout.packed]
     if shared and (sentence := takes_packed(graph, shared)):
         raise Unsupported(sentence)
-    return _kernel(name, scope, family(region, scope, operator).write, Scheduled(None, (), (), notes))
+    writer = family(region, scope, operator)
+    made = _kernel(name, scope, writer.write, Scheduled(None, writer.declarations, (), notes))
+    return replace(made, foreign=bool(writer.declarations))
 
 
 def _family(region: Region) -> tuple[Family, Operator | None]:
     """What writes kernels of the region's anchor, and its operator; raises Unsupported where nothing does."""
     if region.anchor is None:
         return write_pointwise, None
-    kind = type(region.anchor.operator)
-    if kind not in FAMILIES:
-        raise Unsupported(f"there is no core kernel for {kind.__name__}.")
+    kinds = type(region.anchor.operator).__mro__
+    kind = next((kind for kind in kinds if kind in FAMILIES), None)
+    if kind is None:
+        raise Unsupported(f"there is no core kernel for {kinds[0].__name__}.")
     real = region.type(0).dtype is DType.FLOAT32
     if kind not in WINDOWED:
         region.without_pad()
@@ -113,7 +116,7 @@ def _kernel(name: str, scope: Scope, write: Callable[[str], list[str]], loops: S
         source,
         scope.parameters(),
         scope.constants,
-        needed_helpers(source),
+        needed_helpers("\n".join((*loops.declarations, source))),
         key=key,
         declarations=loops.declarations,
         instructions=loops.used,
@@ -267,7 +270,7 @@ def generate_all(
             plain, over = replace(core, instructions=()), wanted.overwritten.get(index)
             kernel = generate(graph, name, plain, overwritten=over, layouts=layouts.get(index, _NONE))
             source, key = (_small(text) for text in (kernel.source, kernel.key))
-            found.append(replace(kernel, source=source, key=key, declarations=(SMALL,)))
+            found.append(replace(kernel, source=source, key=key, declarations=(*kernel.declarations, SMALL)))
         else:
             found.append(_with_border(wanted, index, borders.get(index)))
     return found

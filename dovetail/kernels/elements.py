@@ -8,6 +8,7 @@ from math import prod
 
 from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.types import Box, DType, Shape, dense_steps, full_box
+from dovetail.kernels.additions import addition_lines
 from dovetail.kernels.c import (
     channel_lanes,
     function,
@@ -22,6 +23,7 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, Scope, Writer, declarations
+from dovetail.kernels.quantising import quantising_lines
 from dovetail.kernels.rectified import is_rectified, rectified_lines
 from dovetail.kernels.region import Region
 
@@ -257,6 +259,10 @@ def write_pointwise(region: Region, scope: Scope, operator: None) -> Writer:
             lines = _flip(region, scope)
         elif is_rectified(region) and not scope.layouts:
             lines = rectified_lines(region, scope)
+        elif (addition := addition_lines(region, scope)) is not None:
+            lines = addition
+        elif (quantised := quantising_lines(region, scope)) is not None:
+            lines = quantised
         elif (whole_bytes := _by_bytes(region, scope)) is not None:
             lines = whole_bytes
         else:

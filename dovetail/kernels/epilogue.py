@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from dovetail.ir.graph import Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import (
     Add,
@@ -26,6 +26,7 @@ from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import atom, c_type, integer, product, real, times, total
 from dovetail.kernels.kernel import INT32, RULES, Expression, Index, Scope, Unsupported, expression_of, rule
+from dovetail.kernels.linear_sum import Summed, summed
 
 
 def _require_integer(node: Node, operand: Expression) -> None:
@@ -111,6 +112,13 @@ _SHIFTED_LAST = ("requantize_double", "requantize_single")
 """Helpers that add the zero point themselves, as where the last shift by one is not made yet."""
 
 
+def _is_rectified(scope: Scope, node: Node, zero_point: int) -> bool:
+    """Whether nothing below the zero point comes through; not asked of functions that layers share."""
+    users = scope.graph.users()[node.output]
+    limits = [user.operator.low for user in users if isinstance(user.operator, Clip)]
+    return not scope.compact and len(limits) == len(users) > 0 and min(limits) >= zero_point
+
+
 @rule(Requantize)
 def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -> Expression:
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
@@ -128,6 +136,8 @@ def _requantize(scope: Scope, node: Node, operator: Requantize, x: Expression) -
         fits = raised.reach + 2 * abs(zero_point) < INT32[1]
         arguments.append(str(added) if fits else "0")
         added = 0 if fits else added
+    if function == "requantize_double" and raised.reach < 1 << 30 and _is_rectified(scope, node, zero_point):
+        function = "requantize_rectified"
     text = f"{function}({', '.join(arguments)})"
     reach = (raised.reach << most if most > 0 else raised.reach >> -most) + 1
     low, high = -reach + zero_point, reach + zero_point
@@ -235,6 +245,18 @@ def _quantize(scope: Scope, node: Node, operator: Quantize, x: Expression) -> Ex
     return Expression(scope.define("steps", "int32_t", text), "int32_t", low, high)
 
 
+_MOST_SHIFT = 24
+
+
+def _as_line(graph: Graph, line: Summed, operands: Sequence[Expression]) -> Expression | None:
+    """The sum of a line before it is limited; None where no line computes it."""
+    found = line.linear(graph, [(x.low, x.high) for x in operands], _MOST_SHIFT)
+    if found is None or any(x.c_type != "int32_t" for x in operands):
+        return None
+    terms = [product(atom(x.text), factor) for x, factor in zip(operands, found.factors, strict=True)]
+    return Expression(f"({total(*terms, found.offset)}) >> {found.shift}", "int32_t", found.low, found.high)
+
+
 def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, Expression] | None) -> list[str]:
     """The statements that compute one element of the result and store it.
 
@@ -258,14 +280,26 @@ def finish(scope: Scope, tree: Sequence[Node], index: Index, anchor: tuple[str, 
             values[name] = expression_of(text, kind.dtype)
         return values[name]
 
-    users = graph.users()
-    for node in tree:
+    users, lines = graph.users(), {} if scope.compact else summed(graph, tree)
+
+    def compute(node: Node) -> None:
         write, count = RULES[type(node.operator)]
         result = write(scope, node, node.operator, *map(value_of, node.inputs[:count]))
         if len(users[node.output]) > 1 and not result.text.isidentifier():
             name = scope.define("shared", result.c_type, result.text)
             result = Expression(name, result.c_type, result.low, result.high)
         values[node.output] = result
+
+    put_off = {node.output for line in lines.values() for node in line.nodes}
+    for node in tree:
+        line = lines.get(node.output)
+        if line is not None and (whole := _as_line(graph, line, [value_of(name) for name in line.operands])):
+            values[node.inputs[0]] = whole
+        elif line is not None:
+            for part in line.nodes:
+                compute(part)
+        if node.output not in put_off:
+            compute(node)
     output = graph.outputs[0]
     kind = graph.types[output]
     final = value_of(output)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.ir.operators.fixed import sigmoid_table
 from dovetail.ir.operators.gated import FixedRecurrent
 from dovetail.ir.operators.recurrent import RecurrentKind
-from dovetail.kernels.c import block, function, total
+from dovetail.kernels.c import block, c_type, function, total
+from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand
 from dovetail.kernels.kernel import Scope, Unsupported, Writer, declarations
-from dovetail.kernels.recurrent import limited, turns, unfused
+from dovetail.kernels.recurrent import limited, scaled_once, turns, unfused
 from dovetail.kernels.region import Region, kernel
 
 
@@ -22,19 +22,20 @@ class _Layer:
     operator: FixedRecurrent
     names: Mapping[str, str]
     """C names of the operands and constants."""
+    curves: Curves
     hidden: int
     depth: int
 
     def sum(self, stem: str, gate: int, source: str, hidden: bool) -> list[str]:
         """Define `stem`: the Q3.12 of a gate's products with x, or with hidden values, for the present unit."""
         own, depth = ("again", self.hidden) if hidden else ("given", self.depth)
-        multiplier, shift = (self.operator.hidden_scaling if hidden else self.operator.input_scaling)[gate]
+        scaling = (self.operator.hidden_scaling if hidden else self.operator.input_scaling)[gate]
         row = total("unit", gate * self.hidden)
         weight = f"{self.names[f'{own}_weights']}[({row}) * {depth} + depth]"
         return [
             f"uint32_t {stem}_sum = (uint32_t){self.names[f'{own}_offsets']}[{row}];",
             *block(turns("depth", depth), [f"{stem}_sum += (uint32_t)({source}[depth] * {weight});"]),
-            f"const int32_t {stem} = {limited(f'requantize_double_any((int32_t){stem}_sum, {multiplier}, {shift})')};",
+            f"const int32_t {stem} = {limited(scaled_once(scaling, f'(int32_t){stem}_sum'))};",
         ]
 
     def gate(self, stem: str, gate: int) -> list[str]:
@@ -42,13 +43,12 @@ class _Layer:
         return [
             *self.sum(f"{stem}_given", gate, "from", False),
             *self.sum(f"{stem}_again", gate, "before", True),
-            f"const int32_t {stem} = "
-            f"sigmoid_16(3 * {limited(f'{stem}_given + {stem}_again')}, {self.names['sigmoids']});",
+            f"const int32_t {stem} = {self.curves.sigmoid(limited(f'{stem}_given + {stem}_again'))};",
         ]
 
     def tangent(self, text: str) -> str:
         """C of the hyperbolic tangent of a Q3.12, in Q0.15."""
-        return f"tanh_16({limited(text)}, 0, 0, {self.names['sigmoids']})"
+        return self.curves.tangent(limited(text))
 
 
 @kernel(FixedRecurrent)
@@ -63,14 +63,15 @@ def _fixed_recurrent(region: Region, scope: Scope, operator: FixedRecurrent) -> 
     # The sum where all of x is its zero point, modulo 2**32.
     offsets = of_x.astype(np.int64) - operator.input_zero_point * weights.astype(np.int64).sum(axis=1)
     arrays = {"given_weights": weights, "given_offsets": offsets.astype(np.int32)}
-    arrays |= {"again_weights": recurrent, "again_offsets": of_hidden, "sigmoids": sigmoid_table()}
+    arrays |= {"again_weights": recurrent, "again_offsets": of_hidden}
     names = {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
+    curves = Curves(scope, region.node.output)
 
     def write(name: str) -> list[str]:
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
-        layer = _Layer(operator, names, hidden, depth)
+        layer = _Layer(operator, names, curves, hidden, depth)
         lines = [
-            f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
+            f"const {c_type(region.source_dtype)} *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
             f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
             *(_gru(layer) if operator.kind is RecurrentKind.GRU else _rnn(layer)),

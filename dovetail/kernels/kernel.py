@@ -123,6 +123,8 @@ class CoreKernel:
     """Output channels a sum-of-products kernel computes together, which is the order of its weights; else None."""
     shared: str = ""
     """C text of the function shared by layers that this one calls; it stands before both."""
+    foreign: bool = False
+    """Whether C of an operator's own is in it, which may divide, or compute on floats."""
 
     @property
     def told(self) -> tuple[Parameter, ...]:
@@ -143,6 +145,8 @@ class Writer:
     """The C under a function name; writing twice gives the same text."""
     check: Callable[[], object]
     """Raises Unsupported where `write` would, from the statements of one element: without loops or functions."""
+    declarations: tuple[str, ...] = ()
+    """C text that must stand before the function once."""
 
 
 def declarations(parameters: Sequence[Parameter]) -> list[str]:

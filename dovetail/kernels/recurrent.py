@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.ir.operators.fixed import sigmoid_table
 from dovetail.ir.operators.recurrent import Curve, FixedLstm, Recurrent, RecurrentKind, RowProducts, Scaling
-from dovetail.ir.types import Array, DType, Shape
+from dovetail.ir.types import DType, Shape
 from dovetail.kernels.c import block, function, loop, total
+from dovetail.kernels.curves import Curves
 from dovetail.kernels.elements import operand, place_in, write_elements
 from dovetail.kernels.kernel import INT32, Expression, Scope, Unsupported, Writer, declarations
 from dovetail.kernels.region import Region, kernel
@@ -43,13 +43,17 @@ def unfused(region: Region) -> Shape:
     return region.type(0).shape
 
 
-def _once(scaling: Scaling, value: str) -> str:
-    return f"requantize_double_any({value}, {scaling[0]}, {scaling[1]})"
+def scaled_once(scaling: Scaling, value: str, doubled: str = "") -> str:
+    """C of a value times a factor, rounded as TensorFlow Lite Micro does; `doubled`: C of twice the multiplier."""
+    multiplier, shift = scaling
+    if shift < 0 and multiplier >= 1 << 30:
+        return f"requantize_double({value}, {doubled or f'{2 * multiplier}u'}, {-1 - shift}, 0)"
+    return f"requantize_double_any({value}, {multiplier}, {shift})"
 
 
 def limited(value: str) -> str:
     """C of a value limited to int16."""
-    return f"clip({value}, -32768, 32767)"
+    return f"saturate_16({value})"
 
 
 @kernel(FixedLstm)
@@ -62,48 +66,48 @@ def _fixed_lstm(region: Region, scope: Scope, operator: FixedLstm) -> Writer:
         if not -31 <= shift <= 30:
             raise Unsupported(f"a shift of {shift} is outside -31..30.")
     names = _fixed_constants(scope, region, operator)
+    curves = Curves(scope, region.node.output)
+    own, again = (-(-size // _FOUR) for size in (depth, hidden))
 
     def write(name: str) -> list[str]:
         x, memory = operand(region, scope, 0, "input"), operand(region, scope, 4, "memory")
-        lines = [*_sums("given", "from", depth, names), *_sums("again", "before", hidden, names)]
-        turn = []
-        for stem in ("given", "again"):
-            factors = f"{names[f'{stem}_multiplier']}[gate], {names[f'{stem}_shift']}[gate]"
-            scaled = f"requantize_double_any((int32_t){stem}[gate], {factors})"
-            turn.append(f"const int32_t {stem}_16 = {limited(scaled)};")
-        turn.append(f"gates[gate] = {limited('given_16 + again_16')};")
-        lines += ["int32_t gates[4];", *block(turns("gate", 4), turn), *_fixed_update(operator, names["sigmoids"])]
+        both = {"given": operator.input_scaling, "again": operator.hidden_scaling}
+        lines = [*_sums("given", "operands", own, names), *_sums("again", f"operands + {_FOUR * own}", again, names)]
+        for gate in range(4):
+            for at, (stem, scalings) in enumerate(both.items()):
+                doubled = f"{names['factors']}[{2 * gate + at}]"
+                scaled = scaled_once(scalings[gate], f"(int32_t){stem}[{gate}]", doubled)
+                lines.append(f"const int32_t {stem}_{gate} = {limited(scaled)};")
+            lines.append(f"const int32_t gate_{gate} = {limited(f'given_{gate} + again_{gate}')};")
         lines = [
             f"const int8_t *from = {x} + (step * {batch} + sequence) * {depth};",
             f"int16_t *after = output + (step * {batch} + sequence) * {hidden};",
             f"const int16_t *before = step == 0 ? {memory} + sequence * {hidden} : after - {batch * hidden};",
             f"int16_t *cell = output + ({steps * batch} + sequence) * {hidden};",
-            *block(turns("unit", hidden), lines),
+            *block(turns("place", depth), ["operands[place] = from[place];"]),
+            f"__builtin_memcpy(operands + {_FOUR * own}, before, {2 * hidden});",
+            *block(turns("unit", hidden), [*lines, *_fixed_update(operator, curves)]),
         ]
         lines = block(turns("step", steps), block(turns("sequence", batch), lines))
-        lines = [*_cells(memory, steps, batch * hidden), *lines]
+        kept = (
+            f"static int16_t operands[{_FOUR * (own + again)}] __attribute__((aligned(8))); /* rows filled up with 0 */"
+        )
+        lines = [kept, *_cells(memory, steps, batch * hidden), *lines]
         return function(f"static void {name}", declarations(scope.parameters()), lines)
 
     return Writer(write, lambda: None)
 
 
-def _sums(stem: str, source: str, depth: int, names: Mapping[str, str]) -> list[str]:
+_FOUR = 4
+"""Values multiplied at once; rows of weights are filled up to so many."""
+
+
+def _sums(stem: str, source: str, fours: int, names: Mapping[str, str]) -> list[str]:
     """Define the four sums of products of a unit, whose weights of all gates stand side by side."""
-    gates = range(4)
-    offsets, weights = names[f"{stem}_offsets"], names[f"{stem}_weights"]
-    return [
-        *(f"uint32_t {stem}_{gate} = (uint32_t){offsets}[unit * 4 + {gate}];" for gate in gates),
-        f"const int8_t *{stem}_with = {weights} + unit * {4 * depth};",
-        *block(
-            turns("depth", depth),
-            [
-                f"const int32_t value = {source}[depth];",
-                *(f"{stem}_{gate} += (uint32_t)(value * {stem}_with[{gate}]);" for gate in gates),
-                f"{stem}_with += 4;",
-            ],
-        ),
-        f"const uint32_t {stem}[4] = {{{', '.join(f'{stem}_{gate}' for gate in gates)}}};",
-    ]
+    places = range(4) if stem == "given" else range(4, 8)
+    first = ", ".join(f"(uint32_t){names['offsets']}[unit * 8 + {place}]" for place in places)
+    weights = f"{names[f'{stem}_weights']} + unit * {4 * _FOUR * fours}"
+    return [f"uint32_t {stem}[4] = {{{first}}};", f"gate_sums({stem}, {source}, {weights}, {fours});"]
 
 
 def turns(variable: str, stop: int) -> str:
@@ -116,39 +120,37 @@ def _cells(memory: str, steps: int, size: int) -> list[str]:
     return block(turns("place", size), [f"output[{steps * size} + place] = {memory}[{size} + place];"])
 
 
-def _fixed_update(operator: FixedLstm, table: str) -> list[str]:
+def _fixed_update(operator: FixedLstm, curves: Curves) -> list[str]:
     """The statements from the four gates to cell and hidden value."""
     bits = operator.cell_bits
-    shape = f"{max(12 - bits, 0)}, {max(bits - 12, 0)}"
-    kept = _once(operator.forget_scaling, f"sigmoid_16(3 * gates[1], {table}) * cell[unit]")
-    added = _once(operator.update_scaling, f"sigmoid_16(3 * gates[0], {table}) * tanh_16(gates[2], 0, 0, {table})")
-    shown = _once(operator.output_scaling, f"sigmoid_16(3 * gates[3], {table}) * tanh_16(next, {shape}, {table})")
+    kept = scaled_once(operator.forget_scaling, f"{curves.sigmoid('gate_1')} * cell[unit]")
+    added = scaled_once(operator.update_scaling, f"{curves.sigmoid('gate_0')} * {curves.tangent('gate_2')}")
+    shape = max(12 - bits, 0), max(bits - 12, 0)
+    shown = scaled_once(operator.output_scaling, f"{curves.sigmoid('gate_3')} * {curves.tangent('next', *shape)}")
     limit = operator.cell_clip
     return [
         f"const int32_t kept = {limited(kept)};",
         f"const int32_t added = {limited(added)};",
         f"const int32_t next = clip(kept + added, {max(-limit, -32768)}, {min(limit, 32767)});",
         "cell[unit] = (int16_t)next;",
-        f"after[unit] = (int16_t)clip({total(shown, operator.hidden_zero_point)}, -128, 127);",
+        f"after[unit] = (int16_t)saturate({total(shown, operator.hidden_zero_point)});",
     ]
 
 
 def _fixed_constants(scope: Scope, region: Region, operator: FixedLstm) -> dict[str, str]:
     weights, recurrent, bias = (scope.known(name) for name in region.node.inputs[1:4])
-
-    def by_unit(array: Array) -> Array:
-        return array.reshape(4, -1, *array.shape[1:]).swapaxes(0, 1)
-
-    arrays = {"sigmoids": sigmoid_table()}
+    arrays, offsets = {}, []
     given = ("given", weights, operator.input_zero_point, bias.astype(np.int64))
     for stem, array, zero_point, first in (given, ("again", recurrent, operator.hidden_zero_point, np.int64(0))):
         # The sum where all operands are their zero point, modulo 2**32.
-        offsets = np.asarray(first - zero_point * array.astype(np.int64).sum(axis=1)).astype(np.int32)
-        arrays[f"{stem}_offsets"] = by_unit(offsets)
-        arrays[f"{stem}_weights"] = by_unit(array).swapaxes(1, 2)
-    for stem, four in (("given", operator.input_scaling), ("again", operator.hidden_scaling)):
-        arrays[f"{stem}_multiplier"] = np.array([multiplier for multiplier, _ in four], np.int32)
-        arrays[f"{stem}_shift"] = np.array([shift for _, shift in four], np.int8)
+        start = np.asarray(first - zero_point * array.astype(np.int64).sum(axis=1)).astype(np.int32)
+        offsets.append(start.reshape(4, -1).T)
+        filled = np.pad(array, [(0, 0), (0, -array.shape[1] % _FOUR)])
+        by_pair = filled.reshape(2, 2, len(filled) // 4, -1, 2)  # two and two gates, unit, pair, value
+        arrays[f"{stem}_weights"] = by_pair.transpose(2, 3, 0, 4, 1)
+    pairs = zip(operator.input_scaling, operator.hidden_scaling, strict=True)
+    doubled = [2 * scaling[0] & 0xFFFFFFFF for pair in pairs for scaling in pair]
+    arrays |= {"factors": np.array(doubled, np.uint32), "offsets": np.concatenate(offsets, axis=1)}
     return {stem: scope.constant(region.node.output, stem, array) for stem, array in arrays.items()}
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
+from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
     dense_results_of,
@@ -19,6 +20,7 @@ from dovetail.legalize.layers import (
     stride_as_slice,
     unsigned_activations,
 )
+from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
 from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
 from dovetail.legalize.ready import READY, Requantisation
@@ -31,6 +33,7 @@ from dovetail.legalize.requantisation import (
     split_bias,
     through_converter,
 )
+from dovetail.legalize.together import results_together
 from dovetail.target.description import Policy
 
 Stage = Callable[[str, Graph, int], None]
@@ -60,6 +63,7 @@ __all__ = [
     "average_pool_as_depthwise",
     "average_pool_in_bands",
     "convolution_as_im2col",
+    "dense_as_convolution",
     "dense_results_of",
     "engine_requantisation",
     "even_borders",
@@ -68,8 +72,11 @@ __all__ = [
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",
+    "products_of_bits",
+    "results_together",
     "split_bias",
     "stride_as_slice",
     "through_converter",
     "unsigned_activations",
+    "without_dilation",
 ]

@@ -14,7 +14,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Clip, Lookup, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear
+from dovetail.ir.operators.linear import Conv2d, Convolution, FullyConnected, Linear, MatrixProduct
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Pick, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.rewrite import Draft, Rewrite, run
@@ -314,6 +314,11 @@ class _Raised:
             taken = replace(taken, input_zero_point=taken.input_zero_point + _SHIFT)
         first = [self.unsigned(value) if reads_raised else self.same(value) for value in node.inputs[:1]]
         inputs = [*first, *(self.same(value) for value in node.inputs[1:])]
+        if isinstance(operator, MatrixProduct):
+            zeros = [zero + _SHIFT * raised for zero, raised in zip(operator.zero_points, data, strict=True)]
+            taken = MatrixProduct(*zeros)
+            pairs = zip(node.inputs, data, strict=True)
+            inputs = [self.unsigned(value) if raised else self.same(value) for value, raised in pairs]
         self.signed[node.output] = self.builder.add(taken, inputs, node.output, node.origin)
 
     def _clip(self, node: Node, clip: Clip) -> bool:

@@ -25,6 +25,7 @@ from dovetail.ir.rewrite import run
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.cells import reads_cells
 from dovetail.quantize.context import Bounds, Emitter, Quantised, QuantParameters, Request
+from dovetail.quantize.factors import factor_into_softmax
 from dovetail.quantize.linear import fold_into_scales, moved_constant, scaled_afterwards
 from dovetail.quantize.rules import RULES, compare, requantize, standardise
 
@@ -51,18 +52,24 @@ def quantize(graph: Graph, rounding: Rounding = Rounding.DOUBLE, allow_float: bo
         ModelError: an operator computes on floats that are not quantised; it is named, with what to do.
     """
     quantised = any(isinstance(node.operator, (Quantize, Dequantize)) for node in graph.nodes)
+    as_given = any(node.operator.as_given for node in graph.nodes)
     if not quantised and not allow_float:
         for node in graph.nodes:
-            if graph.types[node.output].dtype is DType.FLOAT32:
+            if graph.types[node.output].dtype is DType.FLOAT32 and not (as_given and _stays(node)):
                 raise ModelError(
                     f"the model is not quantised: {_kind(node)} computes on float values", where=_place(node), hint=HINT
                 )
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # scales as odd as they may be
-        return _Lowering(run(graph, (fold_into_scales,)), rounding, allow_float).run()
+        return _Lowering(run(graph, (fold_into_scales, factor_into_softmax)), rounding, allow_float).run()
 
 
 def _kind(node: Node) -> str:
     return type(node.operator).__name__
+
+
+def _stays(node: Node) -> bool:
+    """True for what is as it is on floats: it computes on what it is given, or only moves elements."""
+    return node.operator.as_given or bool(node.operator.chosen_from(node.inputs))
 
 
 def _place(node: Node) -> str:
@@ -84,6 +91,7 @@ class _Lowering:
         self.answers: dict[tuple[str, QuantParameters, Bounds], str] = {}
         self.reals: dict[str, str] = {}
         """New name of each float value that is computed as such."""
+        self.as_given = any(node.operator.as_given for node in self.graph.nodes)
 
     def run(self) -> Graph:
         builder = self.emitter.builder
@@ -193,7 +201,7 @@ class _Lowering:
         operands = [self._operand(name) for name in self._terms(node)]
         found = [operand for operand in operands if operand is not None]
         if rule is None or len(found) < len(operands):
-            if self.allow_float:
+            if self.allow_float or self._may_be_real(node.output):
                 return self._border(self._real(node.output), target, bounds, stem)
             raise self._float_between(node)
         try:
@@ -287,9 +295,26 @@ class _Lowering:
         view = self._view(name, "") if isinstance(node.operator, ArgExtreme) else None
         if view is not None and view.per_tensor:
             return view.name
-        if not self.allow_float:
+        if not (self.allow_float or (node.operator.as_given and self._may_be_real(name))):
             raise self._float_between(node)
         return self._real(name)
+
+    def _may_be_real(self, value: str) -> bool:
+        """True for a float that is one without computing on floats, but for operators that compute on what they are
+        given, in a network that has such; raises ModelError where one of those is given floats that something else
+        computes."""
+        if not self.as_given:
+            return False
+        node = self.producers.get(value)
+        if node is None or isinstance(node.operator, Dequantize) or self.graph.types[value].dtype is not DType.FLOAT32:
+            return True
+        if node.operator.as_given:
+            bad = next((name for name in node.inputs if not self._may_be_real(name)), None)
+            if bad is not None:
+                raise self._float_between(self.producers[bad])
+            return True
+        chosen = node.operator.chosen_from(node.inputs)
+        return bool(chosen) and all(map(self._may_be_real, chosen))
 
     def _real(self, value: str) -> str:
         """The name of a float value in the new graph, where it is computed in float."""
@@ -387,7 +412,7 @@ class _Lowering:
             what = f"the output {name} is a constant or an input of the model"
             raise ModelError(what, where=self.graph.name, hint="take this output out of the model, or export it again")
         view = self._view(name, "") if name not in self.reals else None
-        if view is None and self.allow_float:
+        if view is None and (self.allow_float or self._may_be_real(name)):
             return self._real(name)
         if view is None:
             raise self._float_between(node)

@@ -1,4 +1,5 @@
-"""Recurrent layers on integers: int8 operands and weights (a scale for each gate), 16-bit gates and cells.
+"""Recurrent layers on integers: operands and weights of 8 bits (a scale for each gate), gates and cells of 16; what a
+GRU and a plain layer read may have 16 bits, too.
 
 An LSTM is TensorFlow Lite Micro's (int8 hidden values, cells in steps of 2**-11); of a GRU and a plain layer hidden
 values have 16 bits, since a GRU moves them by small shares.
@@ -36,7 +37,8 @@ def recurrent(ask: Request[Recurrent]) -> str:
     (x,) = ask.activations([given])
     if operator.functions != DEFAULT_CURVES[operator.kind] or len(others) > 4:
         raise _refused(operator, "has peepholes or activations of its own")
-    if x.kind.dtype not in (DType.INT8, DType.UINT8):
+    wide = x.kind.dtype is DType.INT16 and operator.kind is not RecurrentKind.LSTM and not x.form.zero_point
+    if x.kind.dtype not in (DType.INT8, DType.UINT8) and not wide:
         raise _refused(operator, f"reads {x.kind.dtype.text}")
     weights, again = (_weights(operator, one) for one in others[:2])
     bias, memory = _real(others[2]), _real(others[3])
@@ -89,15 +91,16 @@ def _lstm(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Part
 
 
 def _gated(ask: Request[Recurrent], x: str, form: tuple[float, int], parts: _Parts, rest: tuple[Array, Array]) -> str:
-    operator = ask.operator
+    operator, wide = ask.operator, ask.emitter.builder.type_of(x).dtype is DType.INT16
     ((weights, scales), (again, scales_again)), (scale, zero_point), (bias, memory) = parts, form, rest
     gates = operator.kind.gates
     of_x, of_hidden = bias.reshape(2, gates, -1)
     steps = [of_x / (scale * scales[:, None]), of_hidden / (_UNIT * scales_again[:, None])]
     biases = np.concatenate([np.rint(one).reshape(-1) for one in steps])
     reach = np.abs(again.astype(np.int64)).sum(axis=1) * 32768 + np.abs(biases[again.shape[0] :])
-    if reach.max(initial=0) >= 1 << 31:
-        raise _refused(operator, "has sums of hidden values beyond 32 bits")
+    most = np.abs(weights.astype(np.int64)).sum(axis=1) * 32768 + np.abs(biases[: again.shape[0]])
+    if max(reach.max(initial=0), most.max(initial=0) if wide else 0) >= 1 << 31:
+        raise _refused(operator, "has sums of values beyond 32 bits")
     fixed = FixedRecurrent(
         operator.kind,
         zero_point,

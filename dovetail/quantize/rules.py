@@ -71,7 +71,7 @@ def _add(ask: Request[Operator]) -> str:
     A difference is computed alike (sub_common.cc).
     """
     values = ask.activations()
-    left_shift = 15 if ask.target.dtype is DType.INT16 else 20
+    left_shift = 15 if any(kind.bits > 8 for kind in (ask.target.dtype, *(v.kind.dtype for v in values))) else 20
     terms, twice_larger = _with_one_scale(ask, values, left_shift)
     total = terms[0]
     for term in terms[1:]:
@@ -344,6 +344,8 @@ def _matrix_product(ask: Request[MatrixProduct]) -> str:
     a, b = ask.activations()
     if any(value.kind.dtype not in (*BYTES, DType.INT16) for value in (a, b)):
         raise ask.refuse(a)
+    if b.kind.dtype is DType.INT16 and a.kind.dtype is not DType.INT16:
+        raise ask.refuse(b)
     wide = a.kind.dtype is DType.INT16
     name, zero_points = ask.fresh("accumulator"), (a.form.zero_point, b.form.zero_point)
     if b.array is not None and b.array.ndim == 2 and not wide:
@@ -352,7 +354,7 @@ def _matrix_product(ask: Request[MatrixProduct]) -> str:
     else:
         total = ask.emitter.add(MatrixProduct(*zero_points), [a.name, b.name], name)
     factors = [a.form.scale * b.form.scale / ask.target.scale]
-    rounding = Rounding.WIDE if wide else None
+    rounding = Rounding.WIDE if ask.emitter.builder.type_of(total).dtype is DType.INT64 else None
     return ask.clip(ask.scaled(total, factors, zero_points=(0, ask.target.zero_point), rounding=rounding))
 
 

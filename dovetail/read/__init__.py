@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Shape
+from dovetail.operators import BUNDLED
 
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
@@ -17,26 +19,30 @@ KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised b
 
 
 def load_model(
-    path: Path, shapes: Mapping[str, Shape] | None = None, tell: Callable[[str], None] = lambda sentence: None
+    path: Path,
+    shapes: Mapping[str, Shape] | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+    operators: Sequence[type[UserOperator]] = (),
 ) -> Graph:
     """Read a model file: TFLite (recognised by the identifier "TFL3"), Keras (a zip archive or HDF5) or ONNX (by the
     suffix .onnx). The network is in QDQ form, or of floats where the model is, and named after the file's stem.
     `shapes` are those of inputs an ONNX model leaves open, by name; `tell` is told what was taken for granted.
+    `operators` are the user's own, known beside those bundled (`dovetail.operators.BUNDLED`).
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
             Dovetail cannot honour; the message names the file and the operator.
         MissingExtraError: it is a Keras file, and h5py is not installed.
     """
-    data = _read(path)
+    data, known = _read(path), (*BUNDLED, *operators)
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 
-        return load_tflite(path.name, data, path.stem)
+        return load_tflite(path.name, data, path.stem, known, tell)
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        return load_onnx(path.name, data, path.stem, path.parent, shapes, tell)
+        return load_onnx(path.name, data, path.stem, path.parent, shapes, tell, known)
     if data.startswith((b"\x89HDF\r\n\x1a\n", b"PK\x03\x04")) or path.suffix.lower() == ".keras":
         from dovetail.read.keras import load_keras
 

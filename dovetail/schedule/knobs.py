@@ -15,7 +15,7 @@ from dovetail import kernels
 from dovetail.errors import DovetailError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, Shape
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_match
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
@@ -150,7 +150,7 @@ class _Tiles:
 
     def __init__(self, region: Region, target: Target) -> None:
         assert region.engine is not None
-        self._region = region
+        self._region = replace(region, layouts={**engine_layouts(region), **region.layouts})
         self._memory = target.memory(region.engine.memory)
         self._refusals: dict[tuple[object, ...], str | None] = {}
         self._shape = region.graph.types[region.output].shape

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
-from dovetail.errors import ModelError
+from dovetail.errors import ModelError, TargetError
 from dovetail.ir.crop import moves_nothing
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.layout import Layout
+from dovetail.ir.layout import Layout, packing_fits, physical_shape
 from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.types import Box, DType, full_box
 from dovetail.target.description import Engine, Offload, Target
@@ -123,18 +123,32 @@ class Region:
         return all(node.operator.is_view for node in self.graph.nodes)
 
 
-def partition(graph: Graph, target: Target) -> tuple[Region, ...]:
+def partition(graph: Graph, target: Target, declined: Mapping[str, str] | None = None) -> tuple[Region, ...]:
     """Regions in an order that computes every value before it is read.
+
+    Args:
+        graph: the whole network.
+        target: the machine.
+        declined: values that no engine is to compute, each with the reason.
 
     Raises:
         ModelError: an operator that neither an engine nor the core can compute.
     """
-    found = _Partition(graph, target).regions()
+    found = _Partition(graph, target, declined=declined).regions()
     offered = target.dma is not None and any(engine.offloads for engine in target.engines)
     if not offered or any(region.engine is not None for region in found):
         return found
     # nothing for the engines: as a core alone, whose kernels pad by themselves, so that it is no slower than one
-    return _Partition(graph, target, padding=True).regions()
+    return _Partition(graph, target, padding=True, declined=declined).regions()
+
+
+def as_kernels(graph: Graph, target: Target) -> tuple[Region, ...]:
+    """A graph as the kernels and views of a core alone, in turn; no value lies in another.
+
+    Raises:
+        ModelError: an operator that the core cannot compute.
+    """
+    return _Partition(graph, replace(target, engines=(), dma=None), padding=True, apart=True).regions()
 
 
 def explain_mismatch(graph: Graph, target: Target, node: Node) -> str:
@@ -165,10 +179,20 @@ def rivals(graph: Graph, target: Target, region: Region) -> tuple[str, ...]:
 class _Partition:
     """A network while it is cut; every offload is tried once on what ends in a node."""
 
-    def __init__(self, graph: Graph, target: Target, padding: bool = False) -> None:
-        """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could."""
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        padding: bool = False,
+        declined: Mapping[str, str] | None = None,
+        apart: bool = False,
+    ) -> None:
+        """`padding`: whether the core's kernels pad, as those of a core alone do, although a DMA could; `declined`: as
+        `partition`; `apart`: whether no value lies in another."""
+        self._apart = apart
         self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()
+        self._declined = declined or {}
         self._tried: dict[str, list[tuple[Engine, Offload, Match | Mismatch]]] = {}
         self._claimed: dict[str, Region] = {}
 
@@ -181,16 +205,19 @@ class _Partition:
                 self._claimed.update((member.output, region) for member in region.graph.nodes)
         claimed = ((node, self._claimed[node.output]) for node in graph.nodes)
         ordered = [region for node, region in claimed if region.output == node.output]
-        return tuple(_named(region, f"{_kind(region)}_{index}") for index, region in enumerate(ordered))
+        return tuple(named(region, f"{_kind(region)}_{index}") for index, region in enumerate(ordered))
 
     def attempts(self, node: Node) -> list[tuple[Engine, Offload, Match | Mismatch]]:
         """Every offload of every engine tried on what ends in `node`, the match in a graph of its own nodes only."""
         if node.output not in self._tried:
-            offloads = [(engine, offload) for engine in self._target.engines for offload in engine.offloads]
+            engines = () if node.output in self._declined else self._target.engines
+            offloads = [(engine, offload) for engine in engines for offload in engine.offloads]
             self._tried[node.output] = [(*pair, self._attempt(pair[1], node)) for pair in offloads]
         return self._tried[node.output]
 
     def mismatch(self, node: Node) -> str:
+        if node.output in self._declined:
+            return self._declined[node.output]
         best = Mismatch("", 0)
         for engine, offload, found in self.attempts(node):
             if isinstance(found, Match):
@@ -308,10 +335,14 @@ class _Partition:
     def _still(self, node: Node) -> bool:
         """True for a slice or concatenation of whole rows that a core alone need not do, and for a slice that only
         copies and engines which take strides read, where values have one layout."""
+        if self._apart:
+            return False
         if not (self._target.dma or self._target.engines):
             return moves_nothing(self._graph, node)
         if not isinstance(node.operator, Slice) or set(node.operator.step) != {1} or node.output in self._graph.outputs:
             return False
+        if len(self._graph.types[node.output].shape) == 1 and moves_nothing(self._graph, node):
+            return True  # one of several results of a launch: whoever reads it finds it dense
         plain = not any(offload.layouts for engine in self._target.engines for offload in engine.offloads)
         readers = [self._claimed[user.output] for user in self._users[node.output]]
         return (
@@ -344,7 +375,7 @@ def _origins(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.origin for node in graph.nodes if node.origin))
 
 
-def _named(region: Region, name: str) -> Region:
+def named(region: Region, name: str) -> Region:
     """The region with a name, which is a C identifier."""
     graph = replace(region.graph, name=name)
     return replace(region, name=name, graph=graph, match=region.match and replace(region.match, graph=graph))
@@ -369,3 +400,27 @@ def _kind(region: Region) -> str:
     kinds = [type(node.operator).__name__ for node in region.graph.nodes]
     known = next((kind for operator, kind in _KINDS.items() if operator in kinds), None)
     return known or re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()
+
+
+def engine_layouts(region: Region) -> dict[str, Layout]:
+    """The layouts other than row-major an engine takes and gives, by value; none for other regions.
+
+    Raises:
+        ValueError: an offload's layout does not fit the values it is for.
+        TargetError: it packs values of another width.
+    """
+    if region.offload is None or region.match is None:
+        return {}
+    found: dict[str, Layout] = {}
+    for leaf, layout in region.offload.layouts_of(region.match).items():
+        value = region.output if leaf == "result" else region.match.values.get(leaf)
+        if value is None or layout.is_row_major or value in region.graph.constants:
+            continue
+        physical_shape(layout, region.graph.types[value].shape)
+        if not packing_fits(layout, kind := region.graph.types[value].dtype):
+            what = f"it takes '{value}' as {layout}, whose bytes {kind.text} cannot fill"
+            hint = "let Offload.layouts be a function that asks for the value's width, or limit that with a Constraint"
+            raise TargetError(what, where=region.offload.name, hint=hint)
+        if found.setdefault(value, layout) != layout:
+            raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
+    return found

@@ -412,9 +412,14 @@ def _laid_part(region: Region, box: Box) -> Tile:
 
 def _part(region: Region, box: Box) -> Tile:
     """The computation of a box of the result. What takes no strides is given whole operands: of the last rows too that
-    a strided window does not reach."""
-    if region.takes_strides or box != full_box(region.graph.types[region.output].shape):
-        return _whole_blocks(region, crop(region.graph, box))
+    a strided window does not reach. So is what cannot be cut, as several results of one launch."""
+    is_whole = box == full_box(region.graph.types[region.output].shape)
+    if region.takes_strides or not is_whole:
+        try:
+            return _whole_blocks(region, crop(region.graph, box))
+        except ValueError:
+            if not is_whole:
+                raise
     return Tile(region.graph, box, {name: full_box(region.graph.types[name].shape) for name in region.graph.inputs})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import secrets
 import shlex
 import signal
 import struct
@@ -16,14 +17,16 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BoardError
+from dovetail.sim.agent import open_agent
 from dovetail.sim.gdb import GdbSession, server_of
-from dovetail.sim.line import Board, BoardSession, Link, open_link
+from dovetail.sim.line import Board, BoardSession, LineGone, Link, open_link
 
 MAXIMUM_PAYLOAD = 1024
 """Bytes of payload a frame may have."""
@@ -35,7 +38,10 @@ ATTEMPTS = 8
 """How often a request is sent at most, while none but an inference keeps the board busy."""
 _ANSWER_SECONDS = 1.0
 _LOAD_SECONDS = 600.0
-_VERSION = 1
+_VERSION = 2
+_GONE_SECONDS = 30.0
+"""How long a line that is gone may take to come again."""
+_PAUSE_SECONDS = 0.2
 _LEAST_PAYLOAD = 32
 
 
@@ -48,6 +54,7 @@ class Kind(enum.IntEnum):
     READ = 4
     CYCLES = 5
     RESET = 6
+    SESSION = 7
 
 
 ANSWER = 0x80
@@ -120,13 +127,19 @@ class FrameSession(BoardSession):
     so many layers; the longest inference may take `timeout` seconds. Raises BoardError where it does not answer, or is
     made from something else."""
 
-    def __init__(self, link: Link, digest: str, layers: int, timeout: float) -> None:
+    def __init__(
+        self, link: Link, digest: str, layers: int, timeout: float, again: Callable[[], Link] | None = None
+    ) -> None:
+        """`again` opens the line once more; as the link's name says, if not given."""
         super().__init__(link)
+        self._again = again or (lambda: open_link(link.where))
         self._timeout, self._decoder = timeout, Decoder()
         self._sequence = self._number = self._heard = 0
         self.repeated = 0
         """How many requests had to be sent again."""
-        answer = self._ask(Kind.HELLO, answer=24)
+        self._session = 0
+        name = secrets.randbelow((1 << 32) - 1) + 1
+        answer = self._ask(Kind.HELLO, struct.pack("<I", name), answer=24)
         if len(answer) != 24:
             raise self._wrong(f"it introduces itself with {len(answer)} bytes, not 24")
         version, payload, count = struct.unpack_from("<HHI", answer)
@@ -136,7 +149,7 @@ class FrameSession(BoardSession):
         if payload < _LEAST_PAYLOAD or count != max(1, layers):
             raise self._wrong(f"it takes {payload} bytes in a frame and has {count} layers, the build {layers}")
         self._most = min(payload, MAXIMUM_PAYLOAD)
-        self._layers = count
+        self._layers, self._session = count, name
         self._ask(Kind.RESET)
 
     def write(self, port: int, content: bytes) -> None:
@@ -171,17 +184,53 @@ class FrameSession(BoardSession):
         attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is Kind.RUN else ATTEMPTS
         for attempt in range(attempts):
             self.repeated += attempt > 0
-            self._link.write(request)
-            deadline = time.monotonic() + patience
-            while (left := deadline - time.monotonic()) > 0:
-                content = self._link.read(left)
-                self._heard += len(content)
-                for frame in self._decoder.feed(content):
-                    if frame.sequence == self._sequence and frame.kind == kind | ANSWER:
-                        return frame.payload
-                    if frame.sequence == self._sequence and frame.kind == REFUSED:
-                        raise self._wrong(f"it refuses the request {kind.name} of {len(payload)} bytes")
+            try:
+                frame = self._answer(request, patience)
+            except LineGone as gone:
+                self._open_again(gone)
+                frame = None
+            if frame is not None and frame.kind == kind | ANSWER:
+                return frame.payload
+            if frame is not None:
+                raise self._wrong(f"it refuses the request {kind.name} of {len(payload)} bytes")
         raise self._silent(kind, attempts, attempts * patience)
+
+    def _answer(self, request: bytes, seconds: float) -> Frame | None:
+        """The answer to an encoded request that is sent once, or the board's refusal; None when neither comes in time.
+        Raises BoardError, of it LineGone where the line is cut."""
+        _, kind, sequence, _ = _HEAD.unpack_from(request)
+        self._link.write(request)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            content = self._link.read(left)
+            self._heard += len(content)
+            for frame in self._decoder.feed(content):
+                if frame.sequence == sequence and frame.kind in (kind | ANSWER, REFUSED):
+                    return frame
+        return None
+
+    def _open_again(self, gone: LineGone) -> None:
+        """Open the line again, and see that the board is where it was. Raises BoardError where the line does not come
+        again, or the board has begun anew; `gone` where there was no session yet."""
+        if not self._session:
+            raise gone
+        request = encode(Frame(Kind.SESSION, (self._sequence + 128) % 256))
+        deadline = time.monotonic() + max(_GONE_SECONDS, self._timeout)
+        while time.monotonic() < deadline:
+            self._link.close()
+            try:
+                self._link, self._decoder = self._again(), Decoder()
+                frame = self._answer(request, _ANSWER_SECONDS)
+            except BoardError:  # not there yet, or gone again
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            if frame is None:
+                continue
+            if frame.kind == REFUSED or self._sized(frame.payload, 4) != struct.pack("<I", self._session):
+                what = "the board began anew while the line was gone: what it was given and what it kept are lost"
+                raise BoardError(what, where=self._link.where, hint="see whether it has lost power, and run again")
+            return
+        raise gone
 
     def _silent(self, kind: Kind, attempts: int, seconds: float) -> BoardError:
         """The error for a board that did not answer."""
@@ -214,20 +263,24 @@ def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -
         DovetailError: it cannot be reached, does not answer, or has another firmware.
     """
     if board.load:
-        _load(board, elf)
-    debugger = board.where.partition(":")[0] == "gdb"
-    link = server_of(board, elf) if debugger else open_link(board.where)
+        load_firmware(board, elf)
+    kind = board.where.partition(":")[0]
+    opened = partial(open_agent, board, secrets.token_hex(16)) if kind == "agent" else partial(open_link, board.where)
+    if kind == "gdb":
+        link = server_of(board, elf)
+    else:
+        link = opened(elf.read_bytes()) if kind == "agent" and board.io is not None else opened()
     try:
-        if debugger:
+        if kind == "gdb":
             return GdbSession(link, manifest, isa, elf, board.timeout)
-        return FrameSession(link, str(manifest["digest"]), len(manifest["layers"]), board.timeout)
+        return FrameSession(link, str(manifest["digest"]), len(manifest["layers"]), board.timeout, opened)
     except BaseException:
         link.close()
         raise
 
 
-def _load(board: Board, elf: Path) -> None:
-    """Run the user's command that loads the firmware."""
+def load_firmware(board: Board, elf: Path) -> None:
+    """Run the user's command that loads the firmware; raises BoardError where it fails."""
     if not elf.is_file():
         hint = "give --board-io FILE.c, or make board in the build first"
         raise BoardError(f"there is no firmware {elf} to load", where=board.where, hint=hint)

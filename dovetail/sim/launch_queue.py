@@ -290,6 +290,7 @@ class HwpeDevice(QueueDevice[Work]):
         """See `QueueDevice.clear`."""
         super().clear()
         self._contexts = [dict(self.registers) for _ in range(self._places)]
+        self._written: list[set[int]] = [set() for _ in range(self._places)]
         self._is_acquired = False
         self._finished, self._ended, self._last_end = 0, 0, -RUNNING_DELAY
         self._shown, self._read_at = -1, -1
@@ -356,6 +357,7 @@ class HwpeDevice(QueueDevice[Work]):
         else:
             self.check_register(offset)
             self._context[offset] = value & MASK32
+            self._written[self._next_job % self._places].add(offset)
 
     def _acquire(self) -> int:
         if self._is_acquired:
@@ -369,6 +371,14 @@ class HwpeDevice(QueueDevice[Work]):
         if value != 0:
             hint = "look at the driver: write 0, which hands over the job and starts it"
             raise SimulationError(f"TRIGGER is written {value}; only 0 is modelled", where=self.name, hint=hint)
-        work, cycles = self.begin(self._next_job % IDS, dict(self._context))
+        try:
+            work, cycles = self.begin(self._next_job % IDS, dict(self._context))
+        except SimulationError as error:
+            place, count = self._next_job % self._places, len(self._context)
+            missing = count - len(self._written[place])
+            if not missing:
+                raise
+            what = f"{error.what}; {missing} of the {count} job registers of context {place} were never written"
+            raise SimulationError(what, where=error.where, hint=error.hint) from error
         self.queue.hand_over(work, now, cycles)
         self._is_acquired = False

@@ -17,7 +17,7 @@ from pathlib import Path
 from dovetail.errors import BoardError
 from dovetail.sim.protocol import Buffers, InferenceResult, Marker, SimulationResult, Simulator
 
-KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]")
+KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]", "agent:HOST[:PORT]/BOARD")
 """How a board is named."""
 DEFAULT_BAUD = 115_200
 _CONNECT_SECONDS = 5.0
@@ -39,12 +39,18 @@ class Board:
     """Command that brings the firmware to the board, with {elf} for its file; empty where it is there already."""
     timeout: float = 60.0
     """Seconds the longest inference may take."""
+    secret: Path | None = None
+    """File with what its agent asks for; None without an agent."""
 
     def check(self) -> None:
         """Raise BoardError where the time-out makes no sense."""
         if not 0 < self.timeout <= _MOST_SECONDS:
             what = f"a time-out is more than 0 and at most {_MOST_SECONDS} s, not {self.timeout:g} s"
             raise BoardError(what, where=self.where, hint="give another --timeout")
+
+
+class LineGone(BoardError):
+    """The other end of a line is gone; it may come again."""
 
 
 class Link:
@@ -84,6 +90,10 @@ class Link:
             raise self._gone(None)
         return content
 
+    def fileno(self) -> int:
+        """The file descriptor, for `select`; raises BoardError where it is closed."""
+        return self._open()
+
     def close(self) -> None:
         """Close the line; may be called again."""
         if self._file is not None:
@@ -95,10 +105,10 @@ class Link:
             raise BoardError("the line is closed", where=self.where, hint="open it again")
         return self._file
 
-    def _gone(self, error: OSError | None) -> BoardError:
+    def _gone(self, error: OSError | None) -> LineGone:
         reason = f": {error.strerror}" if error is not None and error.strerror else ""
         hint = "see whether the board is powered and the cable or server is still there"
-        return BoardError(f"the other end of the line is gone{reason}", where=self.where, hint=hint)
+        return LineGone(f"the other end of the line is gone{reason}", where=self.where, hint=hint)
 
 
 def open_link(where: str) -> Link:

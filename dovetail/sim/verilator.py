@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dovetail.codegen.build.toolchain import compile_cpp, cpp_compiler, digest, link_shared, run_tool
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, replace_file
+from dovetail.files import default_cache, is_sealed, keep_file, kept_file, seal
 
 _RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 _OPTIONS = "--cc -O3 --no-timing --x-assign fast --x-initial unique -Wno-fatal --prefix Vdut"
@@ -122,17 +122,17 @@ def build_design(design: Design, cache: Path | None = None, check: Callable[[str
     asked = json.dumps([verilator.version, cpp_compiler().version, design.arguments(), design.header])
     request = digest(asked.encode(), Path(__file__).read_bytes(), design.host.read_bytes())
     known = cache / f"{digest(request.encode(), _places(design))}.files"
-    if known.is_file():
-        made = cache / f"{_content_key(request, known.read_text().splitlines())}.so"
-        if made.is_file():
+    if (listed := kept_file(known)) is not None:
+        made = cache / f"{_content_key(request, listed.decode().splitlines())}.so"
+        if is_sealed(made):
             return made
     with tempfile.TemporaryDirectory(prefix="dovetail_rtl_") as name:
         read = _verilate(design, verilator, Path(name))
         check((Path(name) / "Vdut.h").read_text())
         made = cache / f"{_content_key(request, read)}.so"
-        if not made.is_file():
+        if not is_sealed(made):
             _compile(design, verilator, Path(name), cache, made)
-    replace_file(known, "\n".join(read).encode())
+    keep_file(known, "\n".join(read).encode())
     return made
 
 
@@ -180,6 +180,7 @@ def _compile(design: Design, verilator: Verilator, folder: Path, cache: Path, ma
     objects = compile_cpp(folder, names, include=include, flags=(*_COMPILED, "-O2"), cache=cache)
     objects += compile_cpp(include[0], runtime, include=include[1:], flags=(*_COMPILED, "-O1"), cache=cache)
     link_shared(folder, objects, made)
+    seal(made)
 
 
 def verilator_error(output: str, top: str, folders: Sequence[Path], code: int) -> BuildError:

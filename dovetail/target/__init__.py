@@ -15,6 +15,7 @@ from dovetail.target.description import (
     DeviceModel,
     Dma,
     Engine,
+    KernelCycles,
     Launched,
     LibraryCall,
     Memory,
@@ -36,6 +37,7 @@ from dovetail.target.description import (
     Streams,
     Struct,
     Target,
+    results_of,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
 from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
@@ -53,14 +55,15 @@ from dovetail.target.pattern import (
     maybe,
     one_of,
     operand,
+    together,
 )
 
 __all__ = [
     "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreInstruction", "Count",
-    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Knob", "Launched", "Layout",
-    "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand", "OrderRequest",
-    "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe", "RegisterMemory",
-    "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams", "Struct", "Target",
-    "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe", "one_of", "operand",
-    "packed",
+    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "KernelCycles", "Knob", "Launched",
+    "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
+    "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
+    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
+    "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
+    "one_of", "operand", "packed", "results_of", "together",
 ]  # fmt: skip

@@ -15,7 +15,8 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.ir.types import Array, DType
+from dovetail.ir.operators.user import UserOperator
+from dovetail.ir.types import Array, DType, dense_steps
 from dovetail.target.mesh import Mesh
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
 
@@ -150,6 +151,25 @@ class Streams:
 
 
 @dataclass(frozen=True)
+class KernelCycles:
+    """About how long Dovetail's own kernels take on a core, where they are compared with engines and libraries. As they
+    are, what RV32IMC shows in the simulator `iss`; a core with instructions of its own has others."""
+
+    mac: float = 3.0
+    """Cycles of a multiply-accumulate."""
+    element: float = 2.0
+    """Of an element of each operator's result."""
+    requantise: float = 14.0
+    """What a requantisation of an element adds."""
+    tap: float = 3.8
+    """Of an element of a pool's windows, where these overlap."""
+    window: float = 10.0
+    """Of a pixel of such windows."""
+    reduced: float = 2.7
+    """Of an element of a reduction, or of windows that do not overlap."""
+
+
+@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -175,6 +195,8 @@ class Core:
     packs: bool = False
     """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
     instructions. (Beside engines that take them so, its kernels do in any case.)"""
+    kernels: KernelCycles = field(default_factory=KernelCycles)
+    """About how long its kernels take: what engines and libraries must be faster than to be used."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""
@@ -242,6 +264,18 @@ class Operand:
     strides: tuple[int, ...]
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
     operand in (along each axis of the logical shape if that is row-major)."""
+
+
+def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    """Where each result of a pattern made with `together` lies, in its order; the strides are along its own axes."""
+    joint, first, found = match.nodes["together"], operands["result"].address, []
+    for flat in joint.inputs:
+        (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
+        kind = match.graph.types[value]
+        size = kind.dtype.numpy.itemsize
+        found.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
+        first += kind.nbytes
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -519,6 +553,9 @@ class Quantisation:
     activation_bits: tuple[int, ...] = (8,)
     """Widths of activations it takes, of 8, 4 and 2, the widest first; narrower ones are of the same signedness. (What
     gives them types of few bits is a rewrite of the policy, `dovetail.legalize.narrow_activations`.)"""
+    wide_sums: bool = False
+    """Layers keep their sums in 32 bits, so that in a transformer's residual stream their results may have 16 bits as
+    what the core computes there has; else they have 8."""
 
 
 @dataclass(frozen=True)
@@ -574,6 +611,8 @@ class Target:
     workers: tuple[Core, ...] = ()
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
+    operators: tuple[type[UserOperator], ...] = ()
+    """Operators of the port's own that models may have (docs/own_operators.md)."""
     mailbox: int = 0x1A010000
     """Address of the registers by which cores start one another (`emit/runtime/cores.h`), 4096 bytes; used only with
     workers."""

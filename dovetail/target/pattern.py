@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Concat, Reshape
 from dovetail.ir.types import Array, TensorType
 
 Value = int | str
@@ -138,6 +139,17 @@ def maybe(operator: type[Operator], *inputs: Pattern, name: str = "") -> Apply:
     return Apply(operator, inputs, name or operator.__name__.lower(), optional=True)
 
 
+def together(*results: Pattern) -> Apply:
+    """What gives several results in one launch: one behind the other, row-major, in one value of one dimension. One may
+    be an inner part of another (the same object), or they are computed side by side from the same operands.
+
+    Values of a network become such a value by the rewrite `dovetail.legalize.results_together`; `results_of` tells
+    where each lies. All are of one type of element.
+    """
+    flat = (apply(Reshape, part, name=f"flat_{number}") for number, part in enumerate(results))
+    return apply(Concat, *flat, name="together")
+
+
 @dataclass(frozen=True)
 class Match:
     """A pattern found in a graph: its leaves bound to values, its operators to nodes."""
@@ -232,18 +244,31 @@ def one_of(sentence: str, measure: Callable[[Match], Any], *allowed: Any, scope:
     return Constraint(sentence, measure, lambda value: value in allowed, scope)
 
 
-def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch:
+def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True) -> Match | Mismatch:
     """Find `pattern` computing the value `root`.
 
-    Every operator but the outermost must have a single reader and not be an output, since its value disappears.
+    Every value but the outermost must be read within the pattern only and not be an output, since it disappears. A part
+    that stands in the pattern several times, the same object, is one value that is read there several times.
+
+    Args:
+        pattern: what is looked for.
+        graph: where.
+        root: the outermost value.
+        inside: False where inner values may be read elsewhere too, or be outputs.
     """
     producers, users = graph.producers(), graph.users()
     values: dict[str, str] = {}
     nodes: dict[str, Node] = {}
+    met: dict[int, str] = {}
+    shared: list[tuple[str, str, int]] = []
 
     def visit(part: Pattern, value: str) -> str | None:
         if isinstance(part, Leaf):
             return bind(part, value)
+        if met.setdefault(id(part), value) != value:
+            return f"{part.name} is read in several places, '{met[id(part)]}' and '{value}' are there"
+        if part.name in nodes and nodes[part.name].output == value:
+            return None
         node = producers.get(value)
         if node is None or not isinstance(node.operator, part.operator):
             if part.optional:
@@ -251,10 +276,13 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
             found = type(node.operator).__name__ if node else "a constant" if value in graph.constants else "an input"
             why = f": {part.why}" if part.why else ""
             return f"expects {part.operator.__name__}, found {found} at '{value}'{why}"
-        if value != root and (len(users[value]) > 1 or value in graph.outputs):
+        if inside and value != root and (len(users[value]) > 1 or value in graph.outputs):
             if part.optional:
                 return visit(part.inputs[0], value)
-            return f"the result '{value}' of {part.operator.__name__} is also needed elsewhere"
+            wanted = f"the result '{value}' of {part.operator.__name__} is also needed elsewhere"
+            if id(part) not in again or value in graph.outputs:
+                return wanted
+            shared.append((value, wanted, len(nodes)))
         if len(node.inputs) != len(part.inputs):
             return f"expects {part.operator.__name__} with {len(part.inputs)} operands, found {len(node.inputs)}"
         nodes[part.name] = node
@@ -267,5 +295,25 @@ def match_pattern(pattern: Pattern, graph: Graph, root: str) -> Match | Mismatch
             return f"{leaf.name} stands for two different values, '{values[leaf.name]}' and '{value}'"
         return None
 
+    again = _read_again(pattern)
     failure = visit(pattern, root)
-    return Mismatch(failure, len(nodes)) if failure else Match(graph, root, values, nodes)
+    if failure:
+        return Mismatch(failure, len(nodes))
+    inner = {node.output for node in nodes.values()}
+    for value, sentence, depth in shared:
+        if any(user.output not in inner for user in users[value]):
+            return Mismatch(sentence, depth)
+    return Match(graph, root, values, nodes)
+
+
+def _read_again(pattern: Pattern) -> set[int]:
+    """The parts of a pattern, by identity, that stand in it several times."""
+    found: set[int] = set()
+    again: set[int] = set()
+    waiting = [pattern]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Apply) and id(part) not in again:
+            (again if id(part) in found else found).add(id(part))
+            waiting += part.inputs if id(part) not in again else ()
+    return again

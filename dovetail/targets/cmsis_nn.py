@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.target import layers
+from dovetail.targets import vendorlib
 from dovetail.targets.cortex_m import cortex_m
-from dovetail.targets.vendorlib import Argument, Library, Query, defining, function, pointer, struct, with_library
+from dovetail.targets.vendorlib import Argument, Library, Query, defining, function, pointer, struct
 
 VARIABLE = "DOVETAIL_CMSIS_NN"
 """Environment variable that holds the library's folder."""
-_NAMES = ("convolve_wrapper", "depthwise_conv_wrapper", "fully_connected", "avgpool", "max_pool", "elementwise_add",
-          "elementwise_mul", "softmax")  # fmt: skip
-_CALLED = [f"arm_{name}_s8{end}" for name in _NAMES for end in ("", "_get_buffer_size_dsp")]
+_TAKES = {"convolve_wrapper": (2.0, 52, 18), "depthwise_conv_wrapper": (10.7, 0, 0), "fully_connected": (3.2, 60, 0),
+          "avgpool": (0, 0, 8), "max_pool": (0, 0, 8), "elementwise_add": (0, 100, 0), "elementwise_mul": (0, 40, 0),
+          "softmax": (0, 300, 0)}  # fmt: skip
+"""Cycles of a product, of an element of the result, of one a window brings: 7.0.0 on `iss`, most within a fifth."""
+_CALLED = [f"arm_{name}_s8{end}" for name in _TAKES for end in ("", "_get_buffer_size_dsp")]
 _X, _B, _Y = pointer("x"), pointer("bias", "const int32_t"), pointer("result", "int8_t")
 
 
@@ -174,12 +178,16 @@ def _softmax(library: Library) -> dt.Offload:
     return function(library, "arm_softmax_s8", pattern, given, constraints=(layers.ALL_INT8,))
 
 
-def target(root: Path, number: int = 4) -> dt.Target:
-    """The Cortex-M of that number (4, 7 or 33) with the library in `root`; raises TargetError when it is not there."""
+def target(root: Path, number: int = 4, prefer: bool = False) -> dt.Target:
+    """The Cortex-M of that number (4, 7 or 33) with the library in `root`, used where it is faster than Dovetail's own
+    kernels, or wherever it fits if preferred; raises TargetError when it is not there."""
     sources = defining(root, "Source", _CALLED)
     library = Library("cmsis_nn", root, "arm_nnfunctions.h", sources, include="Include")
-    others = (*_pools(library), *_elementwise(library), _softmax(library))
-    return with_library(cortex_m(number), library, (*_convolutions(library), _fully_connected(library), *others))
+    linear = (*_convolutions(library), _fully_connected(library))
+    rates = {f"arm_{name}_s8": vendorlib.measured(*takes) for name, takes in _TAKES.items()}
+    found = (*linear, *_pools(library), *_elementwise(library), _softmax(library))
+    offloads = [replace(offload, cycles=rates[offload.name], prefer=prefer) for offload in found]
+    return vendorlib.with_library(cortex_m(number), library, offloads, rounding=dt.Rounding.DOUBLE)
 
 
 def __getattr__(name: str) -> dt.Target:

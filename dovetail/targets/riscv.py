@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.target import Core, Memory, Policy, Target
+from dovetail.target import Core, Memory, Policy, Quantisation, Target
 
 TARGET = Target(
     name="riscv",
@@ -14,6 +14,7 @@ TARGET = Target(
     code="flash",
     values="ram",
     policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
+    quantisation=Quantisation(wide_sums=True),
 )
 
 HALF_CLOCK = {

@@ -17,11 +17,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from math import prod
 from pathlib import Path
 
 import dovetail.target as dt
 from dovetail.errors import TargetError
 from dovetail.ir.layout import Layout
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
 from dovetail.target.pattern import leaves
 
@@ -218,7 +220,9 @@ def function(
         scratch: bytes of working memory; None to take what the query says, or none.
         query: the library's own answer to that, asked when a network is compiled. The library runs for this computer
             then, so it must not depend on the instruction set.
-        cycles: estimated cycles; one per multiply-accumulate, or per element of the result, by default.
+        cycles: about how long a call takes, which decides between this function, others and the core's own kernels;
+            fit it to what calls take in the simulator or on the chip. By default one per multiply-accumulate, or per
+            element of the result, which is less than most take.
         knobs, default: tuning knobs, as in `Offload`; arguments find the choice in the match.
 
     Raises:
@@ -263,7 +267,37 @@ def function(
     )
 
 
-def with_library(base: dt.Target, library: Library, functions: Sequence[dt.Offload], name: str = "") -> dt.Target:
+def measured(mac: float = 0, element: float = 0, window: float = 0) -> Callable[[dt.Match], int]:
+    """`cycles` of a function from what calls of it take.
+
+    Args:
+        mac: cycles for each multiply-accumulate.
+        element: for each element of the result.
+        window: for each element a window brings to a place of the result: of all input channels in a convolution, of
+            its own in a pool.
+    """
+
+    def cycles(match: dt.Match) -> int:
+        types, found = match.graph.types, element * match.result.elements
+        for node in match.graph.nodes:
+            kinds, outputs = [types[name] for name in node.inputs], types[node.output]
+            macs = node.operator.macs(kinds)
+            taps = (
+                prod(getattr(node.operator, "kernel", ())) * outputs.elements if hasattr(node.operator, "kernel") else 0
+            )
+            found += mac * macs + window * (taps or macs / max(outputs.shape[-1], 1))
+        return max(round(found), 1)
+
+    return cycles
+
+
+def with_library(
+    base: dt.Target,
+    library: Library,
+    functions: Sequence[dt.Offload],
+    name: str = "",
+    rounding: Rounding | None = None,
+) -> dt.Target:
     """A target whose core may call a library.
 
     Args:
@@ -271,6 +305,8 @@ def with_library(base: dt.Target, library: Library, functions: Sequence[dt.Offlo
         library: the C files.
         functions: what they compute, the preferred first.
         name: of the new target; by default of both.
+        rounding: the one rounding the functions take: models whose format has another are computed with it. None to
+            leave it to models, whose layers then stay on the core where theirs is another.
     """
     engine = dt.Engine(
         name=library.name,
@@ -286,7 +322,9 @@ def with_library(base: dt.Target, library: Library, functions: Sequence[dt.Offlo
         success=library.success,
     )
     sentence = f"{base.sentence}; with the library {library.name}"
-    return replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, engines=(*base.engines, engine))
+    policies = tuple(replace(one, rounding=rounding or one.rounding) for one in base.policies)
+    made = replace(base, name=name or f"{base.name}_{library.name}", sentence=sentence, policies=policies)
+    return replace(made, engines=(*base.engines, engine))
 
 
 def _value(argument: Argument, match: dt.Match) -> dt.CValue:

@@ -16,9 +16,9 @@ from dovetail.compile import Options, compile_graph
 from dovetail.errors import BuildError, DovetailError, PlanError
 from dovetail.ir.graph import Graph, evaluate_all, prune
 from dovetail.ir.onnx_file import load_graph
-from dovetail.ir.operators.arithmetic import Dequantize, Quantize
-from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
+from dovetail.operators import combined, known_operators
 from dovetail.run import Build, RunResult, run_build
 from dovetail.schedule.assign import first
 from dovetail.schedule.partition import Region
@@ -53,17 +53,18 @@ class Difference:
         )
 
 
-def read_graph(build: Build) -> Graph:
-    """The integer graph a build was made from, as the target computes it.
+def read_graph(build: Build, operators: Sequence[type[UserOperator]] = ()) -> Graph:
+    """The integer graph a build was made from, as the target computes it. `operators` are the user's own.
 
     Raises:
         BuildError: the build has none, or one that is damaged.
+        ModelError: it has operators that are not given.
     """
     path = build.folder / GRAPH
     if not path.is_file():
         what = f"the build has no {GRAPH}, so there is nothing to compare its outputs with"
         raise BuildError(what, where=str(build.folder), hint="compile the model again, or run with --no-check")
-    graph = load_graph(path)
+    graph = load_graph(path, known_operators(combined(build.target.operators, operators)))
     wanted = [{port["name"] for port in build.manifest[ports]} for ports in ("inputs", "outputs")]
     if [set(graph.given), set(graph.results)] != wanted:
         what = f"the graph in {GRAPH} is not that of this build: it has other inputs or outputs"
@@ -73,7 +74,7 @@ def read_graph(build: Build) -> Graph:
 
 def is_approximate(graph: Graph) -> bool:
     """Whether something is computed in float32, which is not the same bits everywhere."""
-    computing = (node for node in graph.nodes if not isinstance(node.operator, Quantize | Dequantize | Reshape))
+    computing = (node for node in graph.nodes if not (node.operator.exact or node.operator.moves_only))
     return any(graph.types[name].dtype is DType.FLOAT32 for node in computing for name in (*node.inputs, node.output))
 
 

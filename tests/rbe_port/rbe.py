@@ -167,7 +167,11 @@ LIMITS = (
     dt.one_of("results must have 8, 4 or 2 bits", lambda m: m.result.dtype.text, *KINDS),
     layers.NARROW_WEIGHTS, layers.SYMMETRIC_WEIGHTS, layers.SYMMETRIC_OPERAND, layers.ONE_IMAGE, layers.ONE_ROW,
 )  # fmt: skip
-IMAGES = (layers.BATCH, layers.NO_GROUPS, layers.kernels_of(1, 3), layers.strides_of(1, 2), layers.NO_DILATION)
+IMAGES = (
+    layers.BATCH, layers.NO_GROUPS, layers.kernels_of(1, 3), layers.strides_of(1, 2), layers.NO_DILATION,
+    dt.Constraint("padding must be smaller than the kernel", layers.window_of,
+                  lambda w: max(*w.before, *w.after) < w.kernel[0]),
+)  # fmt: skip
 UNSIGNED, SIGNED_TOO = (
     legalize.RequantisationLimits(scale_bits=15, most_shift=31, activations=kind) for kind in (DType.UINT8, DType.INT8)
 )

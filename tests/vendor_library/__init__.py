@@ -48,6 +48,7 @@ def per_channel(name: str) -> Callable[[Match], Array]:
 
 
 LIMITS = (layers.ALL_INT8, layers.INT8_WEIGHTS, layers.PADDING_OF_ZERO_POINT, layers.ALL_DOUBLE_ROUNDING, layers.BATCH)
+ONE_EACH = {Conv2d: layers.NO_GROUPS, DepthwiseConv2d: layers.NO_MULTIPLIER}
 PLACE = [struct("vl_shape", shape), struct("vl_window", window)]
 LENGTHS: list[Argument] = [lambda m: m.type("x").shape[1], lambda m: m.result.shape[1]]
 
@@ -63,7 +64,7 @@ def described(library: Library, name: str, kind: type, given: list[Argument], we
         name,
         apply(Clip, apply(Requantize, layer, constant("multiplier"), constant("shift"))),
         arguments,
-        constraints=LIMITS,
+        constraints=(*LIMITS, *([layers.NO_DILATION, ONE_EACH[kind]] if kind in ONE_EACH else [])),
         constants={**constants, "weights": lambda m: weights(m.array("weights"))},
         layouts=dict.fromkeys(("x", "result"), ROWS if kind is FullyConnected else IMAGES),
         **more,

@@ -27,7 +27,8 @@ class Symbol:
 
 
 @contextmanager
-def _open(elf: Path) -> Iterator[ELFFile]:
+def opened(elf: Path) -> Iterator[ELFFile]:
+    """An ELF file; raises BuildError for what is none, MissingExtraError without the package that reads it."""
     try:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
@@ -44,7 +45,7 @@ def section_sizes(elf: Path) -> dict[str, int]:
     """The bytes of "text", "rodata", "data", "bss" (all other zero or unloaded memory) and "stack"; raises BuildError
     for what is no ELF file, as all here do."""
     sizes = dict.fromkeys(("text", "rodata", "data", "bss", "stack"), 0)
-    with _open(elf) as file:
+    with opened(elf) as file:
         for section in file.iter_sections():
             flags = int(section["sh_flags"])
             kind = "text" if flags & _EXECUTE else "data" if flags & _WRITE else "rodata"
@@ -65,7 +66,7 @@ def _named(file: ELFFile) -> Iterator[ElfSymbol]:
 def symbols(elf: Path) -> dict[str, Symbol]:
     """The named symbols, sorted by address, then name."""
     found: dict[str, Symbol] = {}
-    with _open(elf) as file:
+    with opened(elf) as file:
         thumb = file["e_machine"] == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
         for symbol in _named(file):
             kind = symbol["st_info"]["type"]
@@ -81,7 +82,7 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
     mapping symbols $t and $d tell apart (ELF for the Arm architecture, "Mapping symbols"); without such symbols whole
     sections."""
     found: list[tuple[int, int]] = []
-    with _open(elf) as file:
+    with opened(elf) as file:
         named = [(int(symbol["st_value"]), symbol.name[:2]) for symbol in _named(file)]
         marks = sorted(mark for mark in named if mark[1] in ("$t", "$d", "$a"))
         for section in file.iter_sections():
@@ -101,7 +102,7 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
 def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[tuple[int, bytes]]]:
     """The entry address, and the load (physical) addresses and bytes of what is to be loaded; raises BuildError for
     what is no 32-bit little-endian executable for that machine, as pyelftools names it."""
-    with _open(elf) as file:
+    with opened(elf) as file:
         if file["e_machine"] != machine or file.elfclass != 32 or not file.little_endian:
             what = f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}"
             raise BuildError(what, where=elf.name, hint="compile the model for this target again")

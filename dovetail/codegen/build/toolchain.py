@@ -20,15 +20,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
+from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, replace_file
+from dovetail.files import default_cache, is_sealed, replace_file, seal
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
 """Macro names and values; None defines the name alone."""
 
 _INPUTS = (".h", ".inc", ".bin")  # files a source may include
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)\b(?:[ \t]*["<]([^">\n]+)[">])?', re.MULTILINE)
+"""A line that includes a file, and its name where that is written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,8 @@ def compile_firmware(
         BuildError: the compiler or linker failed; the message is its first error.
         MissingExtraError: there is no compiler.
     """
-    compiler, core = compiler or find_compiler(isa), instruction_set(isa)
-    common = "-ffreestanding -O2 -fomit-frame-pointer -ffunction-sections -fdata-sections -fno-unwind-tables"
-    gcc = compiler.kind == "gcc"
-    machine = (*core.gcc, "-fno-tree-loop-distribute-patterns") if gcc else (*core.zig, "-fno-sanitize=undefined")
-    given = (*machine, *common.split(), "-fno-asynchronous-unwind-tables", "-g0", *flags)
-    work = _Work(compiler, project_dir, given, include, defines, cache)
+    work, core = _firmware(project_dir, isa, defines, include, flags, compiler, cache), instruction_set(isa)
+    gcc, machine = work.compiler.kind == "gcc", _machine(core, work.compiler)
     script = work.directory / linker_script
     alone = () if compiler_runtime else ("-nostdlib",)
     entry = f"-Wl,--entry={core.entry}"  # zig's own entry would win over the script's
@@ -163,6 +162,48 @@ def compile_firmware(
         return made
     replace_file(out, made.read_bytes())
     return out
+
+
+def firmware_stack(
+    project_dir: Path,
+    sources: Sequence[Path],
+    entry: str,
+    *,
+    isa: str,
+    defines: Defines | None = None,
+    include: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    cache: Path | None = None,
+) -> tuple[int | None, str]:
+    """Bytes of stack a function of firmware needs at most, as `stack.stack_need` says, and the name of the compiler
+    that says so; arguments and errors as `compile_firmware`, whose objects these are."""
+    work = _firmware(project_dir, isa, defines, include, flags, None, cache)
+    return stack_need(work.compile(sources), entry), work.compiler.version.rsplit(" ", 1)[0]
+
+
+def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:
+    """What a compiler and its linker are told of a core."""
+    if compiler.kind == "gcc":
+        return (*core.gcc, "-fno-tree-loop-distribute-patterns")
+    return (*core.zig, "-fno-sanitize=undefined")
+
+
+def _firmware(
+    directory: Path,
+    isa: str,
+    defines: Defines | None,
+    include: Sequence[Path],
+    flags: Sequence[str],
+    compiler: Compiler | None,
+    cache: Path | None,
+) -> _Work:
+    """What compiles the sources of firmware."""
+    compiler = compiler or find_compiler(isa)
+    common = "-ffreestanding -O2 -fomit-frame-pointer -ffunction-sections -fdata-sections -fno-unwind-tables"
+    frames = "-fstack-usage" if compiler.kind == "gcc" else "-fstack-size-section"
+    machine = _machine(instruction_set(isa), compiler)
+    given = (*machine, *common.split(), "-fno-asynchronous-unwind-tables", "-g0", frames, *flags)
+    return _Work(compiler, directory, given, include, defines, cache)
 
 
 def compile_host(
@@ -224,8 +265,7 @@ class _Work:
         folders = [self.directory, *(self.directory / folder for folder in include)]
         self.flags = (*flags, *macros, *(f"-I{folder}" for folder in folders))
         found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _INPUTS]
-        named = ((path.relative_to(folder).as_posix().encode(), path.read_bytes()) for folder, path in found)
-        self.headers = digest(*(part for each in named for part in each))
+        self.headers = [(path.relative_to(folder).as_posix(), path.read_bytes()) for folder, path in found]
         self.cache = (cache or default_cache()).resolve()
         reason = ""
         try:
@@ -252,11 +292,28 @@ class _Work:
         named = "\0".join(flag for flag in flags if not flag.startswith("-I"))
         content = (self.directory / source).read_bytes()
         text = (self.compiler.version, named, source.suffix)
-        key = digest(*(part.encode() for part in text), content, self.headers.encode())
+        key = digest(*(part.encode() for part in text), content, self._included(source, content).encode())
         made = self.cache / f"{key}.o"
-        if not made.exists():
+        told = "-fstack-usage" in flags and source.suffix == ".c"
+        if not (is_sealed(made) and (not told or is_sealed(made.with_suffix(".su")))):
             self._run([*flags, "-c", str(source)], made)
         return made
+
+    def _included(self, source: Path, content: bytes) -> str:
+        """A digest of what a source may include: files of the names it and they say, in whichever folder; all files
+        where a name is not written out, or it is not C."""
+        known, texts = set[str](), [content] if source.suffix == ".c" else []
+        while texts:
+            said = [name for text in texts for name in _INCLUDE.findall(text)]
+            if b"" in said or any(b"incbin" in text or b"embed" in text for text in texts):
+                break
+            new = {name.decode(errors="replace").rpartition("/")[2] for name in said} - known
+            known |= new
+            texts = [text for name, text in self.headers if name.rpartition("/")[2] in new]
+            if not texts:
+                held = [(name, text) for name, text in self.headers if name.rpartition("/")[2] in known]
+                return _digest_of(held)
+        return _digest_of(self.headers)
 
     def link_shared(self, objects: Sequence[Path], libraries: Sequence[str] = ()) -> Path:
         """The shared library of the objects."""
@@ -269,7 +326,7 @@ class _Work:
         named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
         parts = (self.compiler.version, named, script, *(path.stem for path in objects))
         made = self.cache / f"{digest(*(part.encode() for part in parts))}{suffix}"
-        if not made.exists():
+        if not is_sealed(made):
             self._run([*flags, *map(str, objects), *last], made)
         return made
 
@@ -281,8 +338,11 @@ class _Work:
             answer = run_tool(command, self.directory, ZIG_GLOBAL_CACHE_DIR=zig, ZIG_LOCAL_CACHE_DIR=zig)
             if answer.returncode:
                 raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
-            output.chmod(0o644)
-            os.replace(output, made)
+            for path in (output.with_suffix(".su"), output):  # what GCC says of frames, first
+                if path.exists():
+                    path.chmod(0o644)
+                    os.replace(path, made.with_suffix(path.suffix))
+                    seal(made.with_suffix(path.suffix))
 
 
 def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -306,6 +366,10 @@ def compiler_error(output: str, code: int) -> BuildError:
     if located:
         return BuildError(located["what"], where=located["where"], hint=_MEND)
     return BuildError(rest, where="compiler", hint=_MEND)
+
+
+def _digest_of(files: Sequence[tuple[str, bytes]]) -> str:
+    return digest(*(part for name, text in files for part in (name.encode(), text)))
 
 
 def digest(*parts: bytes) -> str:

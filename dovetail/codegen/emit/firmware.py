@@ -9,6 +9,8 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError
 from dovetail.target.description import Memory
 
+STACK_ALIGNMENT = 16
+"""Bytes: what stacks are rounded up to."""
 START = "rv32_start.S"
 """Start-up code of an RV32 firmware; `InstructionSet.start` names that of any core."""
 RUNTIME = ("dovetail_rt.h", "dovetail_rt.c")
@@ -56,7 +58,7 @@ def linker_script(
         memories: the memories of the chip.
         text: memory of the code, and of the initial values of .data (the start-up copies them).
         data: memory of .data and .bss. stack: of the stack, default `data`.
-        stack_bytes: its size, rounded up to a multiple of 16. worker_stacks: those of cores 1, 2, …, which lie above
+        stack_bytes: its size, rounded up to `STACK_ALIGNMENT`. worker_stacks: those of cores 1, 2, …, which lie above
             it; the table `__worker_stack_tops` has their ends.
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
             begins where its memory does, whatever else is there.
@@ -119,7 +121,11 @@ def _stacks(sizes: Sequence[int]) -> list[str]:
     found = []
     for core, nbytes in enumerate(sizes):
         end = f"_{core}" if core else ""
-        found += [f"__stack_bottom{end} = .;", f". += {(nbytes + 15) // 16 * 16:#x};", f"__stack_top{end} = .;"]
+        found += [
+            f"__stack_bottom{end} = .;",
+            f". += {-(-nbytes // STACK_ALIGNMENT) * STACK_ALIGNMENT:#x};",
+            f"__stack_top{end} = .;",
+        ]
     return found
 
 

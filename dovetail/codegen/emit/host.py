@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.unit import Unit, dma_rows
-from dovetail.errors import TargetError
+from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, Launch, View
 from dovetail.program.transfers import Transfer
-from dovetail.target.description import Command, Engine
+from dovetail.schedule.partition import Region, as_kernels
+from dovetail.target.description import Command, Engine, Target
 
 
 def host_source(unit: Unit) -> str | None:
@@ -37,9 +38,7 @@ def host_source(unit: Unit) -> str | None:
         if not steps:
             continue
         name, command = steps[-1]
-        found, between = _launch_kernels(launch, name, shared, functions)
-        helpers += [helper for kernel in found for helper in kernel.helpers]
-        functions.append(_host_task(unit, launch, name, found, between, helpers))
+        functions.append(_host_task(unit, launch, name, shared, functions, helpers))
         if index in listed:
             continue
         with_blob.update((command.function, command.constants) for _, command in steps)
@@ -60,16 +59,6 @@ def host_source(unit: Unit) -> str | None:
             functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
     arenas = [f"static uint8_t {unit.arena_name(name)}[{size}];" for name, size in unit.private_arenas().items()]
     return "\n".join([*head, *arenas, "", *body, *functions])
-
-
-def _launch_kernels(
-    launch: Launch, name: str, shared: dict[str, CoreKernel], functions: list[str]
-) -> tuple[list[CoreKernel], set[str]]:
-    """What computes a launch, in turn, and the values between them; `functions` gains what is new."""
-    graphs = _computable(launch.graph)
-    stems = [f"compute_{graph.name}_{name}" if len(graphs) > 1 else f"compute_{name}" for graph in graphs]
-    kernels_of = [_host_kernel(*pair, shared, functions) for pair in zip(graphs, stems, strict=True)]
-    return kernels_of, {graph.outputs[0] for graph in graphs[:-1]}
 
 
 _COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows,
@@ -120,42 +109,78 @@ def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functio
     return replace(kernel, name=shared[kernel.key].name)
 
 
-def _computable(graph: Graph) -> tuple[Graph, ...]:
-    """A launch as graphs core kernels compute, in turn: what no kernel takes as one, e.g. pointwise operators before
-    all others, or padding wider than a kernel, is cut in two; raises TargetError where the core has none for either."""
-    refusal = kernels.supports(graph)
-    if refusal is None:
-        return (graph,)
-    for count in range(1, len(graph.nodes)):
-        head, tail = graph.nodes[:count], graph.nodes[count:]
-        middle = head[-1].output
-        if any(name in graph.inputs for node in tail for name in node.inputs):
-            continue
-        first = replace(graph, name="operand", outputs=(middle,), nodes=head)
-        second = replace(graph, name="result", inputs=(middle,), nodes=tail)
-        if kernels.supports(first) is None and kernels.supports(second) is None:
-            return first, second
-    what = f"what an engine takes cannot be computed on this computer: {refusal}"
-    raise TargetError(what, where=graph.name, hint="give the offload a limit that keeps it out")
+def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
+    """A launch as what core kernels compute, in turn: all of it where one does; raises TargetError where the core has
+    none for a part."""
+    if kernels.supports(launch.graph) is None:
+        return (launch.graph,)
+    try:
+        return as_kernels(launch.graph, target)
+    except ModelError as error:
+        what = f"what an engine takes cannot be computed on this computer: {error.what}"
+        raise TargetError(what, where=launch.graph.name, hint="give the offload a limit that keeps it out") from None
 
 
 def _host_task(
-    unit: Unit, launch: Launch, name: str, found: Sequence[CoreKernel], between: Collection[str], helpers: list[str]
+    unit: Unit,
+    launch: Launch,
+    name: str,
+    shared: dict[str, CoreKernel],
+    functions: list[str],
+    helpers: list[str],
 ) -> str:
-    """A function that gathers strided operands, computes, and scatters the result; `between` are the values the kernels
-    give each other, `helpers` gains the functions it calls."""
-    kinds = [launch.graph.types[value] for value in between]
-    aligned = "__attribute__((aligned(16)))"
-    lines = [f"    static {c_type(kind.dtype)} between[{kind.elements}] {aligned};" for kind in kinds]
-    for kernel in found:
-        block = _host_kernel_call(unit, launch, kernel, between, helpers)
-        lines += ["    {", *block, "    }"] if between else block
+    """A function that gathers strided operands, computes, and scatters the result; `functions` gains the kernels that
+    are new, `helpers` the functions they call."""
+    steps = _computable(launch, unit.target)
+    lines: list[str] = []
+    if len(steps) == 1 and isinstance(steps[0], Graph):
+        kernel = _host_kernel(steps[0], f"compute_{name}", shared, functions)
+        helpers += kernel.helpers
+        lines = _host_kernel_call(unit, launch, kernel, helpers)
+    else:
+        regions = [step for step in steps if isinstance(step, Region)]
+        made = [
+            None if region.is_view else _host_kernel(region.graph, f"compute_{name}_{number}", shared, functions)
+            for number, region in enumerate(regions)
+        ]
+        helpers += [helper for kernel in made if kernel for helper in kernel.helpers]
+        lines = _several_calls(unit, launch, list(zip(regions, made, strict=True)), helpers)
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
-def _host_kernel_call(
-    unit: Unit, launch: Launch, kernel: CoreKernel, between: Collection[str], helpers: list[str]
+_ALIGNED = "__attribute__((aligned(16)))"
+
+
+def _several_calls(
+    unit: Unit, launch: Launch, steps: Sequence[tuple[Region, CoreKernel | None]], helpers: list[str]
 ) -> list[str]:
+    """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
+    graph, lines, arrays = launch.graph, list[str](), dict[str, str]()
+    for number, value in enumerate(graph.inputs):
+        view, arrays[value] = launch.operands[value], f"in_{number}"
+        element = c_type(view.type.dtype)
+        lines.append(f"    static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
+        lines.append(_strided_loop(unit, view, f"in_{number}", element, False, helpers))
+    for number, (region, kernel) in enumerate(steps):
+        if kernel is None:
+            arrays[region.output] = arrays[region.graph.inputs[0]]
+            continue
+        kind, arrays[region.output] = graph.types[region.output], f"value_{number}"
+        lines.append(f"    static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
+        arguments = []
+        for place, parameter in enumerate(kernel.parameters):
+            arguments.append(arrays.get(parameter.value, f"constant_{number}_{place}"))
+            if parameter.is_constant:
+                array = kernel.constants[parameter.value]
+                arguments[-1] = f"constant_{number}_{place}"
+                declared = f"    static const {parameter.c_type} {arguments[-1]}[{array.size}]"
+                lines.append(array_definition(declared, elements(array)).rstrip())
+        lines.append(f"    {kernel.name}({', '.join(arguments)});")
+    element = c_type(launch.result.type.dtype)
+    return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
+
+
+def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: list[str]) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
@@ -167,9 +192,6 @@ def _host_kernel_call(
             lines.append(array_definition(declaration, elements(array)).rstrip())
             arguments.append(stem)
             continue
-        if parameter.value in between:
-            arguments.append("between")
-            continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]
         element = c_type(view.type.dtype)
@@ -177,7 +199,7 @@ def _host_kernel_call(
             const = "" if is_result else "const "
             arguments.append(f"({const}{element} *)({const}void *)({unit.first_byte(view)})")
             continue
-        lines.append(f"    static {element} {stem}[{view.type.elements}] __attribute__((aligned(16)));")
+        lines.append(f"    static {element} {stem}[{view.type.elements}] {_ALIGNED};")
         arguments.append(stem)
         (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
     return [*lines, f"    {kernel.name}({', '.join(arguments)});", *after]

@@ -118,7 +118,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
     return {
         "dovetail": __version__,
         "entry": f"{unit.model}_run",
-        "uses_float": any(p.c_type == "float" for kernel in unit.kernels for p in kernel.told),
+        "uses_float": any(k.foreign or any(p.c_type == "float" for p in k.told) for k in unit.kernels),
         "model_prefix": unit.model,
         "arena": unit.shared_arena,
         "optimize": unit.optimize.value,
@@ -127,6 +127,7 @@ def emitted_fields(unit: Unit, sources: Mapping[str, Sequence[str]]) -> dict[str
         "state_bytes": sum(kept.first.nbytes for kept in program.states),
         "work": _work(unit),
         **({"stretches": _stretches(unit)} if unit.lists else {}),
+        **({"stack": asdict(unit.stack)} if unit.stack else {}),
         "sources": {name: list(paths) for name, paths in sources.items()},
     }
 

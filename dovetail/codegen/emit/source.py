@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.emit.firmware import FIXED
-from dovetail.codegen.emit.unit import CommandList, Unit, dma_transfers, read_in_place
+from dovetail.codegen.emit.unit import CommandList, StackNeed, Unit, dma_transfers, read_in_place
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels.c import (
     array_definition,
@@ -56,6 +56,8 @@ def header_source(unit: Unit, version: str) -> str:
     for kind, views in (("input", program.inputs), ("output", program.outputs)):
         for index, (name, view) in enumerate(views.items()):
             lines += ["", *_port(unit, kind, index, name, view)]
+    if unit.stack is not None:
+        lines += ["", *_stack(unit, unit.stack)]
     lines += [
         "",
         "/* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten. */",
@@ -77,6 +79,15 @@ def header_source(unit: Unit, version: str) -> str:
     lines += [f"void {unit.model}_reset(void);", ""] if unit.delay or program.states else []
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
+
+
+def _stack(unit: Unit, need: StackNeed) -> list[str]:
+    """What the header says of the stack."""
+    return [
+        f"/* Bytes of stack {unit.model}_run needs at most, interrupts apart: by the frames of",
+        f"   {one_line(need.compiler)} for code made for {unit.optimize.value}; other compilers have others. */",
+        f"#define {unit.model.upper()}_STACK_BYTES {need.nbytes}u",
+    ]
 
 
 def _arena_declaration(unit: Unit, memory: str, size: int) -> list[str]:

@@ -65,6 +65,16 @@ _LITTLE = 1 / 512
 
 
 @dataclass(frozen=True)
+class StackNeed:
+    """Stack of the function that computes an inference and all it calls, interrupts apart."""
+
+    nbytes: int
+    """At most."""
+    compiler: str
+    """Whose frames these are: another one's differ."""
+
+
+@dataclass(frozen=True)
 class Unit:
     """Everything the emitted text is made from."""
 
@@ -95,6 +105,8 @@ class Unit:
     """What the integers of inputs and outputs stand for, by their names, where that is known."""
     shared_arena: str | None = None
     """C name of the user's array for the values; None where the build has one of its own."""
+    stack: StackNeed | None = None
+    """What an inference needs; None where that was not looked at, or is not known."""
 
     @property
     def notes(self) -> tuple[str, ...]:

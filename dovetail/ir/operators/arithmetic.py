@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -302,6 +302,7 @@ def _aligned_shape(parameter: Shape, x: Shape, axis: int) -> Shape:
 class _Affine(Pointwise):
     """What quantising and dequantising share: a scale and a zero point, [1] or along an axis."""
 
+    exact: ClassVar[bool] = True
     axis: int
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:

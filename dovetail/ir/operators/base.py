@@ -13,6 +13,7 @@ ONNX and its traits stand in one class, so adding an operator touches one place.
 | `weight_axis` | of a layer with weights: along which of their axes the output channels run |
 | `window(types)` | the `Window` of a convolution, a pool or im2col: kernel, stride, dilation, padding |
 | `crop(box, types)` | the box of each operand read for a box of the result; `dovetail.ir.crop.parts` follows it |
+| `as_given` | it computes on the element types it has, floats too: quantize leaves it |
 | `chosen_from(operands)` | the operands whose elements the result consists of: quantised alike, it has their integers |
 | `pieces(types)` | the strided copies that compute it, as `Piece`s |
 
@@ -123,6 +124,12 @@ class Operator:
     """How many operands, the first ones, give one element for each element of the result, which is at the same place
     but for broadcasting; operands behind them are parameters. 0 for operators that are not computed element by
     element."""
+    as_given: ClassVar[bool] = False
+    """It computes on the very element types it is given, floats too, and has no other form on integers."""
+    exact: ClassVar[bool] = False
+    """Floats it computes are the same bits in numpy and in C; what only moves elements is exact anyhow."""
+    opaque: ClassVar[bool] = False
+    """Its meaning is not said in ONNX: who reads a saved graph must know its class."""
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 
@@ -171,6 +178,10 @@ class Operator:
         """The strided copies that compute the operator, operands being row-major unless pieces are whole; None where
         copying cannot."""
         return None
+
+    def workspace(self, inputs: Sequence[TensorType]) -> int:
+        """Bytes of static memory its kernel works in beside operands and result."""
+        return 0
 
     def macs(self, inputs: Sequence[TensorType]) -> int:
         """Multiply-accumulates, padded taps counted."""

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class FixedRecurrent(RecurrentLayer):
     """A GRU or a plain recurrent layer (tanh) over all steps of a sequence, forward.
 
-    Operands: x int8 [T, B, I], weights int8 [G*H, I], recurrent weights int8 [G*H, H], bias int32 [2*G*H] (in units of
-    the products with x, then of those with hidden values), memory int16 [1, B, H]. The rows of weights are those of
-    `Recurrent`. The result is int16 [T, B, H]: the hidden values after each step.
+    Operands: x int8 or int16 [T, B, I], weights int8 [G*H, I], recurrent weights int8 [G*H, H], bias int32 [2*G*H] (in
+    units of the products with x, then of those with hidden values), memory int16 [1, B, H]. The rows of weights are
+    those of `Recurrent`. The result is int16 [T, B, H]: the hidden values after each step.
 
     Hidden values, gates and candidates are Q0.15, what they are made of Q3.12. Sums of products are scaled as TFLite
     Micro scales those of an LSTM; a product of two Q0.15 is rounded once, halves up.
@@ -59,7 +59,8 @@ class FixedRecurrent(RecurrentLayer):
         kinds = (DType.INT8, DType.INT8, DType.INT32, DType.INT16)
         for kind, shape, dtype in zip((w, r, bias, memory), shapes, kinds, strict=True):
             require(kind == TensorType(shape, dtype), f"expects {TensorType(shape, dtype)}, got {kind}")
-        require(x.dtype is DType.INT8 and self.kind is not RecurrentKind.LSTM, f"expects int8, got {x}")
+        known = x.dtype in (DType.INT8, DType.INT16) and self.kind is not RecurrentKind.LSTM
+        require(known, f"expects int8 or int16, got {x}")
         require(self.kind.gates == len(self.input_scaling) == len(self.hidden_scaling), "a factor for each gate")
         return TensorType((x.shape[0], *memory.shape[1:]), DType.INT16)
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
 
 
+BYTES = (DType.INT8, DType.UINT8)
+
+
 def accumulator_type(x: DType) -> DType:
     """The type a sum of products with activations of type `x` has: int32, int64 for int16, else float32."""
     if x is DType.FLOAT32:
@@ -228,28 +231,40 @@ def _accumulate(total: Array, x: Array, bias: Sequence[Array]) -> Array:
 @dataclass(frozen=True)
 class MatrixProduct(Operator):
     """Products of two computed matrices. Operands: a [..., M, K], b [..., K, N] of one type, float32, int8, uint8 or
-    int16; leading axes broadcast. Integers give the accumulator's type."""
+    int16, or b of 8 bits and a of 16; leading axes broadcast. Integers give the accumulator's type; of 16 and 8 bits
+    int32, unless the sums of so many might leave it."""
 
     left_zero_point: int = 0
     """Taken off every element of a (integer types only)."""
     right_zero_point: int = 0
     """Taken off every element of b (integer types only)."""
 
+    @property
+    def zero_points(self) -> tuple[int, int]:
+        """Those of a and of b."""
+        return self.left_zero_point, self.right_zero_point
+
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
         a, b = inputs
         known = a.dtype in (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
-        same = a.dtype is b.dtype or {a.dtype, b.dtype} == {DType.INT8, DType.UINT8}
+        same = a.dtype is b.dtype or (b.dtype in BYTES and a.dtype in (*BYTES, DType.INT16))
         fits = len(a.shape) >= 2 and len(b.shape) >= 2 and a.shape[-1:] == b.shape[-2:-1]
         require(known and same and fits, f"expects [..., M, K] and [..., K, N] of one type, got {a} and {b}")
         lead = tuple(int(size) for size in np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
-        return TensorType((*lead, a.shape[-2], b.shape[-1]), accumulator_type(a.dtype))
+        return TensorType((*lead, a.shape[-2], b.shape[-1]), self._sums(a, b))
+
+    @staticmethod
+    def _sums(a: TensorType, b: TensorType) -> DType:
+        narrow = a.dtype is DType.INT16 and b.dtype in BYTES and a.shape[-1] << 24 < 1 << 31
+        return DType.INT32 if narrow else accumulator_type(a.dtype)
 
     def evaluate(self, inputs: Sequence[Array]) -> Array:
         a, b = inputs
         if a.dtype == np.float32:
             return np.asarray(a.astype(np.float64) @ b.astype(np.float64), dtype=np.float32)
         exact = (a.astype(np.int64) - self.left_zero_point) @ (b.astype(np.int64) - self.right_zero_point)
-        return np.asarray(exact.astype(accumulator_type(DType.of(a.dtype)).numpy))
+        kinds = (TensorType(tuple(array.shape), DType.of(array.dtype)) for array in inputs)
+        return np.asarray(exact.astype(self._sums(*kinds).numpy))
 
     def crop(self, box: Box, inputs: Sequence[TensorType]) -> tuple[Operator, tuple[Box, ...]]:
         a, b = inputs
@@ -268,4 +283,4 @@ class MatrixProduct(Operator):
             body.add("Sub", [body.cast(name, DType.INT64), body.scalar(zero_point, DType.INT64)])
             for name, zero_point in zip(inputs, (self.left_zero_point, self.right_zero_point), strict=True)
         ]
-        return body.cast(body.add("MatMul", terms), accumulator_type(types[0].dtype))
+        return body.cast(body.add("MatMul", terms), self._sums(*types))

@@ -41,6 +41,71 @@ static inline int32_t saturate(int32_t value)
 #endif
 }
 
+/* (left * first + right * second + offset) / 2^21, rounded down and limited to int8, of so many pairs. */
+static inline void add_bytes(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
+                             int32_t second, int32_t offset)
+{
+    for (int32_t index = 0; index < count; ++index) {
+        to[index] = (int8_t)saturate((left[index] * first + right[index] * second + offset) >> 21);
+    }
+}
+
+/* limited[(left * first + right * second + offset) / 2^shift], rounded down, of so many pairs. Written out, as a sum
+   takes few instructions; loads before the stores, which may be to where an operand is. */
+static inline void add_by_table(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
+                                int32_t second, int32_t offset, int32_t shift, const int8_t *limited)
+{
+    int32_t index = 0;
+    for (; index < count - 31; index += 32) {
+#if defined(__clang__)
+#pragma clang loop unroll(full)
+#endif
+        for (int32_t lane = index; lane < index + 32; lane += 4) {
+            const int32_t place_0 = (left[lane] * first + right[lane] * second + offset) >> shift;
+            const int32_t place_1 = (left[lane + 1] * first + right[lane + 1] * second + offset) >> shift;
+            const int32_t place_2 = (left[lane + 2] * first + right[lane + 2] * second + offset) >> shift;
+            const int32_t place_3 = (left[lane + 3] * first + right[lane + 3] * second + offset) >> shift;
+            to[lane] = limited[place_0];
+            to[lane + 1] = limited[place_1];
+            to[lane + 2] = limited[place_2];
+            to[lane + 3] = limited[place_3];
+        }
+    }
+    for (; index < count; ++index) {
+        to[index] = limited[(left[index] * first + right[index] * second + offset) >> shift];
+    }
+}
+
+/* So many floats to 8 bits: a word for each value of a float's bits less `rest` of them, found by where those of its sign
+   and exponent start. A word holds the value, less what bits are known, and what makes the others carry into it from a
+   step on; those of negative floats are turned round, as they fall with the mantissa. */
+static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count, const int32_t *starts,
+                                  const uint32_t *words, int32_t rest)
+{
+    int32_t index = 0;
+    for (; index < count - 15; index += 16) {
+#if defined(__clang__)
+#pragma clang loop unroll(full)
+#endif
+        for (int32_t lane = index; lane < index + 16; lane += 4) {
+            uint32_t bits[4], word[4];
+            __builtin_memcpy(bits, from + lane, 16);
+            for (int32_t at = 0; at < 4; ++at) {
+                word[at] = words[held(starts[bits[at] >> 23] + (int32_t)(bits[at] >> rest))];
+            }
+            for (int32_t at = 0; at < 4; ++at) {
+                to[lane + at] = (uint8_t)((word[at] + (bits[at] ^ (uint32_t)((int32_t)bits[at] >> 31))) >> rest);
+            }
+        }
+    }
+    for (; index < count; ++index) {
+        uint32_t bits;
+        __builtin_memcpy(&bits, from + index, 4);
+        const uint32_t word = words[starts[bits >> 23] + (int32_t)(bits >> rest)];
+        to[index] = (uint8_t)((word + (bits ^ (uint32_t)((int32_t)bits >> 31))) >> rest);
+    }
+}
+
 /* sum + the lower 16 bits of left * the lower of right, signed. */
 static inline int32_t add_low_low(int32_t sum, uint32_t left, uint32_t right)
 {
@@ -142,6 +207,17 @@ static inline int32_t requantize_double(int32_t value, uint32_t multiplier, int3
 {
     const int32_t high = multiply_upper(value, multiplier);
     return halved((high + (high >> 31)) >> shift, zero_point);
+}
+
+/* As requantize_double for a value of at least 0, of which both roundings are upwards; zero_point or less for one below.
+   Twice the value must fit. */
+static inline int32_t requantize_rectified(int32_t value, uint32_t multiplier, int32_t shift, int32_t zero_point)
+{
+#if defined(__ARM_FEATURE_DSP)
+    return halved(multiply_upper(value, multiplier) >> shift, zero_point);
+#else
+    return halved((((int32_t)(((int64_t)(value * 2) * (int64_t)multiplier) >> 32) + 1) >> 1) >> shift, zero_point);
+#endif
 }
 
 /* value * multiplier * 2^-32, rounded once (halves up), for a multiplier of at least 2^31. Arm's SMMLAR takes it as

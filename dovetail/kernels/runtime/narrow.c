@@ -41,3 +41,30 @@ static inline void put_2(uint8_t *packed, int32_t place, int32_t value)
     const int32_t shift = 2 * (place & 3);
     packed[place >> 2] = (uint8_t)((packed[place >> 2] & ~(3 << shift)) | (value & 3) << shift);
 }
+
+/* The bits of 8 bytes by their weight: bit i of to[b * step] is bit b of from[i]. A matrix of 8 x 8 bits turned over in
+   blocks of 1, 2 and 4. */
+static inline void bits_apart(const uint8_t *from, uint8_t *to, int32_t step)
+{
+    uint32_t low = (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+    uint32_t high = (uint32_t)from[4] | (uint32_t)from[5] << 8 | (uint32_t)from[6] << 16 | (uint32_t)from[7] << 24;
+    uint32_t moved = (low ^ (low >> 7)) & 0x00AA00AAu;
+    low ^= moved ^ (moved << 7);
+    moved = (high ^ (high >> 7)) & 0x00AA00AAu;
+    high ^= moved ^ (moved << 7);
+    moved = (low ^ (low >> 14)) & 0x0000CCCCu;
+    low ^= moved ^ (moved << 14);
+    moved = (high ^ (high >> 14)) & 0x0000CCCCu;
+    high ^= moved ^ (moved << 14);
+    moved = (low ^ (high << 4)) & 0xF0F0F0F0u;
+    low ^= moved;
+    high ^= moved >> 4;
+    to[0] = (uint8_t)low;
+    to[step] = (uint8_t)(low >> 8);
+    to[2 * step] = (uint8_t)(low >> 16);
+    to[3 * step] = (uint8_t)(low >> 24);
+    to[4 * step] = (uint8_t)high;
+    to[5 * step] = (uint8_t)(high >> 8);
+    to[6 * step] = (uint8_t)(high >> 16);
+    to[7 * step] = (uint8_t)(high >> 24);
+}

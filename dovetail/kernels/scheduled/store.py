@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dovetail.files import default_cache, keep_file
+from dovetail.files import default_cache, keep_file, kept_file
 
 SHIPPED = Path(__file__).with_name("shipped.zip")
 NOT_SHIPPED = (
@@ -58,7 +58,7 @@ def kept_loops(described: str, make: Callable[[], Loops | None]) -> Loops | None
     if found is not None:
         return found
     place = default_cache() / "loops" / f"{key}-{_maker()}.json"
-    found = _from_json(place.read_bytes()) if place.is_file() else None
+    found = _from_json(kept_file(place))
     if found is None and (found := make()) is not None:
         keep_file(place, json.dumps(asdict(found), separators=(",", ":")).encode())
     return found

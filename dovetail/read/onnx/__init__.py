@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 
@@ -10,15 +10,18 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph
+from dovetail.ir.onnx_file import USER_DOMAIN, from_written
 from dovetail.ir.operators.activation import UnaryKind
 from dovetail.ir.operators.arithmetic import Clip
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import ReduceKind
-from dovetail.ir.types import DType, Shape
+from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
+from dovetail.ir.types import DType, Shape, TensorType
 from dovetail.read.onnx import linear, movement, quantised, windows
-from dovetail.read.onnx.file import OnnxNode, Tell, element_type, read_onnx, wrap
+from dovetail.read.onnx.file import Constant, OnnxNode, Tell, element_type, read_onnx, wrap
 from dovetail.read.onnx.values import AGAIN, Importer, OnnxValues, fold
+from dovetail.read.user import ADVICE, add_user, by_onnx_name
 
 
 def load_onnx(
@@ -28,9 +31,11 @@ def load_onnx(
     folder: Path,
     shapes: Mapping[str, Shape] | None = None,
     tell: Tell = lambda sentence: None,
+    operators: Iterable[type[UserOperator]] = (),
 ) -> Graph:
     """Import an ONNX model as the graph `name`; external data is read from inside `folder`, the model's, only.
-    `shapes` are those of inputs whose sizes are open; `tell` is told what was taken for granted.
+    `shapes` are those of inputs whose sizes are open; `tell` is told what was taken for granted; `operators` are known
+    beside those of ONNX and ONNX Runtime.
 
     Returns:
         The graph in QDQ form. Values keep ONNX's axis order (images NCHW); image operators work in NHWC between
@@ -45,8 +50,13 @@ def load_onnx(
         raise ModelError("the model has no inputs or no outputs", where=file_name, hint=hint)
     for entry, kind in v.file.inputs:
         v.values[entry] = v.builder.input(entry, kind)
+    own = by_onnx_name(operators)
     for op in v.file.nodes:
-        _import(v.again(op=op, read=set(), called=set()), op)
+        found = v.again(op=op, read=set(), called=set())
+        if (op.domain, op.op_type) in own:
+            _import_user(found, own[op.domain, op.op_type])
+        else:
+            _import(found, op)
     return v.builder.finish([_output(v, position, tell) for position in range(len(v.file.outputs))])
 
 
@@ -78,7 +88,7 @@ def _import(v: OnnxValues, op: OnnxNode) -> None:
         known = ", ".join(sorted(name for domain, name in IMPORTERS if domain == op.domain)) or "none"
         domain = op.domain or "ai.onnx"
         what = f"the operator {op.op_type} of the domain {domain} is not supported"
-        raise v.refuse(what, f"supported in {domain} are {known}")
+        raise v.refuse(f"{what}; supported there are {known}", ADVICE)
     try:
         value = importer(v)
         if value is not None:
@@ -88,6 +98,40 @@ def _import(v: OnnxValues, op: OnnxNode) -> None:
     ignored = sorted(set(op.attributes) - v.read)
     if ignored:
         raise v.refuse(f"the attribute {ignored[0]} = {op.attributes[ignored[0]]} is not supported")
+
+
+def _import_user(v: OnnxValues, kind: type[UserOperator]) -> None:
+    """Import an operator of the user's own, or a bundled one."""
+    op = v.op
+    if not op.outputs or not all(op.outputs):
+        raise v.refuse("leaves out one of its results", AGAIN)
+    if op.domain == USER_DOMAIN:
+        try:
+            v.values[op.outputs[0]] = v.add(from_written(kind, op.attributes), v.operands)
+        except ValueError as error:
+            raise v.refuse(str(error)) from error
+        return
+    count = len(op.inputs) if kind.taken is None else kind.taken
+    attributes = {name: v.attribute(name, None) for name in op.attributes}
+    attributes = {name: value.array if isinstance(value, Constant) else value for name, value in attributes.items()}
+    try:
+        operands = [v.value(position) for position in range(count)]
+        facts = [_said(v, position) for position in range(len(op.inputs))]
+        said = Said(attributes, tuple(facts), tuple(SaidOperand(None) for _ in op.outputs))
+        v.values.update(zip(op.outputs, add_user(v, kind, said, operands, op.outputs), strict=True))
+    except ValueError as error:
+        raise v.refuse(str(error)) from error
+
+
+def _said(v: OnnxValues, position: int) -> SaidOperand | None:
+    """What the file says of an operand; None where it is left out."""
+    name = v.op.inputs[position]
+    if not name:
+        return None
+    if (held := v.constants.get(name)) is not None:
+        dtype = held.dtype
+        return SaidOperand(TensorType(tuple(held.array.shape), dtype) if dtype else None, array=held.array)
+    return SaidOperand(v.type_of(v.value(position)))
 
 
 def unary(kind: UnaryKind, alpha: float | None = None) -> Importer:

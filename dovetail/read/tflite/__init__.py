@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,16 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.reduction import ArgExtreme, AveragePool2d, Normalise, Reduce, ReduceKind
-from dovetail.ir.types import DType
-from dovetail.read.tflite import linear, movement, recurrent
-from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, TfliteFile, read_tflite
+from dovetail.ir.operators.user import Said, SaidOperand, UserOperator
+from dovetail.ir.types import DType, TensorType
+from dovetail.read.tflite import control, linear, movement, recurrent
+from dovetail.read.tflite.file import AGAIN, ALIKE, OperatorEntry, Tensor, TfliteFile, read_tflite
+from dovetail.read.tflite.flexbuffers import read_map
 from dovetail.read.tflite.values import ACTIVATION_TYPES, SHAPE_TYPES, TfliteValues, same_quantisation
+from dovetail.read.user import ADVICE, add_user, by_custom_code
+
+UNSIGNED = (DType.UINT16, DType.UINT32)
+"""Element types only operators of one's own and bundled ones compute with."""
 
 COMPARES = "compares elements, but the quantisation of"
 
@@ -36,26 +43,46 @@ class Importer(NamedTuple):
     version: int
 
 
-def load_tflite(file_name: str, data: bytes, name: str) -> Graph:
+def load_tflite(
+    file_name: str,
+    data: bytes,
+    name: str,
+    operators: Iterable[type[UserOperator]] = (),
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
-    tensors, each arithmetic operator in float between Dequantize and Quantize.
+    tensors, each arithmetic operator in float between Dequantize and Quantize. `operators` are known beside the
+    standard ones; `tell` is told what was left out.
 
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
     file = read_tflite(file_name, data)
-    v = TfliteValues(file, name)
+    v = TfliteValues(file, name, by_custom_code(operators))
     _check_ends(file)
+    if file.left_out:
+        tell(f"{file_name}: only its first signature is compiled, without {', '.join(file.left_out)}")
     for index in file.inputs:
         v.add_input(index)
-    for op in file.operators:
-        _import(v.again(op=op), op)
+    _walk(v)
     return v.builder.finish([v.value(file.tensors[index], where=file.name) for index in file.outputs])
+
+
+def _walk(v: TfliteValues) -> None:
+    """Import all operators of a subgraph."""
+    for op in v.file.operators:
+        v.steps.append(op)
+        if len(v.steps) > control.MOST_STEPS:
+            raise v.again(op=op).refuse(f"makes more than {control.MOST_STEPS} operators of the loops", control.UNKNOWN)
+        if op.opcode == "CUSTOM":
+            _import_custom(v.again(op=op))
+        else:
+            _import(v.again(op=op), op)
 
 
 def _check_ends(file: TfliteFile) -> None:
     """The model has inputs and outputs, of types a value may have."""
-    again, allowed = "convert the model again", (*ACTIVATION_TYPES, *SHAPE_TYPES, DType.BOOL)
+    again, allowed = "convert the model again", (*ACTIVATION_TYPES, *SHAPE_TYPES, *UNSIGNED, DType.BOOL)
     for what, indices in (("inputs", file.inputs), ("outputs", file.outputs)):
         if not indices or min(indices) < 0:
             raise ModelError(f"the model has no {what} or leaves one out", where=file.name, hint=again)
@@ -81,6 +108,43 @@ def _import(v: TfliteValues, op: OperatorEntry) -> None:
             v.bind(value)
     except ValueError as error:
         raise v.refuse(str(error)) from error
+
+
+def _import_custom(v: TfliteValues) -> None:
+    """Import a CUSTOM operator; its operands and results are as stored."""
+    op, kind = v.op, v.custom.get(v.op.custom_code)
+    if kind is None:
+        what = f"the custom operator {op.custom_code!r} is not known; known are {', '.join(sorted(v.custom))}"
+        raise v.refuse(what, ADVICE)
+    results = v.results(len(op.outputs))
+    count = len(op.inputs) if kind.taken is None else kind.taken
+    attributes: Mapping[str, Any] = {}
+    fault = ""
+    try:
+        attributes = read_map(op.custom_options) if op.custom_options else {}
+    except ValueError as error:
+        fault = str(error)
+    operands = tuple(_said(v, v.optional(position)) for position in range(len(op.inputs)))
+    said = Said(attributes, operands, tuple(_stated(tensor) for tensor in results), op.custom_options, fault)
+    try:
+        given = [v.real(x) if kind.real and x.quantisation else v.value(x) for x in map(v.input, range(count))]
+        values = add_user(v, kind, said, given, [tensor.name for tensor in results])
+        for value, tensor in zip(values, results, strict=True):
+            v.bind_open(value, tensor)
+    except ValueError as error:
+        raise v.refuse(str(error)) from error
+
+
+def _said(v: TfliteValues, tensor: Tensor | None) -> SaidOperand | None:
+    """What the file says of an operand."""
+    return None if tensor is None else replace(_stated(tensor), array=v.known_of(tensor))
+
+
+def _stated(tensor: Tensor) -> SaidOperand:
+    """A tensor's type and quantisation."""
+    held = tensor.quantisation
+    parameters = (tuple(held.scale.tolist()), tuple(held.zero_point.tolist())) if held is not None else ((), ())
+    return SaidOperand(TensorType(tensor.shape, tensor.dtype), *parameters)
 
 
 def pointwise(operator: Operator) -> Build:
@@ -316,6 +380,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "GREATER": Importer(comparison(CompareKind.LESS, exchanged=True), 3),
     "GREATER_EQUAL": Importer(comparison(CompareKind.LESS_OR_EQUAL, exchanged=True), 3),
     "HARD_SWISH": Importer(unary(UnaryKind.HARD_SWISH), 2),
+    "IF": Importer(lambda v: control.branch(v, _walk), 1),
     "L2_NORMALIZATION": Importer(l2_normalization, 2),
     "L2_POOL_2D": Importer(linear.l2_pool, 1),
     "LEAKY_RELU": Importer(lambda v: unary(UnaryKind.LEAKY_RELU, float(v.options("LeakyReluOptions")["Alpha"]))(v), 2),
@@ -375,6 +440,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": Importer(recurrent.lstm, 4),
     "UNPACK": Importer(movement.unpack, 4),
     "VAR_HANDLE": Importer(recurrent.var_handle, 1),
+    "WHILE": Importer(lambda v: control.loop(v, _walk), 1),
     "ZEROS_LIKE": Importer(movement.zeros_like, 1),
 }
 """Every TFLite operator Dovetail reads."""

@@ -26,6 +26,9 @@ SCHEMA_VERSION = 3
 MAX_ENTRIES = 10_000
 """Most tensors, operators or buffers a file may have; far above any network for a microcontroller."""
 
+MAX_SUBGRAPHS = 1000
+"""Most subgraphs: signatures, and what loops and conditions run."""
+
 MAX_ELEMENTS = 2**31
 """A tensor must have fewer elements than this, and all constants together fewer bytes."""
 
@@ -35,10 +38,14 @@ MAX_RANK = 8
 MAX_NAME = 1024
 """Longest tensor name in bytes."""
 
-_READ = ("FLOAT32", "INT4", "INT8", "INT16", "INT32", "INT64", "UINT8", "BOOL")
+_READ = ("FLOAT32", "INT4", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "BOOL")
 
-DTYPES: Mapping[str, DType] = {**{name: DType[name] for name in _READ}, "RESOURCE": DType.INT32}
-"""Element types by their names in the TFLite schema. A resource is the number of a variable."""
+DTYPES: Mapping[str, DType] = {
+    **{name: DType[name] for name in _READ},
+    **{"RESOURCE": DType.INT32, "UINT64": DType.INT64},
+}
+"""Element types by their names in the TFLite schema. A resource is the number of a variable; sums in uint64, which only
+the audio operators have, stay below 2^63."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class OperatorEntry:
 
     index: int
     opcode: str
-    """The name in the schema, or the custom name in quotes."""
+    """The name in the schema."""
     version: int
     inputs: tuple[int, ...]
     """Tensor indices; -1 for an absent optional operand."""
@@ -109,6 +116,10 @@ class OperatorEntry:
     """Which options table it carries, "NONE" without one."""
     options: Mapping[str, Any]
     """Every option by its name in the schema, defaults filled in; vectors as tuples."""
+    custom_code: str = ""
+    """The name of a CUSTOM operator."""
+    custom_options: bytes = b""
+    """What is said of it."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +132,10 @@ class TfliteFile:
     operators: tuple[OperatorEntry, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    further: tuple[TfliteFile, ...] = ()
-    """Subgraphs 1 and up: what CALL_ONCE runs."""
+    further: tuple[TfliteFile | None, ...] = ()
+    """Subgraphs 1 and up that the first runs (CALL_ONCE, WHILE, IF), also by way of others; None for others."""
+    left_out: tuple[str, ...] = ()
+    """The names of those others: further signatures."""
 
 
 def unpack_int4(data: Array, shape: Shape) -> Array:
@@ -161,7 +174,7 @@ class _Reader:
         return ModelError(what, where=self.name, hint=hint)
 
     def read(self) -> TfliteFile:
-        """The file's first subgraph and those that CALL_ONCE runs."""
+        """The file's first subgraph and those it runs."""
         model = self.schema.Model.GetRootAs(self.data, 0)
         if model.Version() != SCHEMA_VERSION:
             what = f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}"
@@ -170,14 +183,17 @@ class _Reader:
             raise self.fail("the model has no subgraph")
         self.count(model.BuffersLength(), "buffers")
         self.count(model.OperatorCodesLength(), "opcodes")
-        first = self.subgraph(model, model.Subgraphs(0))
-        numbers = range(1, model.SubgraphsLength())
-        once = {op.options.get("InitSubgraphIndex") for op in first.operators if op.opcode == "CALL_ONCE"}
-        if any(number not in once for number in numbers):
-            what = f"the model has {model.SubgraphsLength()} subgraphs; beside the first only what CALL_ONCE runs is"
-            hint = "convert it without control flow (no while, if or call) and with one signature"
-            raise self.fail(f"{what} supported", hint)
-        return replace(first, further=tuple(self.subgraph(model, model.Subgraphs(number)) for number in numbers))
+        found = {0: self.subgraph(model, model.Subgraphs(0))}
+        waiting = _runs(found[0])
+        while waiting:
+            number = waiting.pop()
+            if number not in found and 0 < number < model.SubgraphsLength():
+                found[number] = self.subgraph(model, model.Subgraphs(number))
+                waiting += _runs(found[number])
+        numbers = range(1, self.count(model.SubgraphsLength(), "subgraphs", MAX_SUBGRAPHS))
+        names = {at: (model.Subgraphs(at).Name() or b"")[:80].decode("utf-8", "replace") for at in numbers}
+        left = tuple(names[at] or f"number {at}" for at in numbers if at not in found)
+        return replace(found[0], further=tuple(map(found.get, numbers)), left_out=left)
 
     def subgraph(self, model: Any, graph: Any) -> TfliteFile:
         count = self.count(graph.TensorsLength(), "tensors")
@@ -287,13 +303,14 @@ class _Reader:
         code = model.OperatorCodes(number)
         builtin = max(code.DeprecatedBuiltinCode(), _builtin_code(code))
         opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
+        custom = ("", b"")
         if opcode == "CUSTOM":
-            custom = (code.CustomCode() or b"")[:80].decode("utf-8", "replace")
-            raise self.fail(f"operator {index} is the custom operator {custom!r}, which is not supported", OTHERWISE)
+            content = b"" if raw.CustomOptionsIsNone() else raw.CustomOptionsAsNumpy().tobytes()
+            custom = ((code.CustomCode() or b"")[:80].decode("utf-8", "replace"), content)
         options = self.options(raw)
         inputs = self.indices(raw.InputsAsNumpy(), tensors, f"the inputs of operator {index} ({opcode})")
         outputs = self.indices(raw.OutputsAsNumpy(), tensors, f"the outputs of operator {index} ({opcode})")
-        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, *options)
+        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, *options, *custom)
 
     def options(self, raw: Any) -> tuple[str, Mapping[str, Any]]:
         """The options table decoded field by field, through the accessors the schema gives its class."""
@@ -304,10 +321,16 @@ class _Reader:
         kind = getattr(self.schema, name)
         reader = kind()
         reader.Init(table.Bytes, table.Pos)
-        for field in _fields(kind):
-            if f"{field}AsNumpy" in vars(kind):
-                self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
+        for entry in _fields(kind):
+            if f"{entry}AsNumpy" in vars(kind):
+                self.count(getattr(reader, f"{entry}Length")(), f"entries in {name}.{entry}")
         return name, _read_options(kind, reader)
+
+
+def _runs(graph: TfliteFile) -> list[int]:
+    """The subgraphs that a subgraph's operators run."""
+    options = (item for op in graph.operators for item in op.options.items())
+    return [int(value) for name, value in options if name.endswith("SubgraphIndex")]
 
 
 def _builtin_code(code: Any) -> int:

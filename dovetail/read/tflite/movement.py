@@ -103,35 +103,50 @@ def slice_(v: TfliteValues) -> str | None:
 
 
 def strided_slice(v: TfliteValues) -> str | None:
-    """STRIDED_SLICE with constant steps; begin, end and shrink masks are honoured (their meaning is
-    that of kernels/internal/strided_slice_logic.h)."""
+    """STRIDED_SLICE with constant steps and all its masks (their meaning is that of strided_slice.cc and
+    kernels/internal/strided_slice_logic.h); axes behind those that are named are taken whole."""
     options = v.options("StridedSliceOptions")
-    for name in ("EllipsisMask", "NewAxisMask", "Offset"):
-        if options[name]:
-            raise v.refuse(f"the option {name} = {options[name]} is not supported")
+    if options["Offset"]:
+        raise v.refuse(f"the option Offset = {options['Offset']} is not supported")
     x = v.input(0)
-    rank = len(x.shape)
-    begin, end, step = (v.integers(at, what, rank) for at, what in ((1, "begin"), (2, "end"), (3, "strides")))
-    if 0 in step:
-        raise v.refuse(f"the strides {list(step)} must not be 0", AGAIN)
-    shrink = int(options["ShrinkAxisMask"])
-    places = []
-    for axis, size in enumerate(x.shape):
-        start = None if options["BeginMask"] >> axis & 1 else begin[axis]
-        if shrink >> axis & 1:
-            at = start or 0
-            places.append(range(size)[at : None if at == -1 else at + 1])
+    begin, end, step = (v.integers(at, what) for at, what in ((1, "begin"), (2, "end"), (3, "strides")))
+    if 0 in step or not len(begin) == len(end) == len(step):
+        raise v.refuse(f"the strides {list(step)} must not be 0, and as many as {list(begin)} and {list(end)}", AGAIN)
+    masked = {name: int(options[f"{name}Mask"]) for name in ("Ellipsis", "NewAxis", "ShrinkAxis", "Begin", "End")}
+
+    def chosen(name: str, at: int) -> bool:
+        return bool(masked[name] >> at & 1)
+
+    added = sum(chosen("NewAxis", at) and not chosen("Ellipsis", at) for at in range(len(begin)))
+    skipped = len(x.shape) - (len(begin) - added - any(chosen("Ellipsis", at) for at in range(len(begin))))
+    if skipped < 0 or masked["Ellipsis"] & (masked["Ellipsis"] - 1):
+        raise v.refuse(f"{len(begin)} parts do not fit the axes of {x}", AGAIN)
+    places: list[range] = []
+    shape: list[int] = []
+    for at in range(len(begin)):
+        if chosen("Ellipsis", at):
+            whole = x.shape[len(places) : len(places) + skipped]
+            places += map(range, whole)
+            shape += whole
+        elif chosen("NewAxis", at):
+            shape.append(1)
         else:
-            places.append(range(size)[start : None if options["EndMask"] >> axis & 1 else end[axis] : step[axis]])
+            size, start = x.shape[len(places)], None if chosen("Begin", at) else begin[at]
+            if chosen("ShrinkAxis", at):
+                places.append(range(size)[start or 0 : None if start == -1 else (start or 0) + 1])
+            else:
+                places.append(range(size)[start : None if chosen("End", at) else end[at] : step[at]])
+                shape.append(len(places[-1]))
+    rest = x.shape[len(places) :]
+    places, shape = [*places, *map(range, rest)], [*shape, *rest]
     if not all(places):
         raise v.refuse(f"the slice of {x} has no elements", AGAIN)
     operator: Slice | Pick = Pick(tuple(map(tuple, places)))
-    if all(chosen.step > 0 for chosen in places):
-        steps = tuple(1 if len(chosen) == 1 else chosen.step for chosen in places)
-        operator = Slice(tuple(chosen[0] for chosen in places), tuple(chosen[-1] + 1 for chosen in places), steps)
+    if all(one.step > 0 for one in places):
+        steps = tuple(1 if len(one) == 1 else one.step for one in places)
+        operator = Slice(tuple(one[0] for one in places), tuple(one[-1] + 1 for one in places), steps)
     part = operator.infer([TensorType(x.shape, x.dtype)]).shape
-    dropped = [Reshape(tuple(n for axis, n in enumerate(part) if not shrink >> axis & 1))] if shrink else []
-    return v.moved(operator, *dropped)
+    return v.moved(operator, *([Reshape(tuple(shape))] if tuple(shape) != part else []))
 
 
 def _cut(v: TfliteValues, x: Tensor, axis: int, sizes: Sequence[int], drop: bool) -> None:

@@ -71,9 +71,9 @@ def assign_variable(v: TfliteValues) -> None:
 def call_once(v: TfliteValues) -> None:
     """CALL_ONCE: a subgraph that assigns constants to variables before they are used."""
     number = int(v.options("CallOnceOptions")["InitSubgraphIndex"])
-    if not 1 <= number <= len(v.file.further):
+    graph = v.file.further[number - 1] if 1 <= number <= len(v.file.further) else None
+    if graph is None:
         raise v.refuse(f"runs subgraph {number}, which the model does not have", AGAIN)
-    graph = v.file.further[number - 1]
     handles: dict[int, Key] = {}
     for step in graph.operators:
         if step.opcode == "VAR_HANDLE" and len(step.outputs) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.read.tflite.file import AGAIN, ALIKE, FOLD, OTHERWISE, OperatorEntry, Tensor, TfliteFile, default_options
 from dovetail.read.values import Values
@@ -56,11 +57,27 @@ class TfliteValues(Values):
     op: OperatorEntry
     """The operator being read."""
 
-    def __init__(self, file: TfliteFile, name: str) -> None:
-        self.file, self.builder, self.variables = file, GraphBuilder(name), Variables()
+    def __init__(self, file: TfliteFile, name: str, custom: Mapping[str, type[UserOperator]] | None = None) -> None:
+        self.file, self.builder, self.variables, self.custom = file, GraphBuilder(name), Variables(), custom or {}
+        self.depth = 0
+        """How many subgraphs this one is called through."""
+        self.steps: list[OperatorEntry] = []
+        """Every operator imported so far, those of subgraphs each time."""
         self._values: dict[int, str] = {}
         self._known: dict[int, Array] = {}
         self._parameters: dict[int, tuple[str, str]] = {}
+
+    def inside(self, file: TfliteFile) -> Self:
+        """The import of a subgraph, for one call of it; its tensors have no values yet."""
+        variables = replace(self.variables, handles={}, taken=set())
+        own: dict[str, object] = {"_values": {}, "_known": {}, "_parameters": {}}
+        return self.again(file=file, depth=self.depth + 1, variables=variables, **own)
+
+    def give(self, tensor: Tensor, value: str, known: Array | None) -> None:
+        """Let a tensor have a value, and elements where they are known."""
+        self._values[tensor.index] = value
+        if known is not None:
+            self._known[tensor.index] = known
 
     @property
     def stem(self) -> str:
@@ -70,7 +87,7 @@ class TfliteValues(Values):
     def origin(self) -> str:
         op = self.op
         name = self.file.tensors[op.outputs[0]].name if op.outputs and op.outputs[0] >= 0 else "no result"
-        return f"{op.opcode} {op.index} ({name})"
+        return f"{op.custom_code or op.opcode} {op.index} ({name})"
 
     def refuse(self, what: str, hint: str = OTHERWISE) -> ModelError:
         return ModelError(what, where=f"{self.file.name}, {self.origin}", hint=hint)
@@ -194,6 +211,13 @@ class TfliteValues(Values):
         if found != TensorType(tensor.shape, tensor.dtype):
             raise self.refuse(f"computes {found}, the model declares {tensor}", AGAIN)
         self._values[tensor.index] = value
+
+    def bind_open(self, value: str, tensor: Tensor) -> None:
+        """As `bind`, for a result whose shape the model may leave open: without axes, or with sizes of 0."""
+        found = self.type_of(value)
+        if tensor.dtype is found.dtype and (not tensor.shape or tensor.is_empty):
+            tensor = replace(tensor, shape=found.shape)
+        self.bind(value, tensor)
 
     def add_input(self, index: int) -> None:
         """Declare an input of the network."""

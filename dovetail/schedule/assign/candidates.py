@@ -10,8 +10,8 @@ from dovetail.errors import ModelError, PlaceError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, layout_of, step, without_offloads
-from dovetail.schedule.partition import Region, Share, explain_mismatch, partition
+from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
+from dovetail.schedule.partition import Region, Share, engine_layouts, explain_mismatch, partition
 from dovetail.schedule.tiles import tile_match
 from dovetail.target.description import Target
 
@@ -43,7 +43,8 @@ def _alike(region: Region, other: Region) -> bool:
     values = (*region.graph.inputs, region.output)
     nodes = [node.output for node in region.graph.nodes]
     same = nodes == [node.output for node in other.graph.nodes]
-    return same and all(layout_of(region, value) == layout_of(other, value) for value in values)
+    laid = engine_layouts(region), engine_layouts(other)
+    return same and all(laid[0].get(value) == laid[1].get(value) for value in values)
 
 
 def _split(alone: Sequence[Region], cycles: Sequence[int]) -> Region | None:
@@ -216,17 +217,19 @@ def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Itera
 
 
 def on_core(region: Region, graph: Graph, target: Target, refused: dict[str, str]) -> Iterator[Candidate]:
-    """The layer on the core, its cycles doubled, for they are an estimate; nothing where it has no kernel for it."""
+    """The layer on the core, its cycles doubled beside hardware, for they are an estimate and the engine's a formula;
+    nothing where it has no kernel for it."""
     try:
         parts = partition(region.graph, without_offloads(target, {}))
     except ModelError as error:
         refused[CORE] = error.what
         return
     found = as_regions(region, [replace(part, reason="") for part in parts], graph, target)
+    doubt = 1 if region.engine is not None and region.engine.device is None else _DOUBT
     steps = []
-    for one in found.steps:  # their cycles are an estimate, an engine's a formula
-        uses = tuple(replace(use, length=use.length * _DOUBT) for use in one.uses)
-        steps.append(replace(one, cycles=one.cycles * _DOUBT, uses=uses) if one.region.place == CORE else one)
+    for one in found.steps:
+        uses = tuple(replace(use, length=use.length * doubt) for use in one.uses)
+        steps.append(replace(one, cycles=one.cycles * doubt, uses=uses) if one.region.place == CORE else one)
     yield replace(found, steps=tuple(steps))
 
 

@@ -13,7 +13,7 @@ from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
 from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, without_offloads
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, named, partition
 from dovetail.schedule.tiles import LAUNCH_CYCLES, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
@@ -42,6 +42,7 @@ def cheaper(
             readers.setdefault(value, []).append(region)
     found: list[Region] = []
     said: dict[str, Told] = {}
+    declined: dict[str, str] = {}
     for region in regions:
         known = () if region.name in held else tuple(_candidates(region, graph, target))
         if len(known) < 2:
@@ -53,7 +54,34 @@ def cheaper(
         told = _told(known, costs, best)
         found += [replace(part, reason=told.why) if told and part.place == CORE else part for part in parts]
         said |= dict.fromkeys((part.name for part in parts), told) if told else {}
-    return tuple(found), said
+        if all(part.place == CORE for part in parts):
+            declined[region.output] = told.why if told else ""
+    software = all(engine.device is None for engine in target.engines)  # others have copies between layers
+    return _as_one(found, said, graph, target, declined) if declined and software else (tuple(found), said)
+
+
+def _as_one(
+    found: Sequence[Region], said: Mapping[str, Told], graph: Graph, target: Target, declined: Mapping[str, str]
+) -> tuple[tuple[Region, ...], dict[str, Told]]:
+    """The regions with neighbours on the core as one kernel where they are one on a core alone, and what is said of
+    them; as they are where the engine's offloads are not those of the partition."""
+    known = {region.output: region for region in found}
+    owners = {node.output: region for region in found for node in region.graph.nodes}
+    made: list[Region] = []
+    telling = dict(said)
+    for region in partition(graph, target, declined):
+        old = known.get(region.output)
+        if old is not None and old.graph.nodes == region.graph.nodes:
+            made.append(old)
+            continue
+        if region.engine is not None:
+            return tuple(found), telling
+        name = old.name if old is not None else f"{owners[region.output].name}_{len(made)}"
+        inner = [declined[node.output] for node in region.graph.nodes if declined.get(node.output)]
+        reason = "; ".join(dict.fromkeys(inner)) or region.reason
+        telling |= {name: replace(said[name], why=reason)} if name in said else {}
+        made.append(replace(named(region, name), reason=reason))
+    return tuple(made), telling
 
 
 def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told | None:
@@ -75,7 +103,7 @@ def _candidates(region: Region, graph: Graph, target: Target) -> Iterator[Candid
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
     ways = list(others(region.graph, [region], lossless))
-    if not ways and core_cycles(region.graph) >= _FAR * _about(region, target):
+    if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return
     for way in ((region,), *ways):
         try:
@@ -94,7 +122,7 @@ def _about(region: Region, target: Target) -> int:
         try:
             own = region.offload.cycles(region.match)
         except ValueError:  # not in one piece
-            return core_cycles(region.graph)
+            return core_cycles(region.graph, target)
     values = (*region.graph.inputs, region.output, *constants)
     moved = sum(types[value].nbytes for value in values)
     near = target.dma is None or target.works_in_place(region.engine)

@@ -1,7 +1,7 @@
 """Candidates of a layer, and their costs: cycles of engines, DMA and core, and of what lies between two regions.
 
 Engine cycles are the target's own formula, by way of the tiling the planner would choose with the values in the
-engine's memory; DMA cycles those of sim/dma.py; the core's are what RV32IMC shows in the `iss` simulator, roughly.
+engine's memory; DMA cycles those of sim/dma.py; the core's follow from `Core.kernels`, roughly.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, nbytes, same_bytes
+from dovetail.ir.layout import nbytes, same_bytes
 from dovetail.ir.operators.arithmetic import Requantize, ScaleShift
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
 from dovetail.target.description import Target
 
@@ -120,10 +120,6 @@ class Schedule:
 COPY_CYCLES = 45
 """Core cycles of starting a copy, as the `iss` simulator shows them."""
 
-_MAC, _TAP, _WINDOW, _REDUCED, _ELEMENT, _REQUANTISE = 3.0, 3.8, 10.0, 2.7, 2.0, 14.0
-"""Cycles of RV32IMC per multiply-accumulate, per element and per pixel of windows that overlap, per element of a
-reduction and of a result, and what a requantisation adds."""
-
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
@@ -145,25 +141,25 @@ def step(region: Region, graph: Graph, target: Target) -> Step:
         return Step(region, 0, ())
     if region.mover:
         return _moved(region, target)
-    cycles = round(core_cycles(region.graph) / sum(core.speed for core in target.cores))
+    cycles = round(core_cycles(region.graph, target) / sum(core.speed for core in target.cores))
     return Step(region, cycles, (Use(CORE, 0, cycles),))
 
 
-def core_cycles(graph: Graph) -> int:
-    """About how long a region takes on the core: by multiply-accumulates, elements, and taps of windows."""
-    found = 0.0
+def core_cycles(graph: Graph, target: Target) -> int:
+    """About how long a region takes on core 0: by multiply-accumulates, elements, and taps of windows."""
+    found, rates = 0.0, target.core.kernels
     for node in graph.nodes:
         kinds = [graph.types[name] for name in node.inputs]
         result, first = graph.types[node.output].elements, kinds[0].elements if kinds else 0
-        found += _MAC * node.operator.macs(kinds) + _ELEMENT * result
+        found += rates.mac * node.operator.macs(kinds) + rates.element * result
         if isinstance(node.operator, MaxPool2d | AveragePool2d | SumPool2d):
             taps = result * prod(node.operator.kernel)
-            each = _TAP + _WINDOW / graph.types[node.output].shape[-1]
-            found += (each if taps > first else _REDUCED) * taps
+            each = rates.tap + rates.window / graph.types[node.output].shape[-1]
+            found += (each if taps > first else rates.reduced) * taps
         elif isinstance(node.operator, ScaleShift | Requantize):
-            found += _REQUANTISE * result
+            found += rates.requantise * result
         else:
-            found += _REDUCED * max(first - result, 0)
+            found += rates.reduced * max(first - result, 0)
     return round(found)
 
 
@@ -246,22 +242,13 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
         target: the machine.
     """
     kind = maker.graph.types[value]
-    lies, wanted = layout_of(maker, value), layout_of(reader, value)
+    lies, wanted = engine_layouts(maker).get(value), engine_layouts(reader).get(value)
     moves: list[int] = []
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
         moves.append(nbytes(lies, kind) + nbytes(wanted, kind))
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
         moves.append(kind.nbytes)
     return sum(dma_cycles(target.dma, moved, 1) if target.dma else moved for moved in moves)
-
-
-def layout_of(region: Region, value: str) -> Layout | None:
-    """The layout an engine takes or gives a value in; None for row-major."""
-    if region.offload is None or region.match is None:
-        return None
-    leaves = {name: leaf for leaf, name in region.match.values.items()} | {region.output: "result"}
-    layout = region.offload.layouts_of(region.match).get(leaves.get(value, ""))
-    return None if layout is None or layout.is_row_major else layout
 
 
 def _is_flexible(region: Region) -> bool:

@@ -15,14 +15,13 @@ from itertools import product
 from math import prod
 
 from dovetail import kernels
-from dovetail.errors import TargetError
 from dovetail.ir.crop import joined_boxes, sliced_box
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, check_part, nbytes, packed, packing_fits, physical_shape, same_bytes
+from dovetail.ir.layout import Layout, check_part, nbytes, packed, physical_shape, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad, Relayout, Slice
 from dovetail.ir.types import Box, TensorType
 from dovetail.program.transfers import can_pad
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, engine_layouts
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tupl
         ValueError: an offload's layout does not fit the values it is for.
         TargetError: it packs values of another width.
     """
-    found = [replace(region, layouts=_fixed(region)) for region in regions]
+    found = [replace(region, layouts=engine_layouts(region)) for region in regions]
     known = list(dict.fromkeys(layout for region in found for layout in region.layouts.values()))
     if packs or any(layout.packed for layout in known):
         known = list(dict.fromkeys([*known, packed(None, 1, 4)]))
@@ -143,25 +142,6 @@ def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tupl
 def _tried(group: Sequence[int], options: Mapping[int, Sequence[Layouts]]) -> int:
     """How many assignments a group of regions has."""
     return prod(len(options[index]) for index in group)
-
-
-def _fixed(region: Region) -> dict[str, Layout]:
-    """The layouts an engine takes and gives; none for other regions."""
-    if region.offload is None or region.match is None:
-        return {}
-    found: dict[str, Layout] = {}
-    for leaf, layout in region.offload.layouts_of(region.match).items():
-        value = region.output if leaf == "result" else region.match.values.get(leaf)
-        if value is None or layout.is_row_major or value in region.graph.constants:
-            continue
-        physical_shape(layout, region.graph.types[value].shape)
-        if not packing_fits(layout, kind := region.graph.types[value].dtype):
-            what = f"it takes '{value}' as {layout}, whose bytes {kind.text} cannot fill"
-            hint = "let Offload.layouts be a function that asks for the value's width, or limit that with a Constraint"
-            raise TargetError(what, where=region.offload.name, hint=hint)
-        if found.setdefault(value, layout) != layout:
-            raise ValueError(f"{region.offload.name} takes '{value}' in two layouts, {found[value]} and {layout}")
-    return found
 
 
 def _choices(region: Region, known: Sequence[Layout]) -> list[Layouts]:

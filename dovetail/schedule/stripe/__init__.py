@@ -2,8 +2,10 @@
 
 A value larger than what there is room for never exists whole: of a segment of the network, from one value that is all
 later layers read to another, a band of rows of the result is computed at a time, from the rows of the first value it
-needs. What neighbouring bands both need of the values between (the halo) is computed twice. The bands lie inside the
-result and are read from inside the first value, whose rows are free as soon as no band still to come reads them.
+needs. What neighbouring bands both need of the values between (the halo) is kept for the next one: the rows are copied
+to where the new ones are computed beside them. Or it is computed again, where that takes less memory. The bands lie
+inside the result and are read from inside the first value, whose rows are free as soon as no band still to come reads
+them.
 """
 
 from __future__ import annotations
@@ -15,41 +17,111 @@ from typing import Any, TypeVar
 from dovetail.errors import PlanError, TargetError
 from dovetail.ir.crop import part, total_macs
 from dovetail.ir.graph import Graph, Node, prune
-from dovetail.ir.operators.movement import Concat
-from dovetail.ir.types import Array, TensorType, full_box
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Concat, Slice
+from dovetail.ir.types import Array, Box, TensorType, full_box
 from dovetail.schedule.partition import Region, partition
-from dovetail.schedule.stripe.segments import Bands, Costs, Rows, Segment, cuts
+from dovetail.schedule.stripe.segments import Bands, Costs, Held, Rows, Segment, Step, cuts
 from dovetail.target.description import Target
 
 
-def striped(graph: Graph, nodes: Sequence[Node], source: str, result: str, bands: Sequence[Rows]) -> Graph:
-    """The graph with some of its nodes computed in stripes.
+def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Sequence[Step]) -> Graph:
+    """The graph with a segment computed in stripes.
 
     Args:
         graph: the whole graph.
-        nodes: those between `source` and `result`, neighbours in the graph's order.
-        source: the only value they read that they do not compute.
-        result: the only value of them that others read, an image.
-        bands: the rows of the result each stripe computes, in the order of computation.
+        regions: of the segment, as they were before anything was in stripes; its nodes are neighbours in `graph`.
+        segment: which bands are computed, in which order, and whether rows are kept between them.
+        steps: of the segment.
     """
-    read = {name for node in nodes for name in node.inputs}
-    constants = {name: array for name, array in graph.constants.items() if name in read}
-    inner = Graph(graph.name, (source,), (result,), tuple(nodes), graph.types, constants)
-    whole = full_box(graph.types[result].shape)
-    made: list[Node] = []
-    types: dict[str, TensorType] = dict(graph.types)
-    kept: dict[str, Array] = dict(graph.constants)
-    joined: dict[Rows, str] = {}
-    for number, band in enumerate(bands):
-        stripe = part(inner, {result: (whole[0], band, *whole[2:])}, f" stripe {number}")
-        joined[band] = stripe.outputs[0]
-        types.update(stripe.types)
-        kept.update(stripe.constants)
-        made += stripe.nodes
-    made.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
+    result = steps[-1].place.value
+    nodes = tuple(node for region in regions for node in region.graph.nodes)
+    made = _Made(dict(graph.types), dict(graph.constants), [], {})
+    if segment.keeps:
+        first = min(step.index for step in steps)
+        done = [(step, made.compute(regions[step.index - first].graph, step)) for step in steps]
+        joined = {step.rows: output for step, output in done if step.place.value == result}
+    else:
+        read = {name for node in nodes for name in node.inputs}
+        (source,) = {place.value for step in steps for place, _ in step.reads if place.stripe < 0}
+        constants = {name: array for name, array in graph.constants.items() if name in read}
+        inner = Graph(graph.name, (source,), (result,), nodes, graph.types, constants)
+        joined = {band: made.add_part(inner, band, f" stripe {number}") for number, band in enumerate(segment.bands)}
+    made.nodes.append(Node(Concat(1), tuple(joined[band] for band in sorted(joined)), result))
     place = graph.nodes.index(nodes[0])
     rest = graph.nodes[place + len(nodes) :]
-    return replace(graph, nodes=(*graph.nodes[:place], *made, *rest), types=types, constants=kept)
+    return replace(graph, nodes=(*graph.nodes[:place], *made.nodes, *rest), types=made.types, constants=made.constants)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the stripes of a segment become."""
+
+    types: dict[str, TensorType]
+    constants: dict[str, Array]
+    nodes: list[Node]
+    names: dict[Held, str]
+    """The value of rows that lie together."""
+
+    def add_part(self, graph: Graph, rows: Rows, end: str) -> str:
+        """Add what computes some rows of a result from the inputs; returns their value."""
+        cut = self._cut(graph, rows, end)
+        self.nodes.extend(cut.nodes)
+        return cut.outputs[0]
+
+    def _cut(self, graph: Graph, rows: Rows, end: str) -> Graph:
+        (result,) = graph.outputs
+        whole = full_box(graph.types[result].shape)
+        cut = part(graph, {result: (whole[0], rows, *whole[2:])}, end)
+        self.types.update({name: kind for name, kind in cut.types.items() if name not in cut.inputs})
+        self.constants.update(cut.constants)
+        return cut
+
+    def compute(self, graph: Graph, step: Step) -> str:
+        """Add what computes a step of a region, and what keeps rows for it; returns the value of what is computed."""
+        end = f" stripe {step.stripe} {step.index}"
+        cut = self._cut(graph, step.rows, end)
+        (output,) = cut.outputs
+        places = {place.value: place for place, _ in step.reads}
+        names = {value: self._name(place) for value, place in places.items()}
+        kept = self._kept(step, end) if step.before is not None else None
+        for node in cut.nodes:
+            operator, source = node.operator, places.get(node.inputs[0])
+            if isinstance(operator, Slice) and source is not None:
+                spans = zip(operator.start, operator.stop, strict=True)
+                first, rows, *rest = spans
+                operator = replace(_slice_of((first, source.at(rows), *rest)), step=operator.step)
+                if node.output != output and operator == _slice_of(full_box(self.types[self._name(source)].shape)):
+                    names[node.output] = self._name(source)
+                    continue
+            self._add(operator, tuple(names.get(name, name) for name in node.inputs), node.output, node.origin)
+        self.names[step.place] = output
+        if kept is not None:
+            operands = (kept, output) if step.kept < step.rows else (output, kept)
+            self.names[step.place] = self._add(Concat(1), operands, f"{output} joined")
+        return output
+
+    def _kept(self, step: Step, end: str) -> str:
+        """Add a copy of the rows that are kept for a step; returns its value."""
+        assert step.before is not None
+        source = self._name(step.before)
+        box = full_box(self.types[source].shape)
+        some = _slice_of((box[0], step.before.at(step.kept), *box[2:]))
+        taken = self._add(some, (source,), f"{step.place.value}{end} before")
+        return self._add(_slice_of(full_box(self.types[taken].shape)), (taken,), f"{step.place.value}{end} kept")
+
+    def _name(self, place: Held) -> str:
+        return self.names.get(place, place.value)
+
+    def _add(self, operator: Operator, inputs: tuple[str, ...], output: str, origin: str = "") -> str:
+        self.types[output] = operator.infer([self.types[name] for name in inputs])
+        self.nodes.append(Node(operator, inputs, output, origin))
+        return output
+
+
+def _slice_of(box: Box) -> Slice:
+    """What takes a box of a value: a copy where that is all of it and it becomes part of another one."""
+    return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), (1,) * len(box))
 
 
 @dataclass(frozen=True)
@@ -62,9 +134,10 @@ class Choice:
     """Bytes alive together at most, by estimate."""
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The better choice has the lower one: fewer multiply-accumulates, then fewer stripes."""
-        return self.macs, sum(len(segment.bands) for segment in self.segments)
+    def order(self) -> tuple[int, int, int]:
+        """The better choice has the lower one: fewer multiply-accumulates, then bytes kept, then stripes."""
+        segments = self.segments
+        return self.macs, sum(segment.copied for segment in segments), sum(len(segment.bands) for segment in segments)
 
 
 @dataclass
@@ -79,8 +152,9 @@ class Search:
         self._costs = Costs(Bands(self.graph, self.regions), self.cuts)
         self._striped: dict[tuple[int, int], list[Segment]] = {}
 
-    def within(self, budget: int) -> Choice | None:
-        """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does."""
+    def within(self, budget: int, keeps: bool = True) -> Choice | None:
+        """The fewest multiply-accumulates of all choices that need no more bytes than a budget; None if none does.
+        Without `keeps`, of those that compute what stripes share in each of them."""
         best: list[dict[int, Choice]] = [{0: Choice((), 0, 0)}, *({} for _ in self.cuts[1:])]
         for first, starts in enumerate(best):
             for direction, before in starts.items():
@@ -91,7 +165,7 @@ class Search:
                         known = best[last].get(segment.direction)
                         if segment.direction in settled or (known is not None and made.order >= known.order):
                             continue
-                        peak = self._costs.peak(segment)
+                        peak = budget + 1 if segment.keeps > keeps else self._costs.peak(segment)
                         if peak <= budget:
                             best[last][segment.direction] = replace(made, peak=max(before.peak, peak))
                             settled.add(segment.direction)
@@ -115,12 +189,18 @@ class Search:
         assert found is not None
         return found
 
+    def steps(self, segment: Segment) -> tuple[Step, ...]:
+        """A segment in stripes, one region after the other."""
+        found = self._costs.steps(segment)
+        assert found is not None
+        return found
+
     def _segments(self, first: int, last: int) -> Sequence[Segment]:
         """The ways to compute the regions between two cuts, the cheapest first."""
         if (first, last) not in self._striped:
             found = list(self._costs.striped(first, last))
             found += [self._costs.whole(first)] if last == first + 1 else []
-            found.sort(key=lambda segment: (segment.macs, len(segment.bands)))
+            found.sort(key=lambda segment: (segment.macs, segment.copied, len(segment.bands)))
             self._striped[first, last] = found
         return self._striped[first, last]
 
@@ -143,6 +223,8 @@ class Stripes:
     """Rows of the largest stripe of the last layer's result."""
     extra_macs: int
     """Multiply-accumulates more than without stripes."""
+    keeps: bool
+    """Whether rows that later stripes read too are kept, and not computed again."""
 
 
 @dataclass(frozen=True)
@@ -191,10 +273,10 @@ class Striping:
         self._graph = replace(graph, nodes=tuple(node for region in self._regions for node in region.graph.nodes))
         self._search = Search(self._graph, self._regions)
 
-    def within(self, budget: int) -> Striped | None:
+    def within(self, budget: int, keeps: bool = True) -> Striped | None:
         """The stripes with the fewest multiply-accumulates whose activations take no more than `budget` bytes, by
-        estimate; None where none do."""
-        found = self._search.within(budget)
+        estimate, be rows kept or only computed again; None where none do."""
+        found = self._search.within(budget, keeps)
         return None if found is None else self._striped(found)
 
     def whole(self) -> Striped:
@@ -221,24 +303,31 @@ class Striping:
                 continue
             start, end = (self._search.cuts[place] for place in (segment.first, segment.last))
             regions = self._regions[start.after : end.after]
-            nodes = [node for region in regions for node in region.graph.nodes]
-            before, graph = total_macs(graph), striped(graph, nodes, start.value, end.value, segment.bands)
+            before, steps = total_macs(graph), self._search.steps(segment)
+            graph = striped(graph, regions, segment, steps)
             extra = total_macs(graph) - before
             rows = max(stop - first for first, stop in segment.bands)
-            made.append(Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra))
+            made.append(
+                Stripes(tuple(region.name for region in regions), len(segment.bands), rows, extra, segment.keeps)
+            )
         return Striped(prune(graph), tuple(made), choice.peak)
 
 
 def within(
-    striping: Striping, budget: int, whole: int, attempt: Callable[[Striped], tuple[T, int]], progress: Progress
+    striping: Striping,
+    budget: int,
+    stack: int,
+    whole: int,
+    attempt: Callable[[Striped], tuple[T, int]],
+    progress: Progress,
 ) -> tuple[T, Striped]:
-    """A plan in stripes whose activations take no more than a budget.
+    """A plan in stripes whose activations take no more than a budget, beside the stack.
 
     What the search takes to be enough may not be, where memory is in pieces: then it is asked for less.
 
     Args:
         striping: the network.
-        budget: bytes.
+        budget: bytes. stack: those of them for the stack.
         whole: bytes of the plan without stripes, which are too many.
         attempt: makes a plan, and says its bytes.
         progress: told what is tried.
@@ -246,22 +335,27 @@ def within(
     Raises:
         PlanError: there is none; says how far away it is.
     """
-    best, found, tries = (whole, striping.whole()), striping.within(budget), 0
-    while found is not None:
-        progress(f"computing in stripes: {found.describe()}")
-        made, peak = attempt(found)
-        if peak <= budget:
-            return made, found
-        best = min(best, (peak, found), key=lambda known: known[0])
-        tries += 1
-        found = striping.within(found.peak - (1 if tries < _CLOSE else max(1, (peak - budget) // 2)))
+    best, room = (whole, striping.whole()), budget - stack
+    for keeps in (True, False):  # what is kept leaves memory in more pieces
+        found, tries = striping.within(room, keeps), 0
+        while found is not None:
+            progress(f"computing in stripes: {found.describe()}")
+            made, peak = attempt(found)
+            if peak <= room:
+                return made, found
+            best = min(best, (peak, found), key=lambda known: known[0])
+            tries += 1
+            less = 1 if tries < _CLOSE else max(1, (peak - room) // 2)
+            found = striping.within(found.peak - less, keeps)
     smallest = striping.smallest()
     made, peak = attempt(smallest)
-    if peak <= budget:
+    if peak <= room:
         return made, smallest
     peak, least = min(best, (peak, smallest), key=lambda known: known[0])
+    need = peak + stack
     raise PlanError(
-        f"the activations need at least {peak} bytes, {peak - budget} more than the memory budget of {budget}",
+        f"activations and stack need at least {need} bytes, {need - budget} more than the memory budget of {budget}",
         where=f"with {least.describe()}" if least.stripes else "no stretch of this network can be cut into stripes",
-        hint=f"a budget of {peak} bytes, a smaller input, or fewer channels in the largest layers",
+        hint=f"a budget of {need} bytes, fewer than {stack} for the stack (--set core.stack=1K), a smaller input, or "
+        "fewer channels in the largest layers",
     )

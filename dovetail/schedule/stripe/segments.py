@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
-from dovetail.ir.crop import ALIGNMENT, parts, reads_in_place
+from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place, sliced_box
 from dovetail.ir.graph import Graph
+from dovetail.ir.operators.movement import Slice
 from dovetail.ir.types import TensorType, full_box
 from dovetail.schedule.partition import Region
 
@@ -22,6 +24,8 @@ class Band:
     reads: tuple[tuple[str, Rows], ...]
     """The rows of each operand."""
     macs: int
+    plain: bool
+    """Whether these are whole rows, which lie where they are."""
 
 
 @dataclass
@@ -71,7 +75,13 @@ def _band(graph: Graph, rows: Rows) -> Band | None:
         return None
     if any(start >= stop for name in graph.inputs for start, stop in boxes[name]):
         return None
-    return Band(tuple((name, boxes[name][1]) for name in graph.inputs), sum(one.macs(graph) for one in found.values()))
+    plain = all(boxes[name] == full_box(graph.types[name].shape) for name in graph.inputs) or rows != whole[1]
+    if any(not is_stretch(boxes[name], graph.types[name].shape) for name in graph.inputs):
+        cut = part(graph, {output: (whole[0], rows, *whole[2:])})
+        slices = [n for n in cut.nodes if isinstance(n.operator, Slice) and n.inputs[0] in graph.inputs]
+        plain &= all(is_stretch(sliced_box(node), graph.types[node.inputs[0]].shape) for node in slices)
+    reads = tuple((name, boxes[name][1]) for name in graph.inputs)
+    return Band(reads, sum(one.macs(graph) for one in found.values()), plain)
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,10 @@ class Segment:
     """The rows of the last value each stripe computes, in the order of computation; empty for one that is not cut."""
     macs: int
     """Multiply-accumulates, what is computed in several stripes counted in each."""
+    keeps: bool = False
+    """Whether rows that later stripes read too are kept for them; else these compute them again."""
+    copied: int = 0
+    """Bytes of all rows that are kept, of each stripe anew."""
 
     @property
     def direction(self) -> int:
@@ -107,6 +121,44 @@ class Segment:
         else each result would need room beyond the one before.
         """
         return 0 if not self.bands else 1 if self.bands[0][0] == 0 else -1
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows of a value that lie together."""
+
+    value: str
+    stripe: int
+    """The stripe they are put together in; -1 for the first and the last value of a segment, which there are once."""
+    rows: Rows
+
+    def at(self, rows: Rows) -> Rows:
+        """Rows of the value, counted from the first that lies here."""
+        return rows[0] - self.rows[0], rows[1] - self.rows[0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some rows of a region's result, computed in one stripe."""
+
+    index: int
+    """Of the region."""
+    stripe: int
+    rows: Rows
+    """Those computed."""
+    place: Held
+    """Where they lie."""
+    before: Held | None
+    """Where rows that are kept have lain, which are first copied to `place`; None where none are."""
+    reads: tuple[tuple[Held, Rows], ...]
+    """Where the operands lie, and the rows of them."""
+    macs: int
+
+    @property
+    def kept(self) -> Rows:
+        """The rows copied."""
+        first, last = self.place.rows
+        return (first, self.rows[0]) if self.rows[0] > first else (self.rows[1], last)
 
 
 def cuts(graph: Graph, regions: Sequence[Region]) -> list[Cut]:
@@ -148,40 +200,108 @@ class Costs:
         if not can_be_cut(start) or not can_be_cut(end) or not made.isdisjoint(self.bands.graph.outputs):
             return
         rows, heights = end.shape[1], dict.fromkeys(-(-end.shape[1] // n) for n in range(2, end.shape[1] + 1))
+        once = sum(region.macs for region in self._between(first, last))
         for height in heights:
             down = tuple((top, min(top + height, rows)) for top in range(0, rows, height))
             up = tuple((max(bottom - height, 0), bottom) for bottom in range(rows, 0, -height))
             for bands in (down, up):
-                total = self._macs(first, last, bands)
-                if total is not None:
-                    yield Segment(first, last, bands, total)
+                again = self._counted(Segment(first, last, bands, 0))
+                if again is not None:
+                    yield again
+                if again is not None and again.macs > once:
+                    kept = self._counted(replace(again, keeps=True))
+                    if kept is not None:
+                        yield kept
 
-    def _macs(self, first: int, last: int, bands: Sequence[Rows]) -> int | None:
-        """Multiply-accumulates of a segment in stripes; None where it cannot be cut so."""
-        source, result = (self.cuts[place].value for place in (first, last))
-        start, end = (row_bytes(self.bands.graph.types[value]) for value in (source, result))
-        total = 0
-        for band in bands:
-            needs = self.needs(first, last, band)
-            if needs is None or needs[source][0] * start % ALIGNMENT or band[0] * end % ALIGNMENT:
+    def _counted(self, segment: Segment) -> Segment | None:
+        """The segment with its multiply-accumulates; None where it cannot be cut so."""
+        steps, sizes = self.steps(segment), self._row_sizes(segment)
+        for step in steps or ():
+            parts = [(step.place, step.rows), (step.place, step.kept), *step.reads]
+            fixed = [part for part in parts if segment.keeps or part[0].stripe < 0]
+            if any(place.at(rows)[0] * sizes[place.value] % ALIGNMENT for place, rows in fixed):
                 return None
-            for region in range(self.cuts[first].after, self.cuts[last].after):
-                found = self.bands.band(region, needs[self.bands.regions[region].output])
-                assert found is not None
-                total += found.macs
-        return total
+        if not steps:
+            return None
+        kept = ((step.kept[1] - step.kept[0]) * sizes[step.place.value] for step in steps if step.before)
+        return replace(segment, macs=sum(step.macs for step in steps), copied=sum(kept))
 
-    def needs(self, first: int, last: int, band: Rows) -> dict[str, Rows] | None:
-        """The rows of every value of a segment that a band of its result needs; None where it cannot be cut."""
-        needs: dict[str, Rows] = {self.cuts[last].value: band}
-        for index in reversed(range(self.cuts[first].after, self.cuts[last].after)):
-            found = self.bands.band(index, needs[self.bands.regions[index].output])
-            if found is None:
+    def _row_sizes(self, segment: Segment) -> dict[str, int]:
+        """Bytes of a row of each value of a segment."""
+        values = [self.cuts[segment.first].value, *(r.output for r in self._between(segment.first, segment.last))]
+        return {value: row_bytes(self.bands.graph.types[value]) for value in values}
+
+    def steps(self, segment: Segment) -> tuple[Step, ...] | None:
+        """A segment in stripes, one region after the other; None where it cannot be cut so."""
+        stripes = self._stripes(segment)
+        if stripes is None:
+            return None
+        types, found = self.bands.graph.types, list[Step]()
+        ends = {self.cuts[place].value for place in (segment.first, segment.last)}
+        places = {value: Held(value, -1, (0, types[value].shape[1])) for value in ends}
+        for number, (made, needed) in enumerate(stripes):
+            for index in range(self.cuts[segment.first].after, self.cuts[segment.last].after):
+                value = self.bands.regions[index].output
+                if value not in made:
+                    continue
+                rows, before = made[value], None
+                band = self.bands.band(index, rows)
+                assert band is not None
+                reads = tuple((places[name], read) for name, read in band.reads)
+                if value not in ends:
+                    held = _hull(rows, needed[value]) if segment.keeps else rows
+                    held = (held[0], rows[1]) if segment.direction > 0 else (rows[0], held[1])
+                    before = places[value] if held != rows else None
+                    places[value] = Held(value, number, held)
+                found.append(Step(index, number, rows, places[value], before, reads, band.macs))
+        return tuple(found)
+
+    def _stripes(self, segment: Segment) -> list[tuple[Mapping[str, Rows], dict[str, Rows]]] | None:
+        """For each stripe the rows of every value that are computed in it, and those that it and later ones read; None
+        where it cannot be cut so."""
+        found: list[tuple[Mapping[str, Rows], dict[str, Rows]]] = []
+        done: dict[str, Rows] = {}
+        for band in segment.bands:
+            stripe = self._stripe(segment, band, done)
+            if stripe is None:
                 return None
-            for name, rows in found.reads:
-                known = needs.get(name, rows)
-                needs[name] = (min(known[0], rows[0]), max(known[1], rows[1]))
-        return needs
+            found.append(stripe)
+            if segment.keeps:
+                done |= {value: _hull(rows, done.get(value, rows)) for value, rows in stripe[0].items()}
+        later: dict[str, Rows] = {}
+        for _, needed in reversed(found):
+            later |= {value: _hull(rows, later.get(value, rows)) for value, rows in needed.items()}
+            needed.update(later)
+        return found
+
+    def _stripe(
+        self, segment: Segment, band: Rows, done: Mapping[str, Rows]
+    ) -> tuple[dict[str, Rows], dict[str, Rows]] | None:
+        """The rows of every value that a band of the last one needs computed, and those it reads; None where it cannot
+        be cut.
+
+        Args:
+            done: rows of values that are there already, up to where this stripe goes on.
+        """
+        needed: dict[str, Rows] = {self.cuts[segment.last].value: band}
+        made: dict[str, Rows] = {}
+        for index in reversed(range(self.cuts[segment.first].after, self.cuts[segment.last].after)):
+            value = self.bands.regions[index].output
+            rows = needed.get(value, (0, 0))
+            if value in done:
+                first, last = done[value]
+                if (rows[0] < first if segment.direction > 0 else rows[1] > last) and rows[0] < rows[1]:
+                    return None  # rows that were not computed when it was their turn
+                rows = (last, rows[1]) if segment.direction > 0 else (rows[0], first)
+            if rows[0] >= rows[1]:
+                continue
+            found = self.bands.band(index, rows)
+            if found is None or (segment.keeps and not found.plain):
+                return None
+            made[value] = rows
+            for name, read in found.reads:
+                needed[name] = _hull(read, needed.get(name, read))
+        return made, needed
 
     def peak(self, segment: Segment) -> int:
         """Bytes alive together at most while a segment is computed, as if memory were never in pieces."""
@@ -212,47 +332,46 @@ class Costs:
         return most
 
     def _striped_peak(self, segment: Segment) -> int:
-        """Rows of the first value die when their last stripe has read them, those of the last one are born in turn."""
-        types, source = self.bands.graph.types, self.cuts[segment.first].value
-        result, start = self.cuts[segment.last].value, self.cuts[segment.first].after
-        regions = self._between(segment.first, segment.last)
-        size = {region.output: row_bytes(types[region.output]) for region in regions}
-        readers = {value: index for index, region in enumerate(regions) for value in region.graph.inputs}
-        steps: list[tuple[int, Rows | None]] = []
-        done = 0
-        for band in segment.bands:
-            needs = self.needs(segment.first, segment.last, band)
-            assert needs is not None
-            alive: dict[str, int] = {}
-            for index, region in enumerate(regions):
-                rows = needs[region.output]
-                made = size[region.output] * (rows[1] - rows[0])
-                over, own = self.bands.replaced(start + index), self.bands.band(start + index, rows)
-                dies = over is not None and readers[over] == index and alive.get(over) == made
-                saved = made if dies and region.output != result else 0
-                assert own is not None
-                held = sum(alive.values()) + size[result] * done + made - saved
-                steps.append((held, dict(own.reads).get(source)))
-                alive[region.output] = made
-                alive = {value: most for value, most in alive.items() if readers.get(value, -1) > index}
-            done += band[1] - band[0]
-        return _most(steps, types[source].shape[1], row_bytes(types[source]))
+        """From the end: rows are alive from when they are computed to when they are read for the last time; those of
+        the first value from the beginning, those of the last one to the end."""
+        types, steps = self.bands.graph.types, self.steps(segment)
+        assert steps is not None
+        source, result = (types[self.cuts[place].value] for place in (segment.first, segment.last))
+        size = self._row_sizes(segment)
+        joints = {step.place for step in steps if step.before is not None}
+        wanted: dict[Held, int] = defaultdict(int)
+        wanted[steps[-1].place] = _rows((0, result.shape[1]))
+        held, most = result.nbytes, source.nbytes
+        for step in reversed(steps):
+            reads = {place: _rows(rows) for place, rows in step.reads}
+            takes = any(
+                place.value == self.bands.replaced(step.index) and read == _rows(place.rows) and not wanted[place]
+                for place, read in reads.items()
+                if min(place.stripe, step.place.stripe) >= 0 and joints.isdisjoint((place, step.place))
+            )
+            copied = _rows(step.kept)
+            moves = [(reads, _rows(step.rows), takes)]
+            moves += [({step.before: copied}, copied, False)] if step.before is not None else []
+            for read, made, saves in moves:
+                fresh = made & ~wanted[step.place]
+                more = {place: rows & ~wanted[place] for place, rows in read.items()}
+                held += sum(rows.bit_count() * size[place.value] for place, rows in more.items())
+                own = size[step.place.value]
+                most = max(most, held + fresh.bit_count() * own - (made.bit_count() * own if saves else 0))
+                for place, rows in more.items():
+                    wanted[place] |= rows
+                held -= (wanted[step.place] & made).bit_count() * own
+                wanted[step.place] &= ~made
+        return most
 
     def _between(self, first: int, last: int) -> tuple[Region, ...]:
         return self.bands.regions[self.cuts[first].after : self.cuts[last].after]
 
 
-def _most(steps: Sequence[tuple[int, Rows | None]], rows: int, size: int) -> int:
-    """The most bytes in use: each step's own and the rows of the source some later step reads, or it itself.
+def _hull(a: Rows, b: Rows) -> Rows:
+    return min(a[0], b[0]), max(a[1], b[1])
 
-    Args:
-        steps: bytes of everything else, and the rows of the source read.
-        rows: of the source.
-        size: bytes of one of them.
-    """
-    most, wanted = 0, [False] * rows
-    for held, read in reversed(steps):
-        if read is not None:
-            wanted[read[0] : read[1]] = [True] * (read[1] - read[0])
-        most = max(most, held + size * sum(wanted))
-    return max(most, size * rows)
+
+def _rows(rows: Rows) -> int:
+    """Rows as bits."""
+    return (1 << rows[1]) - (1 << rows[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from dovetail import legalize
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Im2col, Pad
 from dovetail.ir.operators.reduction import AveragePool2d
@@ -50,7 +52,8 @@ LIMITS = RequantisationLimits(scale_bits=8, most_shift=31)
 
 def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     """The engine's job for a tile. Addresses of operands that are not given are 0."""
-    dense, window, width = _dense(match), layers.window_of(match), match.result.dtype.numpy.itemsize
+    dense, width, computed = _dense(match), match.result.dtype.numpy.itemsize, match.has("product")
+    window = layers.PIXEL if computed else layers.window_of(match)
     x, out = (shape[-1:] if dense else shape for shape in (match.type("x").shape, match.result.shape))
     (rows, columns, inputs), (height, breadth, outputs) = layers.sizes_of(x), layers.sizes_of(out)
     nowhere = dt.Operand(0, ())
@@ -69,17 +72,18 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
         out_pixel_stride=target_apart[1],
         out_row_stride=target_apart[0],
         kernel=window.kernel[0],
-        depthwise=isinstance(layers.linear_of(match), DepthwiseConv2d),
+        depthwise=not computed and isinstance(layers.linear_of(match), DepthwiseConv2d),
         linear=dense and dense_mode(match) == "linear",
         stride=window.stride[0],
         padding=Padding(window.before[0], window.after[0], window.before[1], window.after[1]),
         padding_value=window.padding_value if match.has("pad") else 0,
         weight_bits=weight_bits(match),
+        weight_offset=-match.operator("product", BitProduct).zero_point if computed else None,
         requantise=Requantise(shift=common_shift(match)) if match.has("scale_shift") else None,
         out_bits=8 * width,
         infeat=source.address,
         outfeat=target.address,
-        weights=operands.get("weights", nowhere).address,
+        weights=operands.get(match.values["planes"] if computed else "weights", nowhere).address,
         scale=operands.get("scale", nowhere).address,
         scale_shift=operands.get("shift", nowhere).address,
         scale_bias=operands.get("offset", nowhere).address,
@@ -95,7 +99,7 @@ def common_shift(match: dt.Match) -> int | None:
 
 
 def _dense(match: dt.Match) -> bool:
-    return isinstance(layers.linear_of(match), FullyConnected)
+    return match.has("layer") and isinstance(layers.linear_of(match), FullyConnected)
 
 
 def dense_default(match: dt.Match) -> dt.Choice:
@@ -125,7 +129,7 @@ def dense_mode(match: dt.Match) -> str:
 
 def weight_bits(match: dt.Match) -> int:
     """Bits the weights are stored with: those of their type, at least 2."""
-    return max(match.type("weights").dtype.bits, 2)
+    return 8 if match.has("product") else max(match.type("weights").dtype.bits, 2)
 
 
 def _unsigned(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
@@ -177,6 +181,8 @@ def pack_linear_weights(weights: NDArray[np.integer], bits: int) -> NDArray[np.u
 
 def pack(match: dt.Match) -> dict[str, Array]:
     """Weights in bit planes; scale and shift as a byte, offset as a word per channel; no shifts where all are equal."""
+    if match.has("product"):
+        return {}
     weights, bits = match.array("weights"), weight_bits(match)
     if _dense(match):
         depth = weights.shape[1]
@@ -242,6 +248,15 @@ WINDOWS: dict[type[Operator], tuple[dt.Constraint, ...]] = {
 LIMIT = (dt.one_of("the job must be one the engine has", lambda m: problem(job(m, {})), ""),)
 
 
+def _of_computed() -> dt.Offload:
+    """A 1x1 convolution whose weights are bits that the core took apart: a product of two computed matrices."""
+    pattern = dt.apply(BitProduct, dt.operand("x"), dt.operand("planes"), name="product")
+    packed = dt.one_of("bits must lie in groups of 16", lambda m: m.type("planes").shape[-1], CHANNELS_IN // 8)
+    limits = (CONSTRAINTS[0], layers.BATCH, packed, *LIMIT)
+    made = dt.Offload("product of computed matrices, 32-bit results", pattern, limits, pack, commands, cycles)
+    return replace(made, channel_step=32, row_step=6, starting=starting)
+
+
 def _offloads() -> tuple[dt.Offload, ...]:
     """Every layer kind, with and without requantisation, padded by the engine where it can."""
     kinds = (
@@ -267,7 +282,7 @@ def _offloads() -> tuple[dt.Offload, ...]:
             ):
                 offload = dt.Offload(text, pattern, constraints, pack, commands, cycles, channel_step=step, row_step=6)
                 found.append(replace(offload, knobs=own[0], default=own[1], starting=starting))
-    return tuple(sorted(found, key=lambda offload: "32-bit" in offload.name))
+    return (*sorted(found, key=lambda offload: "32-bit" in offload.name), _of_computed())
 
 
 def takes(types: Mapping[str, TensorType], node: Node) -> bool:
@@ -276,6 +291,30 @@ def takes(types: Mapping[str, TensorType], node: Node) -> bool:
         return types[node.inputs[0]].shape[:-1] == (1,)
     limits = WINDOWS.get(type(node.operator))
     return limits is not None and layers.keeps((layers.BATCH, *limits), types, node)
+
+
+def is_bytes(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether a layer reads what the engine reads."""
+    return types[node.inputs[0]].dtype is DType.UINT8
+
+
+def has_undilated(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the engine has a dilated layer's window without the dilation, in one job or as patches."""
+    x, weights = (types[name].shape for name in node.inputs[:2])
+    if isinstance(node.operator, DepthwiseConv2d):
+        return is_bytes(types, node) and weights[1:3] == (3, 3) and weights[3] == x[3]
+    return is_bytes(types, node) and weights[3] == x[3]
+
+
+_MOST_PRODUCTS, _MOST_DEPTH = 64, 4096
+_FEWEST_ROWS = 4
+
+
+def products_pay(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether a product of computed matrices is worth taking the right one's bits apart: about 8 cycles of the core an
+    element, where each element of the result costs it about as many for each of the inputs."""
+    left, result = types[node.inputs[0]].shape, types[node.output].shape
+    return result[-2] >= _FEWEST_ROWS and left[-1] <= _MOST_DEPTH and prod(result[:-2]) <= _MOST_PRODUCTS
 
 
 def patches_pay(types: Mapping[str, TensorType], node: Node) -> bool:
@@ -357,10 +396,11 @@ ENGINE = dt.Engine(
 )
 SHARED = (
     dt.Rewrite("unsigned", legalize.unsigned_activations, lsb=0),
+    dt.Rewrite("rows as pixels", legalize.dense_as_convolution(is_bytes), lsb=0),
+    dt.Rewrite("products", legalize.products_of_bits(products_pay, CHANNELS_IN), lsb=0),
+    dt.Rewrite("dilation", legalize.without_dilation(has_undilated), lsb=0),
     dt.Rewrite("patches", legalize.convolution_as_im2col(patches_pay), lsb=0),
-    dt.Rewrite(
-        "stride", legalize.stride_as_slice(lambda types, node: types[node.inputs[0]].dtype is DType.UINT8), lsb=0
-    ),
+    dt.Rewrite("stride", legalize.stride_as_slice(is_bytes), lsb=0),
     dt.Rewrite("narrow weights", legalize.narrow_weights(), lsb=0),
 )
 TARGET = dt.Target(
@@ -372,7 +412,7 @@ TARGET = dt.Target(
     values=L2.name,
     dma=DMA,
     engines=(ENGINE,),
-    quantisation=dt.Quantisation(packed=True),
+    quantisation=dt.Quantisation(packed=True, wide_sums=True),
     policies=(
         dt.Policy(
             "engine",
@@ -386,6 +426,7 @@ TARGET = dt.Target(
                 dt.Rewrite("pixels together", legalize.pixels_as_one(pixels_together), lsb=0),
                 dt.Rewrite("pads first", legalize.padding_before_offset, lsb=0),
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
+                dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
             ),
         ),
         dt.Policy(

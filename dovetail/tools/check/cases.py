@@ -24,6 +24,7 @@ from dovetail.tools.check.layers import (
     OWN,
     PADS,
     SIZES,
+    TYPES,
     MadeLayer,
     Point,
     Underivable,
@@ -55,7 +56,7 @@ _TOGETHER: tuple[tuple[str, ...], ...] = (*_WINDOW, ("rows", "columns"), PADS)
 """Axes that limits often want to be equal."""
 _IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
 _BASES: tuple[dict[str, int], ...]
-_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1})
+_BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1}, {"type": 1})
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,18 @@ class Limits:
     """Most multiply-accumulates of a case."""
     nbytes: int
     """Most bytes of the operands, constants and result of a case."""
-    cases: int
-    """Most cases of an engine, shared out among its offloads; each has at least `_FEWEST`."""
     alone: bool = False
     """Whether each setting is also tried with all others as they are in the layer cases start from."""
 
 
-QUICK, FULL = Limits(150_000, 12_000, 120), Limits(2_000_000, 100_000, 4_000, alone=True)
-_FEWEST = 4
+QUICK, FULL = Limits(150_000, 12_000), Limits(2_000_000, 100_000, alone=True)
 _WEAK = {("x", 0), ("weights", 0)}
 """Settings with which little can be wrong: for smallest forms only."""
 _BESIDE: tuple[dict[str, int], ...]
 _BESIDE = ({"bottom": 0, "right": 0}, {"rows": 6, "columns": 6}, {"kernel_rows": 1, "kernel_columns": 1}, {"groups": 2})
 """What else is changed for a number that is refused otherwise."""
+_ODD = (3, 13)
+"""Sizes that do not fill bytes of 2 or 4 elements."""
 _TOLD = 3
 """Settings of a case that are named."""
 _BINS = 4
@@ -242,16 +242,15 @@ def _others(offload: Offload, point: Point) -> dict[str, list[int]]:
     return {axis: [s for s in choices(axis) if s <= 33 and s != setting(point, axis)] for axis in axes}
 
 
-def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> tuple[list[Case], int]:
-    """The cases of an offload around a layer it takes, and how many settings worth trying are in none of them."""
+def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> list[Case]:
+    """The cases of an offload around a layer it takes: every setting worth trying is in one of them."""
     wishes = _Wishes(engine.name, offload, start, limits)
     wishes.both_ways()
     for axis in wishes.used:
         wishes.axis(axis)
     wishes.steps()
-    share = max(_FEWEST, limits.cases // len(engine.offloads))
-    packed, left = _packed(wishes, share - 1)
-    points = [(start, "a layer within every limit"), *packed]
+    wishes.narrow()
+    points = [(start, "a layer within every limit"), *_packed(wishes)]
     points += [({**start, **wish.changes}, wish.why) for wish in wishes.inside if limits.alone]
     found: dict[tuple[tuple[str, int], ...], Case] = {}
     for point, why in points:
@@ -259,7 +258,7 @@ def derive(engine: Engine, offload: Offload, start: Point, limits: Limits) -> tu
         assert asked is not None
         whole = asked.layer.settings(point)
         found.setdefault(tuple(whole.items()), Case(engine.name, offload.name, whole, why))
-    return [*found.values(), *wishes.outside.values()], 0 if limits.alone else left
+    return [*found.values(), *wishes.outside.values()]
 
 
 @dataclass(frozen=True)
@@ -268,8 +267,6 @@ class _Wish:
 
     changes: Point
     why: str
-    end: bool
-    """Whether it is where an axis, a limit or a tile's block ends: such ones are in every check."""
 
 
 class _Wishes:
@@ -338,14 +335,24 @@ class _Wishes:
         for step, axes in ((offload.channel_step, ("outputs", "channels")), (offload.row_step, ("rows", "columns"))):
             for size in (step - 1, step, step + 1, 2 * step + 1) if step > 1 else ():
                 for axis in (axis for axis in axes if axis in self.used and size > 0):
-                    self._keep({axis: size}, f"{axis} = {size}, around the tile step {step}", end=True)
+                    self._keep({axis: size}, f"{axis} = {size}, around the tile step {step}")
 
-    def _keep(self, changes: Point, why: str, end: bool = False) -> None:
+    def narrow(self) -> None:
+        """Note narrow types beside sizes that do not fill bytes."""
+        axes = [axis for axis in ("channels", "outputs", "columns") if axis in self.used]
+        for axis in (axis for axis in self.used if axis.split(":")[0] in ("type", "result")):
+            for number, dtype in enumerate(TYPES):
+                if dtype.bits < 8 and (self.takes({axis: number}) or number == setting(self.start, axis)):
+                    for changes in ({axis: number, size: most} for size in axes for most in _ODD):
+                        text = ", ".join(f"{name} = {value}" for name, value in changes.items())
+                        self._keep(changes, f"{text}: {dtype.text}")
+
+    def _keep(self, changes: Point, why: str) -> None:
         asked = self.asked(changes)
         if asked is None or all(setting(self.start, axis) == value for axis, value in changes.items()):
             return
         if not asked.failures:
-            self.inside.append(_Wish(changes, why, end))
+            self.inside.append(_Wish(changes, why))
             return
         point = asked.layer.settings({**self.start, **changes})
         case = Case(self._engine, self._offload.name, point, why, False, asked.failures[0])
@@ -363,12 +370,12 @@ class _Wishes:
                 break
             taken = not asked.failures
             if before is None or size <= 3:
-                self._keep(changes, f"{axis} = {size}", end=size == LEAST[axis])
+                self._keep(changes, f"{axis} = {size}")
             elif before[1] != taken:
                 self._flip(axis, before[0], size, taken)
             before = (size, taken)
         if before is not None and before[1]:
-            self._keep(self._thin(axis, before[0]), f"{axis} = {before[0]}, the largest tried", end=True)
+            self._keep(self._thin(axis, before[0]), f"{axis} = {before[0]}, the largest tried")
 
     def _flip(self, axis: str, low: int, high: int, taken: bool) -> None:
         """Note both sides of the limit between two sizes, of which the larger is taken or is not."""
@@ -380,7 +387,7 @@ class _Wishes:
             else:
                 low = middle
         inside, outside = (high, low) if taken else (low, high)
-        self._keep(self._thin(axis, inside), f"{axis} = {inside}, just inside", end=True)
+        self._keep(self._thin(axis, inside), f"{axis} = {inside}, just inside")
         self._keep(self._thin(axis, outside), f"{axis} = {outside}, just outside")
 
     def _thin(self, axis: str, size: int) -> Point:
@@ -393,11 +400,9 @@ class _Wishes:
         return few if self.takes(few) else {axis: size}
 
 
-def _packed(wishes: _Wishes, most: int) -> tuple[list[tuple[Point, str]], int]:
-    """Few points with every setting the limits take, and how many settings are in none of them: there are `most` points
-    at most, but all that the ends need."""
+def _packed(wishes: _Wishes) -> list[tuple[Point, str]]:
+    """Few points with every setting the limits take."""
     found: list[tuple[dict[str, int], list[str], int]] = []
-    left = 0
     for number, wish in enumerate(sorted(wishes.inside, key=lambda wish: wishes.kind(wish.changes))):
         kind = wishes.kind(wish.changes)
         known = [one for one in found if one[2] == kind]
@@ -407,11 +412,9 @@ def _packed(wishes: _Wishes, most: int) -> tuple[list[tuple[Point, str]], int]:
         if joined is not None:
             joined[0].update(wish.changes)
             joined[1].append(wish.why)
-        elif wish.end or len(found) < most:
-            found.append((dict(wish.changes), [wish.why], kind))
         else:
-            left += 1
-    return [({**wishes.start, **point}, _in_short(texts)) for point, texts, _ in found], left
+            found.append((dict(wish.changes), [wish.why], kind))
+    return [({**wishes.start, **point}, _in_short(texts)) for point, texts, _ in found]
 
 
 def _in_short(texts: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.ir.graph import Graph, evaluate
+from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
@@ -20,8 +20,24 @@ from dovetail.ir.types import Array, DType
 from dovetail.tools.check.layers import MadeLayer
 
 Compute = Callable[[Sequence[Array]], Array]
-Change = tuple[str, Compute]
-"""A sentence and what the operator computes instead."""
+Change = tuple[str, Compute] | tuple[str, Compute, Compute]
+"""A sentence and what the operator computes instead; twice where that depends on what lies around an operand: known is
+what both give. Several of one sentence are ways to make the same mistake."""
+
+
+@dataclass(frozen=True)
+class Mistaken:
+    """What a mistake gives."""
+
+    sentence: str
+    result: Array
+    known: Array | None = None
+    """Which elements do not depend on what lies around an operand, of the result's shape; None for all."""
+
+    def gives(self, actual: Array) -> bool:
+        """Whether this is what was computed."""
+        known = slice(None) if self.known is None else self.known
+        return np.array_equal(self.result[known], actual[known])
 
 
 @dataclass(frozen=True)
@@ -34,24 +50,34 @@ class _Instead(Operator):
         return self.compute(inputs)
 
 
-def instead(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]]:
-    """Every mistake's result that is another than the right one."""
+def instead(graph: Graph, layer: MadeLayer, wanted: Collection[str] = ()) -> Iterator[Mistaken]:
+    """What every mistake gives that can be made here, the right result too; only those of the `wanted` sentences, if
+    there are any."""
+    for sentence, *changed in _changes(graph, layer):
+        if wanted and sentence not in wanted:
+            continue
+        try:
+            found = [evaluate(one, layer.inputs)[layer.root] for one in changed]
+        except (ValueError, IndexError):  # not a mistake that can be made here
+            continue
+        known = found[0] == found[-1] if len(found) > 1 else None
+        yield Mistaken(sentence, found[0], known)
+
+
+def _changes(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Graph] | tuple[str, Graph, Graph]]:
+    """Mistakes as graphs, two where `Change` has two."""
     for number, node in enumerate(graph.nodes):
-        for sentence, compute in _MISTAKES.get(type(node.operator), lambda operator: ())(node.operator):
-            nodes = list(graph.nodes)
-            nodes[number] = replace(node, operator=_Instead(compute))
-            yield from _result(replace(graph, nodes=tuple(nodes)), layer, sentence)
-    yield from _unpadded_zero(graph, layer)
-    yield from _swapped_zeros(graph, layer)
+        for sentence, *ways in _MISTAKES.get(type(node.operator), lambda operator: ())(node.operator):
+            changed = [_with(graph, {number: _Instead(compute)}) for compute in ways]
+            yield (sentence, *changed)  # type: ignore[misc]
+    yield from _of_zeros(graph)
+    yield from _misread(graph, layer)
 
 
-def _result(graph: Graph, layer: MadeLayer, sentence: str) -> Iterator[tuple[str, Array]]:
-    try:
-        found = evaluate(graph, layer.inputs)[layer.root]
-    except (ValueError, IndexError):  # not a mistake that can be made here
-        return
-    if not np.array_equal(found, layer.expected):
-        yield sentence, found
+def _with(graph: Graph, operators: Mapping[int, Operator]) -> Graph:
+    """The graph with other operators in some places."""
+    nodes = (replace(n, operator=operators.get(place, n.operator)) for place, n in enumerate(graph.nodes))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _of_pad(pad: Pad) -> Iterator[Change]:
@@ -68,6 +94,11 @@ def _of_pad(pad: Pad) -> Iterator[Change]:
         return compute
 
     none, top, left, last = pad.before
+    sides = tuple(zip(pad.before, pad.after, strict=True))[1:3]
+    yield "padding swapped: rows and columns", *_bordered(pad, ((left, sides[0][1]), (top, sides[1][1])))
+    yield "padding swapped: rows and columns", *_bordered(pad, sides[::-1])
+    yield "padding swapped: before and after", *_bordered(pad, tuple(pair[::-1] for pair in sides))
+    yield "padding is forgotten", *_bordered(pad, ((0, 0), (0, 0)))
     yield "padding swapped: rows and columns", led((none, left, top, last))
     yield "padding swapped: before and after", led(pad.after)
     yield "padding is filled with 0 in place of the zero point", led(pad.before, 0)
@@ -78,6 +109,24 @@ def _of_pad(pad: Pad) -> Iterator[Change]:
     yield from _of_edges(pad)
     edge = tuple(zip(pad.before, pad.after, strict=True))
     yield "padding repeats the edge in place of the zero point", lambda inputs: np.pad(inputs[0], edge, mode="edge")
+
+
+def _bordered(pad: Pad, sides: Sequence[tuple[int, int]]) -> tuple[Compute, Compute]:
+    """Borders of other widths around an image that lies where it should: they cover some of it, or leave elements to
+    what happens to lie there."""
+
+    def filled(inputs: Sequence[Array], seed: int) -> Array:
+        x, limits = inputs[0], np.iinfo(inputs[0].dtype)
+        right = pad.evaluate([np.ones_like(x)])
+        around = np.random.default_rng(seed).integers(limits.min, limits.max + 1, right.shape)
+        around[tuple(slice(lead, lead + size) for lead, size in zip(pad.before, x.shape, strict=True))] = x
+        for axis, (before, after) in enumerate(sides, 1):
+            place, size = (slice(None),) * axis, right.shape[axis]
+            around[(*place, slice(0, before))] = pad.value
+            around[(*place, slice(size - after, size))] = pad.value
+        return around
+
+    return partial(filled, seed=0), partial(filled, seed=1)
 
 
 def _of_linear(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterator[Change]:
@@ -160,9 +209,29 @@ def _weight_orders(linear: Conv2d | DepthwiseConv2d | FullyConnected) -> Iterato
         for step in (1, -1):
             yield f"{text} (shifted by {step})", ordered(partial(np.roll, shift=step, axis=axis))
     if not dense:
+        yield from _of_blocks(ordered)
         yield "the kernel is flipped both ways: weight order", ordered(lambda weights: weights[:, ::-1, ::-1])
         swapped = ordered(lambda weights: np.ascontiguousarray(weights.swapaxes(1, 2)))
         yield "rows and columns of the kernel are swapped: weight order", swapped
+
+
+def _of_blocks(ordered: Callable[[Callable[[Array], Array]], Compute]) -> Iterator[Change]:
+    """Weights of several blocks of input channels, the blocks on the other side of the taps."""
+
+    def moved(weights: Array, block: int, first: bool) -> Array:
+        outputs, rows, columns, inputs = weights.shape
+        whole = np.pad(weights, [(0, 0)] * 3 + [(0, -inputs % block)])
+        if first:  # they lie before the taps, and are read behind them
+            lying = whole.reshape(outputs, rows, columns, -1, block).transpose(0, 3, 1, 2, 4).reshape(whole.shape)
+        else:
+            split = whole.reshape(outputs, -1, rows, columns, block)
+            lying = split.transpose(0, 2, 3, 1, 4).reshape(whole.shape)
+        return lying[..., :inputs]
+
+    for first, words in ((True, "before the taps, not behind them"), (False, "behind the taps, not before them")):
+        for block in (4, 8, 16, 32):
+            change = ordered(partial(moved, block=block, first=first))
+            yield f"weight order: blocks of input channels lie {words}", change
 
 
 def _of_requantize(requantize: Requantize) -> Iterator[Change]:
@@ -265,36 +334,72 @@ _MISTAKES: Mapping[type[Operator], Callable[[Any], Iterable[Change]]] = {
 }
 
 
-def _unpadded_zero(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]]:
-    """The zero point forgotten in the layer and in its padding at once."""
-    forgetting = []
-    for node in graph.nodes:
-        if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
-            node = replace(node, operator=replace(node.operator, input_zero_point=0))
-        elif isinstance(node.operator, Pad):
-            node = replace(node, operator=replace(node.operator, value=0))
-        forgetting.append(node)
+def _zeros(graph: Graph, operand: int, result: int | None = None) -> Graph:
+    """The graph with another zero point of its operand, padding included, and of its result if one is given."""
+    changed: dict[int, Operator] = {}
+    for number, operator in enumerate(node.operator for node in graph.nodes):
+        if isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected):
+            changed[number] = replace(operator, input_zero_point=operand)
+        elif isinstance(operator, Pad):
+            changed[number] = replace(operator, value=operand)
+        elif isinstance(operator, Requantize) and result is not None:
+            changed[number] = replace(operator, output_zero_point=result)
+    return _with(graph, changed)
+
+
+def _of_zeros(graph: Graph) -> Iterator[tuple[str, Graph]]:
+    """The zero point forgotten in the layer and in its padding at once, or in the place of the result's."""
     sentence = "forgotten zero point: differs by the operand's zero point times the sum of the weights, padding too"
-    yield from _result(replace(graph, nodes=tuple(forgetting)), layer, sentence)
+    yield sentence, _zeros(graph, 0)
+    operators = [node.operator for node in graph.nodes]
+    linear = [one for one in operators if isinstance(one, Conv2d | DepthwiseConv2d | FullyConnected)]
+    scaled = [one for one in operators if isinstance(one, Requantize)]
+    if len(linear) == len(scaled) == 1:
+        sentence = "the zero points of operand and result are in each other's place"
+        yield sentence, _zeros(graph, scaled[0].output_zero_point, linear[0].input_zero_point)
 
 
-def _swapped_zeros(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Array]]:
-    """The zero points of operand and result in each other's place."""
-    linear = [
-        node.operator for node in graph.nodes if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected)
-    ]
-    scaled = [node.operator for node in graph.nodes if isinstance(node.operator, Requantize)]
-    if len(linear) != 1 or len(scaled) != 1:
-        return
-    operand, result = linear[0].input_zero_point, scaled[0].output_zero_point
-    swapped = []
-    for node in graph.nodes:
-        if isinstance(node.operator, Conv2d | DepthwiseConv2d | FullyConnected):
-            node = replace(node, operator=replace(node.operator, input_zero_point=result))
-        elif isinstance(node.operator, Requantize):
-            node = replace(node, operator=replace(node.operator, output_zero_point=operand))
-        elif isinstance(node.operator, Pad):
-            node = replace(node, operator=replace(node.operator, value=result))
-        swapped.append(node)
-    sentence = "the zero points of operand and result are in each other's place"
-    yield from _result(replace(graph, nodes=tuple(swapped)), layer, sentence)
+def _misread(graph: Graph, layer: MadeLayer) -> Iterator[tuple[str, Graph] | tuple[str, Graph, Graph]]:
+    """Values of few bits taken out of bytes, or put into them, in another way."""
+    for name, kind in graph.types.items():
+        if kind.dtype.bits >= 8:
+            continue
+        what = "the result" if name == layer.root else "weights" if name in graph.constants else "the operand"
+        for sentence, *ways in _of_bytes(kind.dtype):
+            changed = []
+            for change in ways:
+                read = {n: _Instead(_reading(node, name, change)) for n, node in enumerate(graph.nodes)}
+                made = {n: _Instead(_then(node, change)) for n, node in enumerate(graph.nodes) if node.output == name}
+                changed.append(_with(graph, made if name == layer.root else read))
+            yield (f"{what} of few bits: {sentence}", *changed)  # type: ignore[misc]
+
+
+def _then(node: Node, change: Callable[[Array], Array]) -> Compute:
+    """What a node computes, changed."""
+    return lambda inputs: change(node.operator.evaluate(inputs))
+
+
+def _reading(node: Node, name: str, change: Callable[[Array], Array]) -> Compute:
+    """What a node computes where one of its operands is changed."""
+    pairs = partial(zip, node.inputs, strict=True)
+    return lambda inputs: node.operator.evaluate([change(a) if one == name else a for one, a in pairs(inputs)])
+
+
+def _of_bytes(dtype: DType) -> Iterator[tuple[str, *tuple[Callable[[Array], Array], ...]]]:
+    """Other ways to read bytes of such elements; two that differ in what lies behind the last."""
+    share, half = 8 // dtype.bits, 1 << (dtype.bits - 1)
+
+    def turned(array: Array, axis: int, seed: int) -> Array:
+        behind = [-size % share if place == axis % array.ndim else 0 for place, size in enumerate(array.shape)]
+        shape = [size + more for size, more in zip(array.shape, behind, strict=True)]
+        whole = np.random.default_rng(seed).integers(dtype.low, dtype.high + 1, shape)
+        whole[tuple(map(slice, array.shape))] = array
+        moved = whole.swapaxes(axis, -1)
+        flipped = moved.reshape(*moved.shape[:-1], -1, share)[..., ::-1].reshape(moved.shape)
+        return flipped[..., : array.shape[axis]].swapaxes(axis, -1).astype(array.dtype)
+
+    for axis in (-1, -2):
+        ways = (partial(turned, axis=axis, seed=seed) for seed in (0, 1))
+        yield ("elements that share a byte come in the other order", *ways)
+    other = (lambda a: a & (2 * half - 1)) if dtype.signed else (lambda a: (a.astype(np.int64) ^ half) - half)
+    yield "it has the wrong sign", other

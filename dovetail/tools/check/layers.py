@@ -14,10 +14,12 @@ import numpy as np
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.arithmetic import Add, Clip, Lookup, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Pad, Slice, Transpose
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.target.description import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
@@ -34,13 +36,13 @@ SIZES = {
 PADS = ("top", "bottom", "left", "right")
 LEAST = {name: 0 if name in PADS else 1 for name in SIZES}
 """The least each may be."""
-TYPES = (DType.INT8, DType.UINT8, DType.INT16)
+TYPES = (DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2, DType.UINT2)
 WEIGHTS = (DType.INT8, DType.INT4, DType.INT2)
 RANGES = ((-1 << 31, (1 << 31) - 1), (0, (1 << 31) - 1), (0, 77), (-64, 63), (-32, 31))
 """Limits of a clip before those of its type."""
 NUMBERS: dict[str, tuple[int, ...]] = {
     **{"input_zero": (5, 0), "weight_zero": (0, 3), "output_zero": (-9, 0), "pad_offset": (0, 3)},
-    **dict.fromkeys(("type", "weight_type"), (0, 1, 2)),
+    **{"type": tuple(range(len(TYPES))), "weight_type": tuple(range(len(WEIGHTS)))},
     "rounding": tuple(range(len(Rounding))),
     **{"per_channel": (1, 0), "bias": (1, 0), "weights": (1, 2, 0), "x": (1, 0)},
     **{"multiplier": (0, 1, 2, 3), "scales": (0, 1), "relu": (0, 1), "variant": tuple(range(8))},
@@ -56,7 +58,13 @@ ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2))
 FUNCTIONS = tuple(kind for kind in BinaryKind if kind is not BinaryKind.PRELU)
 """Functions of two integers."""
 OWN: dict[str, tuple[int, ...]] = {
-    **{"range": (0, 1, 2, 3, 4), "result": (0, 1, 2), "scale": (0, 1), "offset": (0, 1, 2), "with": (1, 0)},
+    **{
+        "range": (0, 1, 2, 3, 4),
+        "result": tuple(range(len(TYPES))),
+        "scale": (0, 1),
+        "offset": (0, 1, 2),
+        "with": (1, 0),
+    },
     **{"order": tuple(range(len(ORDERS))), "function": tuple(range(len(FUNCTIONS)))},
     **{"along": (3, 1, 2, 0), "unequal": (1, 0), "first": (0, 1, 3)},
 }
@@ -95,9 +103,13 @@ class Making:
     arrays: dict[str, Array] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     """Leaf -> value, of run-time operands."""
+    parts: dict[int, str] = field(default_factory=dict)
+    """What was made of each part of the pattern, by identity: one that stands there twice is one value."""
     used: dict[str, None] = field(default_factory=dict)
     work: int = 0
     matrix: bool = False
+    result: DType = DType.INT8
+    """What is being made ends in."""
 
     def get(self, axis: str) -> int:
         """The setting of an axis, which is thereby one that matters."""
@@ -221,18 +233,27 @@ def operators(pattern: Pattern) -> tuple[type[Operator], ...]:
 
 def left_out(pattern: Pattern) -> tuple[str, ...]:
     """Names of a pattern's operators that no layer is made with."""
-    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if kind not in _MAKERS))
+    return tuple(dict.fromkeys(kind.__name__ for kind in operators(pattern) if _maker(kind) is None))
+
+
+def _maker(kind: type[Operator]) -> Maker | None:
+    """What makes layers with an operator."""
+    if issubclass(kind, UserOperator):
+        return _user
+    return _MAKERS.get(kind)
 
 
 def _make(making: Making, part: Pattern) -> str:
     if isinstance(part, Leaf):
         return _leaf(making, part)
-    maker = _MAKERS.get(part.operator)
+    maker = _maker(part.operator)
     if part.optional and (maker is None or (part.operator is not Pad and not making.get(f"with:{part.name}"))):
         return _make(making, part.inputs[0])
     if maker is None:
         raise Underivable(f"no layer is made with {part.operator.__name__}")
-    return maker(making, part)
+    if id(part) not in making.parts:
+        making.parts[id(part)] = maker(making, part)
+    return making.parts[id(part)]
 
 
 def _leaf(making: Making, leaf: Leaf, along: int = 0, more: int = 0) -> str:
@@ -263,10 +284,16 @@ def _weights(making: Making, shape: tuple[int, ...]) -> str:
     return making.constant("weights", array.astype(dtype.numpy), dtype)
 
 
+def _zero(making: Making, axis: str, dtype: DType) -> int:
+    """A zero point, or the nearest number the type has."""
+    return max(dtype.low, min(making.get(axis), dtype.high))
+
+
 def _linear(making: Making, part: Apply) -> str:
     x = _make(making, part.inputs[0])
     channels, outputs = making.builder.type_of(x).shape[-1], 0
-    zeros = {"input_zero_point": making.get("input_zero"), "weight_zero_point": making.get("weight_zero")}
+    dtype = making.builder.type_of(x).dtype
+    zeros = {"input_zero_point": _zero(making, "input_zero", dtype), "weight_zero_point": making.get("weight_zero")}
     operator: Operator
     if part.operator is FullyConnected:
         outputs = making.get("outputs")
@@ -286,8 +313,27 @@ def _linear(making: Making, part: Apply) -> str:
     if len(part.inputs) < 3:
         return making.add(operator, x, weights)
     bias = making.generator.integers(-3000, 3001, outputs) * making.get("bias")
-    wide = DType.INT64 if making.builder.type_of(x).dtype is DType.INT16 else DType.INT32
+    wide = DType.INT64 if dtype is DType.INT16 else DType.INT32
     return making.add(operator, x, weights, making.constant("bias", bias.astype(wide.numpy)))
+
+
+_GROUP = 16
+"""Neighbours whose bits lie together."""
+
+
+def _bit_product(making: Making, part: Apply) -> str:
+    """A product with the bits of a matrix, which is given as they lie."""
+    x = _make(making, part.inputs[0])
+    shape = (making.get("outputs"), making.builder.type_of(x).shape[-1])
+    if TensorType(shape, DType.UINT8).elements > MOST_ELEMENTS:
+        raise ValueError("too large to be tried")
+    array = np.full(shape, 129, np.uint8)
+    if making.get("weights"):
+        array = making.generator.integers(0, 256, shape).astype(np.uint8)
+    planes = ToBitPlanes(_GROUP).evaluate([array])
+    kind = TensorType(tuple(planes.shape), DType.UINT8)
+    leaf = part.inputs[1].name
+    return making.add(BitProduct(making.get("weight_zero")), x, making.given(leaf, leaf, kind, planes))
 
 
 def _refuse_padding_alone(making: Making, part: Apply, shape: tuple[int, ...]) -> None:
@@ -307,16 +353,23 @@ def _pad(making: Making, part: Apply) -> str:
     pads = [making.get(name) for name in ("top", "left", "bottom", "right")]
     if part.optional and not any(pads):
         return x
-    value = making.get("input_zero") + making.get("pad_offset")
+    dtype = making.builder.type_of(x).dtype
+    zero, offset = _zero(making, "input_zero", dtype), making.get("pad_offset")
+    value = zero + offset if zero + offset <= dtype.high else max(zero - offset, dtype.low)
     return making.add(Pad((0, *pads[:2], 0), (0, *pads[2:], 0), value), x)
 
 
 def _spread(making: Making, value: str) -> Array:
-    """What each channel of sums is to be multiplied with so that the results fill a byte."""
+    """What each channel of sums is to be multiplied with so that the results fill a byte, or a narrower type."""
     sums = making.arrays[value].astype(np.float64)
     across = tuple(range(sums.ndim - 1))
     width = np.maximum(np.abs(sums).mean(axis=across), np.abs(sums).max() / 16)
-    factors = 70.0 / np.maximum(width, 1.0) * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    factors = (
+        70.0
+        / 2.0 ** max(8 - making.result.bits, 0)
+        / np.maximum(width, 1.0)
+        * making.generator.uniform(0.8, 1.25, sums.shape[-1])
+    )
     return np.asarray(factors if making.get("per_channel") else factors[:1])
 
 
@@ -327,7 +380,7 @@ def _requantize(making: Making, part: Apply) -> str:
     whole = np.rint(mantissa * 2.0**bits).clip(1 << bits - 1, (1 << bits) - 1).astype(np.int64)
     multiplier = (whole << 31 - bits).astype(np.int32)
     rounding = tuple(Rounding)[making.get("rounding")]
-    operator = Requantize(rounding, output_zero_point=making.get("output_zero"))
+    operator = Requantize(rounding, output_zero_point=_zero(making, "output_zero", making.result))
     constants = {"multiplier": multiplier, "shift": exponent.astype(np.int32)}
     return making.add(operator, x, *(making.constant(name, array) for name, array in constants.items()))
 
@@ -350,9 +403,12 @@ def _scale_shift(making: Making, part: Apply) -> str:
 
 
 def _clip(making: Making, part: Apply) -> str:
-    x = _make(making, part.inputs[0])
-    inner = isinstance(part.inputs[0], Leaf)
-    dtype = making.builder.type_of(x).dtype if inner else TYPES[making.get(f"result:{part.name}")]
+    if isinstance(part.inputs[0], Leaf):
+        x = _make(making, part.inputs[0])
+        dtype = making.builder.type_of(x).dtype
+    else:
+        dtype = making.result = TYPES[making.get(f"result:{part.name}")]
+        x = _make(making, part.inputs[0])
     low, high = RANGES[making.get(f"range:{part.name}")]
     return making.add(Clip(max(low, dtype.low), min(high, dtype.high), dtype), x)
 
@@ -362,7 +418,8 @@ def _pool(making: Making, part: Apply) -> str:
     pads = tuple((making.get(a), making.get(b)) for a, b in (("top", "bottom"), ("left", "right")))
     kernel, stride = making.both("kernel"), making.both("stride")
     if part.operator is SumPool2d:
-        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), making.get("input_zero")), x)
+        zero = _zero(making, "input_zero", making.builder.type_of(x).dtype)
+        return making.add(SumPool2d(kernel, stride, (pads[0], pads[1]), zero), x)
     kind = MaxPool2d if part.operator is MaxPool2d else AveragePool2d
     return making.add(kind(kernel, stride, (pads[0], pads[1])), x)
 
@@ -388,7 +445,15 @@ def _slice(making: Making, part: Apply) -> str:
     return making.add(Slice(start, stop, (1, *making.both("stride"), 1)), x)
 
 
+def _flat(making: Making, part: Apply) -> str:
+    """One of several results of a launch."""
+    x = _make(making, part.inputs[0])
+    return making.add(Reshape((making.builder.type_of(x).elements,)), x)
+
+
 def _concat(making: Making, part: Apply) -> str:
+    if all(isinstance(one, Apply) and one.operator is Reshape for one in part.inputs):
+        return making.add(Concat(0), *_operands(making, part))
     along, unequal = making.get(f"along:{part.name}"), making.get(f"unequal:{part.name}")
     parts = []
     for number, one in enumerate(part.inputs):
@@ -396,10 +461,35 @@ def _concat(making: Making, part: Apply) -> str:
     return making.add(Concat(along), *parts)
 
 
-_MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
+def _user(making: Making, part: Apply) -> str:
+    """An operator of the user's own, by its example."""
+    assert issubclass(part.operator, UserOperator)
+    if part.operator.example.__func__ is UserOperator.example.__func__:  # type: ignore[attr-defined]
+        raise Underivable(f"{part.operator.__name__} has no example")
+    operator, kinds = part.operator.example(_Settings(making))
+    names = []
+    for leaf, kind in zip(part.inputs, kinds, strict=True):
+        low, high = (kind.dtype.low, kind.dtype.high) if kind.dtype.is_integer else (0, 1)
+        array: Array = making.generator.integers(max(low, -(1 << 20)), min(high, 1 << 20) + 1, kind.shape)
+        if kind.dtype is DType.FLOAT32:
+            array = making.generator.normal(0, 1, kind.shape)
+        elif kind.dtype.is_integer and not making.get("x"):
+            array = np.full(kind.shape, max(low, 0) + 3)
+        if isinstance(leaf, Leaf) and leaf.constant:
+            names.append(making.constant(leaf.name, array.astype(kind.dtype.numpy), kind.dtype))
+        elif isinstance(leaf, Leaf):
+            names.append(making.given(leaf.name, leaf.name, kind, array))
+        else:
+            names.append(_make(making, leaf))
+    return making.add(operator, *names)
+
+
+Maker = Callable[[Making, Apply], str]
+_MAKERS: Mapping[type[Operator], Maker] = {
     Conv2d: _linear,
     DepthwiseConv2d: _linear,
     FullyConnected: _linear,
+    BitProduct: _bit_product,
     Pad: _pad,
     Requantize: _requantize,
     ScaleShift: _scale_shift,
@@ -413,5 +503,6 @@ _MAKERS: Mapping[type[Operator], Callable[[Making, Apply], str]] = {
     Lookup: _lookup,
     Transpose: lambda m, part: m.add(Transpose(ORDERS[m.get(f"order:{part.name}")]), *_operands(m, part)),
     Slice: _slice,
+    Reshape: _flat,
     Concat: _concat,
 }

@@ -22,7 +22,7 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import Machine
-from dovetail.program.ir import Launch, View, dense_view, element_places, load, store
+from dovetail.program.ir import Launch, View, byte_places, dense_view, load, store
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.assign import first
 from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
@@ -197,10 +197,9 @@ def _carry_out(
 
 def _written_elsewhere(before: Array, after: Array, result: View) -> None:
     """Raise where bytes have changed that are not the result's."""
-    changed = before != after
-    places = element_places(result, 0)[..., None] + np.arange(result.type.dtype.numpy.itemsize)
-    changed[places] = False
-    if result.layout is not None:  # what pads the last blocks may hold any bytes
+    changed, bytewise = before != after, result.bytewise
+    changed[byte_places(bytewise, 0)] = False
+    if bytewise.layout is not None and not bytewise.layout.is_row_major:  # what pads the last blocks may hold any bytes
         changed[result.span[0] : result.span[1]] = False
     wrong = np.flatnonzero(changed)
     if wrong.size:
@@ -226,10 +225,10 @@ class _Room:
     def view(self, name: str, kind: TensorType, layout: Layout | None, apart: bool) -> View:
         """A place for a value in the layout the offload takes or gives it in."""
         view = dense_view(name, kind, 0, layout)
-        if apart and layout is None:  # with gaps behind its pixels and rows
+        if apart and (layout is None or layout.bytewise.is_row_major):  # with gaps behind its pixels and rows
             strides = list(view.strides)
             for axis in range(len(strides) - 2, -1, -1):
-                strides[axis] = strides[axis + 1] * kind.shape[axis + 1] + self._alignment
+                strides[axis] = strides[axis + 1] * view.physical[axis + 1] + self._alignment
             view = replace(view, strides=tuple(strides))
         start, stop = view.span
         return View(name, kind, view.strides, self.take(stop - start, self._alignment), layout)

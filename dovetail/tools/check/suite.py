@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from xml.etree import ElementTree
 
@@ -29,7 +29,7 @@ from dovetail.tools.check.cases import (
 from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
 from dovetail.tools.check.networks import NETWORKS, through_policies
 from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
-from dovetail.tools.check.suspect import Shrunk, explained, shrink, suspicions
+from dovetail.tools.check.suspect import Shrunk, alike, explained, shrink, suspicions
 
 _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
@@ -67,8 +67,6 @@ class Tested:
     seconds: float = 0.0
     remark: str = ""
     """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
-    left: int = 0
-    """Settings worth trying that no case has, for there would be too many."""
     left_out: tuple[str, ...] = ()
     """Optional operators of the pattern that no layer is made with."""
 
@@ -93,6 +91,8 @@ class Order:
     """Only those of these names; empty for all."""
     seconds: float = SECONDS
     """That a batch of cases may take."""
+    first: bool = False
+    """Whether to stop behind the first offload that something is wrong with."""
 
 
 def check(target: Target, order: Order, progress: Callable[[str], None] = lambda text: None) -> Checked:
@@ -109,9 +109,11 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
         verilog_devices(target)  # else each batch would say that it does not build
     found = Checked(target.name)
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
+    lints = len(found.findings)
     for engine in target.engines:
         for offload in engine.offloads:
-            if not order.offloads or offload.name in order.offloads:
+            enough = order.first and len(found.findings) > lints
+            if not enough and (not order.offloads or offload.name in order.offloads):
                 _offload(target, engine, offload, order, found, progress)
     if order.offloads and not found.tested:
         hint = f"there is {', '.join(o.name for e in target.engines for o in e.offloads)}"
@@ -141,7 +143,7 @@ def _offload(
 ) -> None:
     where = f"{engine.name} {offload.name}"
     progress(f"{where}: looking for layers it takes")
-    cases, left, remark = _cases(engine, offload, order, found)
+    cases, remark = _cases(engine, offload, order, found)
     if remark:
         found.tested.append(Tested(engine.name, offload.name, remark=remark))
         return
@@ -157,11 +159,11 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
-        said = {finding.suspicions[0] for finding in found.findings}
-        found.findings += _explained(target, offload, simulator, outcomes, order, right, said, progress)
+        before = tuple(found.findings)
+        found.findings += _explained(target, offload, simulator, outcomes, order, right, before, progress)
         failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
-        counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason, left)
+        counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason)
         unmade = () if any("made" in case.point for case in cases) else left_out(offload.pattern)
         found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
         if all(one.skipped for one in outcomes if one.case.taken):
@@ -172,29 +174,27 @@ def _offload(
         right.append(simulator)
 
 
-def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tuple[list[Case], int, str]:
-    """The cases, how many settings are in none of them, and why there are no cases, if there are none; lints."""
+def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tuple[list[Case], str]:
+    """The cases, and why there are none, if there are none; lints."""
     where = f"{engine.name} {offload.name}"
     try:
         starts = bases(offload)
         if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
             found.findings.append(Finding(sentence, (sentence,)))
-            return [], 0, "no layer reaches it"
+            return [], "no layer reaches it"
         cases: list[Case] = []
-        left = 0
         for start in starts:
             found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
-            more, others = derive(engine, offload, start, order.limits)
-            cases, left = [*cases, *more], left + others
-        return cases, left, ""
+            cases += derive(engine, offload, start, order.limits)
+        return cases, ""
     except Underivable as error:
         sentence = f"{where}: no case was tried: {error}"
         found.findings.append(Finding(sentence, (f"nothing is known of it: {error}",)))
-        return [], 0, str(error)
+        return [], str(error)
     except Unasked as error:
         found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        return [], 0, "its declarations raise"
+        return [], "its declarations raise"
 
 
 def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
@@ -220,11 +220,13 @@ def _explained(
     outcomes: Sequence[Outcome],
     order: Order,
     right: Sequence[str],
-    said: Collection[str],
+    before: Sequence[Finding],
     progress: Callable[[str], None],
 ) -> Iterator[Finding]:
     """One finding for wrong results, one for errors, each in its smallest form. On a chip, where tries are dear, less
-    is tried of what a usual mistake explains, and nothing of what was `said` of another offload."""
+    is tried of what a usual mistake explains, and nothing of what was found `before` of another offload."""
+    said = {finding.suspicions[0] for finding in before}
+    errors = [(finding, finding.outcome.error) for finding in before if finding.outcome and finding.outcome.error]
     for kind, word in ((False, "wrong results"), (True, "errors")):
         failed = [outcome for outcome in outcomes if outcome.failed and bool(outcome.error) == kind]
         if not failed:
@@ -232,19 +234,23 @@ def _explained(
         failed.sort(key=lambda outcome: (bool(outcome.case.room), _size(offload, outcome)))
         first = failed[0]
         where = f"{first.case.engine} {first.case.offload}"
+        tried = sum(not outcome.skipped for outcome in outcomes)
+        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
+        same = next((finding for finding, error in errors if alike(error, first.error)), None) if kind else None
+        if same is not None:
+            yield replace(same, title=title, simulator=simulator, outcome=first)
+            continue
         progress(f"{where}: looking for the smallest case that fails")
         dear = simulator != "model"
-        known = explained(failed, offload) if dear and not kind else []
+        known = explained(failed, outcomes, offload)[0] if dear and not kind else []
         of_time: list[str] = []
         if simulator == "iss" and not kind and not known:
             of_time = list(_of_time(target, outcomes, failed, simulator, order))
         small = Shrunk(first, ())
-        if not of_time and not set(known[:1]) & set(said):
+        if not of_time and not set(known[:1]) & said:
             rounds = _FEW if known else _MANY
             small = shrink(first, offload, lambda cases: run(target, cases, simulator, order.seconds), dear, rounds)
-        tried = sum(not outcome.skipped for outcome in outcomes)
-        title = f"{where}, {simulator}: {word} in {len(failed)} of {tried} cases, e.g. {first.case.why}"
-        found = suspicions(small, failed, offload)
+        found = suspicions(small, failed, outcomes, offload)
         if simulator == "model" and not small.outcome.hangs:
             found[:0] = _where_it_lies(target, small.outcome, order)
         if right:  # what is left where something else computes all cases rightly
@@ -333,10 +339,10 @@ def _described(finding: Finding) -> str:
     case, words = finding.outcome.case, []
     for axis, value in case.point.items():
         name = axis.split(":")[0]
-        if axis in ("type", "weight_type", "rounding"):
-            choices = {"type": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[axis]
+        if name in ("type", "result", "weight_type", "rounding"):
+            choices = {"type": TYPES, "result": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[name]
             if value:
-                words.append(f"{axis} {getattr(choices[value], 'text', choices[value].value)}")
+                words.append(f"{name} {getattr(choices[value], 'text', choices[value].value)}")
         elif axis == "model":
             words.append(f"from {NETWORKS[value - 1][0]}")
         elif axis == "made" and "model" not in case.point:
@@ -369,10 +375,9 @@ def _around(actual: Array, expected: Array) -> Iterator[str]:
 def summary(checked: Checked) -> str:
     """The last line."""
     cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
-    count, left = len(checked.findings), sum(t.left for t in checked.tested)
+    count = len(checked.findings)
     more = f", {skipped} not tried" if skipped else ""
     more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
-    more += f"; --full tries {left} settings more" if left else ""
     named = (
         ("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
         ("no layer has", sorted({name for t in checked.tested for name in t.left_out})),

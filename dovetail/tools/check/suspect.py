@@ -6,8 +6,9 @@ computes the results of usual mistakes), how it differs, and what the failure ca
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,8 +42,8 @@ def shrink(outcome: Outcome, offload: Offload, attempt: Attempt, dear: bool = Fa
     needed: tuple[str, ...] = ()
     if outcome.hangs or (dear and outcome.error):
         simpler = {axis: Outcome(case) for axis, case in _simpler(outcome.case, offload)}
-        small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt))
-        return Shrunk(small or outcome, ())
+        small = _together(outcome, simpler, offload, lambda cases: _first(outcome, cases, attempt)) or outcome
+        return Shrunk(small, () if outcome.hangs else _needed(small, offload, attempt))
     for _ in range(rounds):
         single = dict(_simpler(outcome.case, offload))
         results = dict(zip(single, attempt(list(single.values())), strict=True))
@@ -62,6 +63,18 @@ def _first(outcome: Outcome, cases: Sequence[Case], attempt: Attempt) -> list[Ou
         if _same(outcome, found[-1]):
             break
     return found
+
+
+def _needed(outcome: Outcome, offload: Offload, attempt: Attempt) -> tuple[str, ...]:
+    """Axes without whose settings all is well, tried one at a time."""
+    simpler = dict(_simpler(outcome.case, offload))
+    return tuple(axis for axis, case in simpler.items() if not _same(outcome, attempt([case])[0]))
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two errors say the same but for numbers."""
+    first, second = (re.sub(r"\d\w*", "", error.splitlines()[0]) for error in (one, other))
+    return first == second
 
 
 def _same(one: Outcome, other: Outcome) -> bool:
@@ -136,24 +149,34 @@ _NEEDED = (
 )
 _UNWRITTEN = 0xA5
 _ASKED = 6
-"""Failing cases that mistakes are compared with."""
+"""Failing cases in which mistakes are looked for."""
+_COMPARED = 40
+"""Other cases whose results those found are compared with."""
 
 
-def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], offload: Offload) -> list[str]:
-    """Sentences, the likeliest first; at least one. `failed` are all that failed alike, the one shrunk first."""
+def suspicions(shrunk: Shrunk, failed: Sequence[Outcome], others: Sequence[Outcome], offload: Offload) -> list[str]:
+    """Sentences, the likeliest first; at least one. `failed` are all that failed alike, the one shrunk first, and
+    `others` all that were tried."""
     if shrunk.outcome.error:
         found = _of_error(shrunk.outcome.error)
+        needed = list(_of_needed(shrunk))
+        found = [*needed, *found] if found[0].startswith(_REPORTED) else [*found, *needed]
     else:
         assert failed[0].actual is not None and failed[0].expected is not None
-        found = explained([shrunk.outcome, *failed], offload)
-        found += _of_difference(failed[0].actual, failed[0].expected)
-    found += _of_needed(shrunk)
+        likely, perhaps = explained([shrunk.outcome, *failed], others, offload)
+        seen, needed = list(_of_difference(failed[0].actual, failed[0].expected)), list(_of_needed(shrunk))
+        found = [*likely, *needed, *seen, *perhaps] if likely else [*seen, *perhaps, *needed]
     return list(dict.fromkeys(found)) or ["nothing about it is known: compare the driver's registers with the job"]
+
+
+_REPORTED = "as the error says: "
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
+"""What errors of the port's own code have in them."""
 
 
 def _of_error(error: str) -> list[str]:
     """What an error that is no wrong result points to."""
-    text = error.lower()
+    text, line = error.lower(), error.splitlines()[0]
     known = (
         ("gave no answer", "the port hangs: the device model, the driver or a library never comes to an end"),
         ("hang", "the port hangs: the engine never finishes, or the driver waits for the wrong register"),
@@ -163,6 +186,10 @@ def _of_error(error: str) -> list[str]:
             "a launch is started while the engine has no room: the driver does not wait for the one before",
         ),
         ("before a job is acquired", "a job is written while the engine has no room: the driver does not wait for one"),
+        (
+            "were never written",
+            "a register is not written: what the launch before was given is not there, e.g. in a second context",
+        ),
         ("deadlock", "the port hangs: the engine raised no interrupt, or the driver waits for one too many"),
         ("writes outside of its result", "the engine writes outside of its result: halo, size or stride"),
         ("not inside one memory", "an address is wrong: halo, size or stride"),
@@ -171,19 +198,42 @@ def _of_error(error: str) -> list[str]:
         ("does not fit 32 bits", "a register is given a number that is too large: too wide a limit"),
         ("against its limit", "a limit is asked differently of the same layer: what its measure depends on"),
     )
-    return [sentence for key, sentence in known if key in text][:1] or [f"the port's own code: {error.splitlines()[0]}"]
+    own = "the port's own code: " if _EXCEPTION.search(line) else _REPORTED
+    return [sentence for key, sentence in known if key in text][:1] or [f"{own}{line}"]
 
 
-def explained(outcomes: Sequence[Outcome], offload: Offload) -> list[str]:
-    """Mistakes that give the very results of the first cases, those that explain the most cases first."""
+def explained(failed: Sequence[Outcome], others: Sequence[Outcome], offload: Offload) -> tuple[list[str], list[str]]:
+    """Mistakes that give the very results of failing cases: of most of those asked, and of fewer.
+
+    Those come first that would give the results of the most cases, `others` included, which went well or failed too: on
+    small layers many mistakes look alike.
+    """
+    asked = failed[: _ASKED + 1]
     counted: Counter[str] = Counter()
-    for outcome in outcomes[: _ASKED + 1]:
-        assert outcome.actual is not None
-        graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
-        for sentence, other in instead(graph, layer):
-            if np.array_equal(other, outcome.actual):
-                counted[sentence] += 1
-    return sorted(counted, key=lambda sentence: -counted[sentence])[:2]
+    for outcome in asked:
+        counted.update(_given(outcome, offload))
+    known = {id(one) for one in asked}
+    rest = [one for one in others if one.actual is not None and one.case.taken and id(one) not in known][:_COMPARED]
+    right: Counter[str] = Counter()
+    for outcome in (*asked, *rest) if len(counted) > 1 else ():
+        right.update(_given(outcome, offload, counted))
+    ranked = sorted(counted, key=lambda sentence: (-right[sentence], -counted[sentence]))
+    most = [sentence for sentence in ranked if 2 * counted[sentence] >= len(asked)]
+    return most[:2], [sentence for sentence in ranked if sentence not in most][:2]
+
+
+def _given(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -> list[str]:
+    """Mistakes, of those `wanted` if there are any, that give what a case gave; where it went well those that change
+    nothing there, and those that cannot be made."""
+    assert outcome.actual is not None and outcome.expected is not None
+    graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
+    made = list(instead(graph, layer, wanted))
+    given = dict.fromkeys(one.sentence for one in made if one.gives(outcome.actual))
+    if outcome.failed:
+        right = {one.sentence for one in made if one.gives(outcome.expected)}
+        return [sentence for sentence in given if sentence not in right]
+    impossible = set(wanted) - {one.sentence for one in made}
+    return [*given, *sorted(impossible)]
 
 
 def _of_difference(actual: Array, expected: Array) -> Iterator[str]:

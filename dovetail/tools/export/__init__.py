@@ -11,7 +11,7 @@
 | `cmsis-pack` | sources and the description a pack is made from |
 
 Each has an example program. What compiles and runs a network without its surroundings stands in `library.py`, the
-forms in `forms.py`.
+forms in `forms.py`, waiting beside an operating system in `rtos.py`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,31 @@ from dovetail.errors import BuildError
 from dovetail.run import Build
 from dovetail.tools.export.forms import FORMS
 from dovetail.tools.export.library import library_of
+from dovetail.tools.export.rtos import FREERTOS, beside
 
 
-def export(build: Build, form: str, folder: Path, replace: bool = False) -> tuple[str, ...]:
+def export(build: Build, form: str, folder: Path, replace: bool = False, freertos: bool = False) -> tuple[str, ...]:
     """Write a build as a library.
 
     Args:
         build: what `dovetail compile` made, for a core that runs firmware.
         form: one of `FORMS`. folder: where it goes.
         replace: whether a folder that is there is replaced, if it has nothing but an export.
+        freertos: with a C file for FreeRTOS, as `esp-idf` always has.
 
     Returns:
         The files, relative to the folder.
 
     Raises:
-        BuildError: the build is a program for this computer, or the folder cannot be written.
+        BuildError: the build is a program for this computer, the form is another system's, or the folder cannot be
+            written.
     """
     library = library_of(build)
+    if freertos and form == "zephyr":
+        hint = "leave out --rtos: this form has Zephyr's semaphores"
+        raise BuildError("a module of Zephyr's does not run beside FreeRTOS", where="--rtos, --to", hint=hint)
+    if freertos and form != "esp-idf":
+        library = beside(library, FREERTOS)
     files = {**FORMS[form](library), _MARK: f"{form} {library.name}\n"}
     if replace and folder.exists() and not (folder / _MARK).is_file():
         hint = "choose another folder"

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-from dovetail.tools.export.library import Library, example
+from dovetail.tools.export import rtos
+from dovetail.tools.export.library import Library, cycles, example
 
 Files = dict[str, str]
 """Text by path in the export."""
@@ -29,8 +30,9 @@ def _readme(library: Library, use: str) -> str:
         f"inputs, call `{library.name}_run()`, read the outputs. One inference at a time: guard the call with a mutex",
         "where several tasks use it.",
         "",
-        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
-        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead.",
+        *_waiting(library),
+        "",
+        "The program `cycles.c` prints the cycles of each layer; compile it and the network with `DOVETAIL_MARK_HOOK`.",
     ]
     if library.arena:
         lines += [
@@ -40,6 +42,25 @@ def _readme(library: Library, use: str) -> str:
     if library.foreign:
         lines += ["", f"It calls a library that is not in here: {', '.join(library.foreign)}. Link your copy of it."]
     return "\n".join([*lines, ""])
+
+
+def _waiting(library: Library) -> list[str]:
+    """How it waits, and for whom, in lines."""
+    if library.system:
+        blocks = f" Its task blocks while {' or '.join(library.waits)} works." if library.waits else ""
+        return [f"`{library.name}_rtos.h` is for {library.system}: tasks take turns.{blocks}"]
+    if not library.waits:
+        return ["It waits for nothing."]
+    return [
+        "Where an engine or a DMA works, the core waits in `wfi`; define `DOVETAIL_WAIT_HOOK` and a function",
+        "`void dovetail_wait(void)` to block on a semaphore that your interrupt handler gives instead, or",
+        "export with `--rtos freertos`.",
+    ]
+
+
+def _examples(library: Library) -> Files:
+    """The example, and the one that counts cycles, as C programs."""
+    return {"example/main.c": _main(library), "example/cycles.c": cycles(library)}
 
 
 def _below(folder: str, files: Mapping[str, str]) -> Files:
@@ -67,12 +88,19 @@ if({name.upper()}_EXAMPLE)
   target_link_libraries({name}_example PRIVATE {name}::{name})
 endif()
 
+option({name.upper()}_CYCLES "build the example that prints the cycles of each layer" OFF)
+if({name.upper()}_CYCLES)
+  target_compile_definitions({name} PRIVATE DOVETAIL_MARK_HOOK)
+  add_executable({name}_cycles example/cycles.c)
+  target_link_libraries({name}_cycles PRIVATE {name}::{name})
+endif()
+
 install(TARGETS {name} EXPORT {name} ARCHIVE DESTINATION ${{CMAKE_INSTALL_LIBDIR}})
 install(DIRECTORY src/ DESTINATION include/{name} FILES_MATCHING PATTERN "*.h")
 install(EXPORT {name} FILE {name}-config.cmake NAMESPACE {name}:: DESTINATION ${{CMAKE_INSTALL_LIBDIR}}/cmake/{name})
 """
     use = f"`add_subdirectory` it, or install it and `find_package({name})`; then link `{name}::{name}`."
-    extra = {"CMakeLists.txt": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {"CMakeLists.txt": text, **_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), **extra}
 
 
@@ -82,7 +110,9 @@ def make(library: Library) -> Files:
     text = f"""# Makes lib{library.name}.a; give CC, AR and the flags of your processor:
 # make CC=arm-none-eabi-gcc AR=arm-none-eabi-ar CPU="-mcpu=cortex-m4 -mthumb"
 CPU =
-CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU)
+# HOOKS=-DDOVETAIL_MARK_HOOK is for example/cycles.c.
+HOOKS =
+CFLAGS = -std=gnu99 -O2 -Wall -Wextra -fno-strict-aliasing -ffunction-sections -fdata-sections $(CPU) $(HOOKS)
 
 lib{library.name}.a: {objects}
 \t$(AR) rcs $@ $^
@@ -95,7 +125,7 @@ clean:
 .PHONY: clean
 """
     use = f"`make` gives `lib{library.name}.a`; headers are in `src`."
-    extra = {"Makefile": text, "example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {"Makefile": text, **_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), **extra}
 
 
@@ -119,6 +149,7 @@ def arduino(library: Library) -> Files:
         **_below("src", library.files),
         "library.properties": "".join(f"{key}={value}\n" for key, value in properties.items()),
         f"examples/{library.name}_example/{library.name}_example.ino": sketch,
+        "extras/cycles.c": cycles(library),
         "README.md": _readme(library, "Put the folder into your sketchbook's `libraries`, or install it as a ZIP."),
     }
 
@@ -136,12 +167,13 @@ def platformio(library: Library) -> Files:
         "examples": [{"name": library.name, "base": "example", "files": ["main.c"]}],
     }
     use = "Put the folder into your project's `lib`, or name it in `lib_deps`."
-    extra = {"example/main.c": _main(library), "README.md": _readme(library, use)}
+    extra = {**_examples(library), "README.md": _readme(library, use)}
     return {**_below("src", library.files), "library.json": json.dumps(described, indent=2) + "\n", **extra}
 
 
 def zephyr(library: Library) -> Files:
     """A module of Zephyr's; engines block their thread on a semaphore."""
+    library = rtos.beside(library, rtos.ZEPHYR)
     option = f"DOVETAIL_{library.upper}"
     sources = "".join(f"  src/{file}\n" for file in sorted(library.sources))
     cmake_text = f"""if(CONFIG_{option})
@@ -155,19 +187,26 @@ endif()
     kconfig = f"""config {option}
 \tbool "{escape(library.sentence)}"
 """
+    for line, device in rtos.interrupt_options(library):
+        kconfig += f"""
+config {line}
+\tint "number of the interrupt line of {device}"
+\tdepends on {option}
+"""
     module = f"name: {library.name}\nbuild:\n  cmake: .\n  kconfig: Kconfig\n"
     use = f"Name the folder in `ZEPHYR_EXTRA_MODULES` and set `CONFIG_{option}=y`."
     extra = {"zephyr/module.yml": module, "Kconfig": kconfig, "CMakeLists.txt": cmake_text}
     return {
         **_below("src", library.files),
         **extra,
-        "example/main.c": _main(library),
+        **_examples(library),
         "README.md": _readme(library, use),
     }
 
 
 def esp_idf(library: Library) -> Files:
-    """A component of ESP-IDF's."""
+    """A component of ESP-IDF's, whose FreeRTOS it waits with."""
+    library = rtos.beside(library, rtos.FREERTOS, "freertos/")
     sources = " ".join(f'"src/{file}"' for file in sorted(library.sources))
     cmake_text = f"""idf_component_register(SRCS {sources} INCLUDE_DIRS "src")
 target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)
@@ -175,7 +214,7 @@ target_compile_options(${{COMPONENT_LIB}} PRIVATE -fno-strict-aliasing)
     manifest = f'version: "{library.version}"\ndescription: {json.dumps(library.sentence)}\n'
     use = "Put the folder into your project's `components`."
     extra = {"CMakeLists.txt": cmake_text, "idf_component.yml": manifest, "README.md": _readme(library, use)}
-    return {**_below("src", library.files), **extra, "example/main.c": _main(library)}
+    return {**_below("src", library.files), **extra, **_examples(library)}
 
 
 def cmsis_pack(library: Library) -> Files:
@@ -209,7 +248,7 @@ def cmsis_pack(library: Library) -> Files:
     use = "Pack the folder with the tools of Open-CMSIS-Pack, or name its `.pdsc` in your solution."
     extra = {
         f"Dovetail.{library.name}.pdsc": text,
-        "example/main.c": _main(library),
+        **_examples(library),
         "README.md": _readme(library, use),
     }
     return {**_below("src", library.files), **extra}

@@ -11,6 +11,8 @@ from dovetail.codegen.emit.project import defines
 from dovetail.errors import BuildError
 from dovetail.run import Build
 
+RUNTIME = "dovetail_rt.h"
+"""The header all files of a network include."""
 _SURROUNDINGS = re.compile(r"(_start\.S|/dovetail_rt\.c|/sim_main\.c|_arena\.c|/cores\.c)$")
 """Sources a program of its own brings, or has no use for."""
 _FOR_SIMULATORS = ("src/board_network.h", "runtime/board.h")
@@ -36,6 +38,12 @@ class Library:
     """C name of an array the program must bring; empty for none."""
     foreign: tuple[str, ...]
     """Folders of a vendor's library, which stays out: the program has it."""
+    waits: tuple[str, ...]
+    """The engines and DMAs whose interrupts the core waits for; empty for a network of the core alone."""
+    layers: tuple[str, ...]
+    """Their names, by the number their marker has."""
+    system: str = ""
+    """The operating system it runs beside; empty for none."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -62,7 +70,7 @@ def library_of(build: Build) -> Library:
     kept = [path for path in paths if path not in _FOR_SIMULATORS and not (foreign and path.startswith("driver/"))]
     headers = {path.rpartition("/")[2]: _text(build, path) for path in kept}
     macros = {key: value for key, value in defines(name, target).items() if value is not None and "MODEL" not in key}
-    headers["dovetail_rt.h"] = _with_macros(headers["dovetail_rt.h"], macros)
+    headers[RUNTIME] = with_macros(headers[RUNTIME], macros)
     return Library(
         name=name,
         version=str(manifest["dovetail"]),
@@ -73,9 +81,21 @@ def library_of(build: Build) -> Library:
         outputs=manifest["outputs"],
         arena=str(manifest.get("arena") or ""),
         foreign=tuple(sorted({path.split("/")[1] for path in foreign})),
+        waits=_waits(build, sources),
+        layers=tuple(str(layer["name"]) for layer in manifest["layers"]),
     )
 
 
+def _waits(build: Build, sources: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices a network uses whose drivers wait."""
+    waiting = {file for file, text in sources.items() if _WAITING in text}
+    used = {name for work in build.manifest["work"] for name in work["engines"]} if waiting - {_DMA} else set()
+    engines = [engine.name for engine in build.target.engines if engine.name in used]
+    return (*engines, build.target.dma.name) if build.target.dma and _DMA in waiting else tuple(engines)
+
+
+_DMA = "dma.c"
+_WAITING = "dovetail_wait_for_interrupt()"
 _ALIASING = """\
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O2", "no-strict-aliasing") /* bytes are read as other types */
@@ -91,7 +111,7 @@ def _text(build: Build, path: str) -> str:
         raise BuildError(f"cannot read {path}: {error.strerror}", where=str(build.folder), hint=hint) from None
 
 
-def _with_macros(header: str, macros: Mapping[str, str | None]) -> str:
+def with_macros(header: str, macros: Mapping[str, str | None]) -> str:
     """The header with macros that were options of the compiler."""
     lines = [f"#ifndef {name}\n#define {name} {value}\n#endif\n" for name, value in sorted(macros.items())]
     place = header.index("#include <stdint.h>")
@@ -120,3 +140,76 @@ def example(library: Library, head: str, main: str, tail: Sequence[str]) -> str:
         arena = [f"uint8_t {library.arena}[{upper}_ARENA_BYTES] __attribute__((aligned(16)));", ""]
     body = "\n".join(f"    {line}" for line in lines)
     return "\n".join([head, "", *arena, main, "{", body, "}", ""])
+
+
+def cycles(library: Library) -> str:
+    """A program that runs the network once and prints the cycles of each layer, by the core's own counter."""
+    names = "".join(f'    "{name}",\n' for name in library.layers)
+    arena = ""
+    if library.arena:
+        arena = f"uint8_t {library.arena}[{library.upper}_ARENA_BYTES] __attribute__((aligned(16)));\n"
+    return _CYCLES.format(name=library.name, count=max(1, len(library.layers)), names=names or "    0,\n", arena=arena)
+
+
+_CYCLES = """\
+/* Cycles of each layer. Compile this file and the network with DOVETAIL_MARK_HOOK defined. */
+#include <stdint.h>
+#include <stdio.h>
+
+#include "{name}.h"
+
+#define LAYERS {count}u
+
+void dovetail_mark(uint32_t layer);
+
+{arena}static const char *const names[LAYERS] = {{
+{names}}};
+static uint32_t spent[LAYERS], began, layer_now = LAYERS;
+
+#if defined(DOVETAIL_CYCLES) /* an expression of yours */
+static void count(void)
+{{
+}}
+#elif defined(__arm__) && defined(__ARM_ARCH) && __ARM_ARCH >= 7
+#define DOVETAIL_CYCLES (*(volatile uint32_t *)0xE0001004u) /* of the debug unit (DWT) */
+static void count(void)
+{{
+    *(volatile uint32_t *)0xE000EDFCu |= 1u << 24;
+    DOVETAIL_CYCLES = 0u;
+    *(volatile uint32_t *)0xE0001000u |= 1u;
+}}
+#elif defined(__riscv)
+static uint32_t mcycle(void)
+{{
+    unsigned long cycles;
+    __asm__ volatile("csrr %0, mcycle" : "=r"(cycles));
+    return (uint32_t)cycles;
+}}
+#define DOVETAIL_CYCLES mcycle()
+static void count(void)
+{{
+}}
+#else
+#error "define DOVETAIL_CYCLES as an expression that gives the cycles since any moment"
+#endif
+
+void dovetail_mark(uint32_t layer)
+{{
+    const uint32_t now = DOVETAIL_CYCLES;
+    if (layer_now < LAYERS) {{
+        spent[layer_now] += now - began;
+    }}
+    layer_now = layer;
+    began = now;
+}}
+
+int main(void)
+{{
+    count();
+    {name}_run();
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {{
+        printf("%-24s %10lu\\n", names[layer], (unsigned long)spent[layer]);
+    }}
+    return 0;
+}}
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate
 from dovetail.ir.operators.activation import Softmax
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
+from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
+from dovetail.operators import combined
 from dovetail.quantize import quantize
 from dovetail.read import load_model, own_rounding
 from dovetail.target.description import Target
@@ -183,7 +185,7 @@ def without_activations(graph: Graph) -> Graph:
     return builder.finish([names[name] for name in graph.outputs])
 
 
-def _column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
+def column(name: str, wanted: Sequence[Array], got: Sequence[Array], labels: Array | None, classifies: bool) -> Column:
     """The figures of one way: first outputs against the float network's; agreement only where it gives classes."""
     noise = Noise()
     for one, other in zip(wanted, got, strict=True):
@@ -248,6 +250,7 @@ def accuracy_of(
     float_model: Path | None,
     simulator: str | None,
     report: Told,
+    operators: Sequence[type[UserOperator]] = (),
 ) -> Accuracy:
     """A quantised model beside its float network on data, and on a target's firmware.
 
@@ -259,6 +262,7 @@ def accuracy_of(
         float_model: what it was quantised from; None for the model itself with float activations.
         simulator: of the firmware; None for the target's default.
         report: told the progress.
+        operators: the user's own.
 
     Raises:
         DovetailError: a file is at fault, or they do not fit each other.
@@ -268,11 +272,15 @@ def accuracy_of(
     from dovetail.targets import load_target
 
     report("reading the model")
-    qdq = simplify(load_model(model))
     target = load_target(target_name) if target_name is not None else None
+    known = combined(target.operators if target is not None else (), operators)
+    target = replace(target, operators=known) if target is not None else None
+    qdq = simplify(load_model(model, operators=known))
     own = Options().rounding_of(model, target) if target is not None else own_rounding(model)
     integer = quantize(qdq, own, allow_float=True)
-    reference = prepare(load_model(float_model), float_model.name) if float_model else without_activations(qdq)
+    reference = (
+        prepare(load_model(float_model, operators=known), float_model.name) if float_model else without_activations(qdq)
+    )
     if set(reference.inputs) != set(qdq.inputs):
         what = f"the inputs {sorted(qdq.inputs)} are not those of the float model, {sorted(reference.inputs)}"
         raise DovetailError(what, where=model.name, hint="compare with the float model that was quantised")
@@ -334,7 +342,7 @@ def compare(
         ways["firmware"] = [real_output(qdq, array, kind) for array in firmware(inputs)]
     last = reference.producers().get(reference.outputs[0])
     classifies = labels is not None or (last is not None and isinstance(last.operator, Softmax))
-    columns = tuple(_column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
+    columns = tuple(column(name, wanted, outputs, labels, classifies) for name, outputs in ways.items())
     return Accuracy(columns, tuple(LayerNoise(p.real, p.origin, noise[p.integers].sqnr) for p in places))
 
 

@@ -209,16 +209,23 @@ def frontier(layers: Sequence[LayerCost]) -> tuple[FrontierPoint, ...]:
     return tuple(points)
 
 
-def within(points: Sequence[FrontierPoint], limit: float, what: str) -> FrontierPoint:
-    """The point of least noise whose cost keeps the limit; raises DovetailError where even the cheapest does not."""
-    fitting = [point for point in points if point.cost <= limit]
-    if not fitting:
-        raise DovetailError(
-            f"the budget is {limit:,.0f} {what}, the narrowest weights need {points[0].cost:,.0f}",
-            where="--budget",
-            hint=f"raise it to {points[0].cost:,.0f} or more",
-        )
-    return fitting[-1]
+def within(points: Sequence[FrontierPoint], limit: float, what: str, base: float = 0.0) -> FrontierPoint:
+    """The point of least noise whose cost keeps the limit; raises DovetailError where even the cheapest does not.
+
+    Args:
+        points: from the cheapest on. limit: of the whole network. what: the unit.
+        base: what all else in the network costs, at any widths.
+    """
+    fitting = [point for point in points if base + point.cost <= limit]
+    if fitting:
+        return fitting[-1]
+    least = base + points[0].cost
+    rest = f", {base:,.0f} of them for what has no weights" if base else ""
+    raise DovetailError(
+        f"the budget is {limit:,.0f} {what}, the narrowest weights need {least:,.0f}{rest}",
+        where="--budget",
+        hint=f"raise it to {least:,.0f} or more",
+    )
 
 
 def cheapest(

@@ -16,12 +16,16 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.target.description import Quantisation, Target
 from dovetail.tools.ptq import steps as stepping
+from dovetail.tools.ptq.attention import wide_values
 from dovetail.tools.ptq.budget import Budget
 from dovetail.tools.ptq.execute import Told, observe, silent
 from dovetail.tools.ptq.layers import LayerSettings, fit_layers, weighted_layers
 from dovetail.tools.ptq.prepare import equalise
 from dovetail.tools.ptq.qdq import Scheme
 from dovetail.tools.ptq.steps import Histogram, Method, Steps
+
+_Q15 = Steps(DType.INT16, 2.0**-15, 0)
+"""What a softmax of 16 bits gives."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,14 @@ def _steps(
     symmetric = wanted.symmetric if settings.symmetric is None else settings.symmetric or wanted.symmetric
     points = stepping.quantised_values(graph)
     known, owner = stepping.fixed_ranges(graph), stepping.shared(graph, points)
+    wide = frozenset() if wanted.shifts else wide_values(graph, wanted.wide_sums)
     found = {}
     for name in points:
+        if name in wide:
+            found[name] = (
+                _Q15 if name in known else stepping.spanning(seen[name].low, seen[name].high, DType.INT16, True)
+            )
+            continue
         dtype = wanted.activations.narrowed(bits.get(name, 8))
         if name in graph.inputs and settings.integer_ends:  # ONNX has no inputs of 2 bits that others read
             dtype = dtype.narrowed(max(dtype.bits, 4))

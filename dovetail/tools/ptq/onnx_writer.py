@@ -8,6 +8,7 @@ two orders only give a form a second name. An operator without a form of its own
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -16,13 +17,15 @@ import onnx
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.onnx_body import MOST_BYTES, OnnxBody, onnx_model, value_info
+from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
 from dovetail.ir.operators.activation import Clamp, Softmax, Unary
 from dovetail.ir.operators.arithmetic import Add, Dequantize, Quantize
 from dovetail.ir.operators.elementwise import Binary
 from dovetail.ir.operators.linear import Convolution, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Concat, Gather, Pad, Reshape, Transpose
+from dovetail.ir.operators.movement import Concat, Gather, Pad, Resample, Reshape, Transpose
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Normalise
 from dovetail.ir.types import DType, TensorType
+from dovetail.read.geometry import Resized
 
 TO_IMAGE = (0, 3, 1, 2)
 """NHWC to NCHW."""
@@ -51,6 +54,8 @@ def plain_onnx(graph: Graph, notes: Mapping[str, str] | None = None) -> onnx.Mod
     body.input.extend(_input_info(name, graph.types[name]) for name in graph.inputs)
     body.output.extend(value_info(name, graph.types[name]) for name in graph.outputs)
     model = onnx_model(body, "dovetail.calibrate", notes or {})
+    if any(node.operator.opaque for node in graph.nodes):
+        model.opset_import.add(domain=USER_DOMAIN, version=1)
     if model.ByteSize() > MOST_BYTES:
         what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({MOST_BYTES})"
         raise DovetailError(what, where=graph.name, hint="quantise a smaller network, or parts of this one")
@@ -208,12 +213,39 @@ class _Writer(OnnxBody):
                 border = [sizes[axis] for sizes in (operator.before, operator.after) for axis in order]
                 operands = [x, self.integers(border), self.scalar(operator.value, DType.FLOAT32)]
                 self.node("Pad", operands, self.result(node, image))
+            case Resample() as operator if (mode := self._resizing(node, operator)) is not None:
+                whole = self.types[node.output].shape
+                sizes = self.integers([whole[axis] for axis in TO_IMAGE] if image else whole)
+                operands = [self.read(first, image), "", "", sizes]
+                kind, walk = mode
+                self.node("Resize", operands, self.result(node, image), mode=kind, coordinate_transformation_mode=walk)
             case Gather(axis=axis):
                 self.node("Gather", [self.read(name) for name in node.inputs], self.result(node), axis=axis)
+            case operator if operator.opaque:
+                written = opaque_node(node)
+                written.input[:] = [self.read(name) for name in node.inputs]
+                written.output[0] = self.result(node)
+                self.nodes.append(written)
             case operator:
                 operands = [self.read(name) for name in node.inputs]
                 found = operator.onnx(self, operands, [self.types[name] for name in node.inputs])
                 self.node("Identity", [found], self.result(node))
+
+    def _resizing(self, node: Node, operator: Resample) -> tuple[str, str] | None:
+        """The mode of the Resize that a Resample with constant taps is, and how it walks; None where it is none."""
+        x, *names = node.inputs
+        if any(name not in self.graph.constants for name in names):
+            return None
+        taps = [
+            (self.graph.constants[a], self.graph.constants[b]) for a, b in zip(names[::2], names[1::2], strict=True)
+        ]
+        for cubic, walk in product((False, True), ("half_pixel", "asymmetric", "align_corners")):
+            axes = [(self.types[x].shape[at], self.types[node.output].shape[at]) for at in operator.axes]
+            made = [Resized(a, b, b / a, walk).taps(cubic, -0.75, False, False) for a, b in axes]
+            pairs = [pair for one, other in zip(taps, made, strict=True) for pair in zip(one, other, strict=True)]
+            if all(one.shape == other.shape and np.allclose(one, other, atol=1e-6) for one, other in pairs):
+                return "cubic" if cubic else "linear", walk
+        return None
 
     def _meaning(self, node: Node, image: bool) -> None:
         """Write an operator's own ONNX form, which serves either order of axes, so that it ends in the result."""

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Dequantize
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
@@ -23,6 +23,8 @@ from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
 from dovetail.ir.rewrite import Draft, run, simplify
 from dovetail.ir.types import Array, DType
+from dovetail.quantize.factors import factor_behind, factor_into_softmax
+from dovetail.tools.ptq.attention import part_layers
 from dovetail.tools.ptq.composites import gather_gelu, gather_normalisation
 from dovetail.tools.ptq.unquantise import is_quantised, unquantised
 
@@ -41,7 +43,8 @@ def prepare(graph: Graph, file_name: str) -> Graph:
             what = f"the constant '{name}' holds {bad} values that are NaN or infinite"
             raise ModelError(what, where=file_name, hint="train or export the model again")
     graph = run(graph, (gather_normalisation, gather_gelu))
-    return own_names(simplify(run(graph, (fold_normalisation, multiply_by_reciprocal))))
+    graph = simplify(run(graph, (fold_normalisation, multiply_by_reciprocal)))
+    return own_names(simplify(prune(run(part_layers(graph), (factor_behind, factor_into_softmax)))))
 
 
 def real_constants(draft: Draft, node: Node) -> str | None:

@@ -93,7 +93,9 @@ class _Writer:
         if steps.dtype.bits < 8:
             low, high = ((end - steps.zero_point) * steps.scale for end in (steps.dtype.low, steps.dtype.high))
             real = self.builder.add(Clamp(low, high), [real], self._fresh(f"{name}_limited"), origin)
-        return self.builder.add(Quantize(steps.dtype.narrowed(8)), [real, *parameters], stem, origin)
+        return self.builder.add(
+            Quantize(steps.dtype.narrowed(max(steps.dtype.bits, 8))), [real, *parameters], stem, origin
+        )
 
     def _node(self, node: Node) -> None:
         operands = [self._operand(node, position) for position in range(len(node.inputs))]

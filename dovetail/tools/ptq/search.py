@@ -123,7 +123,7 @@ def search(
     values = activation_costs(calibrated, data, groups, calibrated.wanted.activation_bits, report)
     points = costing.frontier((*layers, *values))
     if budget.kind in ("bytes", "cycles"):
-        chosen = costing.within(points, budget.limit - base, unit)
+        chosen = costing.within(points, budget.limit, unit, base)
     else:
         excess = _excess(calibrated, data, measured, budget, groups, report)
         chosen = costing.cheapest(points, excess, "points of top-1" if budget.kind == "loss" else "dB")

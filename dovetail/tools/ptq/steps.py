@@ -183,12 +183,21 @@ def quantised_values(graph: Graph) -> tuple[str, ...]:
 
 
 def _stays_float(graph: Graph, node: Node) -> bool:
-    """True for a recurrent layer without an integer form."""
+    """True for a recurrent layer without an integer form, and for what is given and gives floats as they are, unless
+    something computes with these."""
     operator = node.operator
+    if operator.as_given:
+        return not _computed_with(graph.users(), node.output)
     if not isinstance(operator, Recurrent):
         return False
     plain = operator.functions == DEFAULT_CURVES[operator.kind] and len(node.inputs) == 5
     return not plain or reads_cells(graph, node) or any(name not in graph.constants for name in node.inputs[1:])
+
+
+def _computed_with(users: Mapping[str, list[Node]], value: str) -> bool:
+    """Whether a value, perhaps moved, is an operand of what has an integer form."""
+    readers = [node for node in users[value] if not node.operator.as_given]
+    return any(not carries(node) or _computed_with(users, node.output) for node in readers)
 
 
 def in_normalisation(graph: Graph, users: Mapping[str, list[Node]], value: str) -> bool:
@@ -225,9 +234,9 @@ def _scaled(graph: Graph, node: Node) -> str | None:
 
 
 def fixed_ranges(graph: Graph) -> dict[str, tuple[float, float]]:
-    """Ranges that are known without data: shares of a softmax, and hidden values of recurrent layers."""
+    """Ranges that are known without data: shares of a softmax."""
     ranges = {node.output: (0.0, 1.0) for node in graph.nodes if isinstance(node.operator, Softmax)}
-    return ranges | {node.output: (-1.0, 1.0) for node in graph.nodes if isinstance(node.operator, Recurrent)}
+    return ranges
 
 
 def shared(graph: Graph, points: tuple[str, ...]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DovetailError, ModelError, PlanError, ProgramError, SimulationError, TargetError
-from dovetail.files import keep_file
+from dovetail.files import keep_file, kept_file
 from dovetail.targets.fields import Axis, Value, points
 from dovetail.tools.tune.measure import begin_worker
 
@@ -88,8 +88,8 @@ def _digest(root: Path, pattern: str) -> str:
 def kept(folder: Path, key: str) -> Outcome | None:
     """The outcome of an earlier run; None when there is none, or its file is damaged."""
     try:
-        return Outcome(**json.loads((folder / f"{key}.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return Outcome(**json.loads(kept_file(folder / f"{key}.json") or b""))
+    except (ValueError, TypeError):
         return None
 
 

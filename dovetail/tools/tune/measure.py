@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -181,12 +181,13 @@ _CONNECT_SECONDS = 30
 
 
 @contextmanager
-def runner(jobs: int, scheduler: str | None) -> Iterator[Runner]:
+def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> Iterator[Runner]:
     """What makes trials.
 
     Args:
         jobs: processes on this machine; 1 for this one alone.
         scheduler: address of a Dask scheduler, used in place of processes here; None for none.
+        boards: what trials are made on, one at a time on each; empty for simulators.
 
     Raises:
         DovetailError: `jobs` is below 1, or the scheduler does not answer.
@@ -197,8 +198,12 @@ def runner(jobs: int, scheduler: str | None) -> Iterator[Runner]:
     if scheduler is not None:
         with _dask(scheduler) as run:
             yield run
+    elif len(boards) > 1:
+        with _on_boards(boards) as run:
+            yield run
     elif jobs == 1:
-        yield lambda task, batch: ((number, measure(task, choices)) for number, choices in enumerate(batch))
+        own = boards[0] if boards else None
+        yield lambda task, batch: ((n, measure(replace(task, board=own), choices)) for n, choices in enumerate(batch))
     else:
         with _processes(jobs) as run:
             yield run
@@ -225,6 +230,34 @@ def _processes(jobs: int) -> Iterator[Runner]:
         yield run
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _on_boards(boards: Sequence[Board]) -> Iterator[Runner]:
+    """A process for each board; a trial goes to the one that is free."""
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from multiprocessing import get_context
+
+    pools = [ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker) for _ in boards]
+
+    def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+        waiting, idle = list(enumerate(batch)), list(range(len(boards)))
+        busy: dict[Future[Outcome], tuple[int, int]] = {}
+        while waiting or busy:
+            while waiting and idle:
+                (number, choices), place = waiting.pop(0), idle.pop(0)
+                own = replace(task, board=boards[place])
+                busy[pools[place].submit(measure, own, choices)] = number, place
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                number, place = busy.pop(future)
+                idle.append(place)
+                yield number, future.result()
+
+    try:
+        yield run
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def begin_worker() -> None:

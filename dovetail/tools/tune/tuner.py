@@ -149,8 +149,8 @@ class Request:
     """Processes on this machine."""
     scheduler: str | None = None
     """Address of a Dask scheduler used instead."""
-    board: Board | None = None
-    """What is measured on, with `measure` "board"."""
+    boards: tuple[Board, ...] = ()
+    """What is measured on, with `measure` "board"; trials are spread over several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def tune(
         request.options.rounding_of(request.model, target).value,
     )
     header = {"dovetail_tuning_log": LOG_SCHEMA, **asdict(of), "seed": request.seed, "measure": request.measure}
-    with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler) as run:
+    with open_log(request.log, header, note) as log, runner(request.jobs, request.scheduler, request.boards) as run:
         bench = Bench(request, target, log, run)
         results = [bench.tune_layer(layer, (i, len(layers)), show) for i, layer in enumerate(layers, 1)]
         return _finish(bench, graph, regions, results, of, show)
@@ -243,7 +243,7 @@ class Bench:
     def task(self, graph: Graph, near: Sequence[str]) -> Task:
         """The task of measuring a graph as this request says."""
         request = self.request
-        return make_task(graph, near, request.target, request.options.policy, request.measure, request.board)
+        return make_task(graph, near, request.target, request.options.policy, request.measure)
 
     def batch(
         self, task: Task, key: str, choices: Sequence[Choice], name: str, ended: Callable[[Outcome], None]
@@ -297,13 +297,17 @@ def _check(request: Request) -> None:
         )
     if request.seed < 0:
         raise DovetailError(f"a seed is 0 or more, not {request.seed}", where="--seed", hint="give 0 or more")
-    if request.board is not None and (request.jobs != 1 or request.scheduler is not None):
+    if request.boards and (request.jobs != 1 or request.scheduler is not None):
         raise DovetailError(
             f"{request.jobs} jobs cannot share one board", where="--on", hint="leave out --jobs and --scheduler"
         )
-    if request.board is not None and not request.board.io:
-        what = "every trial is another firmware, and nothing says how it is made for the board"
-        raise DovetailError(what, where=request.board.where, hint="give --board-io FILE.c, and --load but for gdb")
+    for board in request.boards:
+        if not board.io:
+            what = "every trial is another firmware, and nothing says how it is made for the board"
+            hint = "give --board-io FILE.c, and --load but for gdb and an agent"
+            raise DovetailError(what, where=board.where, hint=hint)
+        if request.boards.count(board) > 1:
+            raise DovetailError("this board is named twice", where=board.where, hint="name each board once")
     if request.measure not in MEASURES:
         raise DovetailError(
             f"'{request.measure}' cannot be measured", where="--measure", hint=f"use one of {', '.join(MEASURES)}"

@@ -15,13 +15,13 @@
 #if BOARD_PAYLOAD < 32u || BOARD_PAYLOAD > 32768u
 #error "BOARD_PAYLOAD is 32 to 32768 bytes"
 #endif
-#define BOARD_VERSION 1u
+#define BOARD_VERSION 2u
 #define HEADER 8u
 #define TRAILER 4u
 #define FIRST 0xD7u
 #define SECOND 0xE9u
 
-enum { HELLO = 1, WRITE = 2, RUN = 3, READ = 4, CYCLES = 5, RESET = 6, ANSWER = 0x80, REFUSED = 0xFF };
+enum { HELLO = 1, WRITE = 2, RUN = 3, READ = 4, CYCLES = 5, RESET = 6, SESSION = 7, ANSWER = 0x80, REFUSED = 0xFF };
 
 typedef struct {
     uint8_t *first;
@@ -39,6 +39,7 @@ static const port outputs[] = BOARD_OUTPUTS;
 
 static uint32_t before;      /* the counter when time was last noted */
 static uint32_t layer_now;   /* whose time it is */
+static uint32_t session;     /* what HELLO called it; 0 when this program has just begun */
 static uint32_t last_run;    /* number of the last inference of this session */
 static uint8_t heard[HEADER + BOARD_PAYLOAD + TRAILER];
 static uint32_t held;        /* bytes in it */
@@ -144,8 +145,9 @@ static uint8_t *part(const port *ports, uint32_t many, uint32_t index, uint32_t 
     return ports[index].first + offset;
 }
 
-static uint32_t hello(uint8_t *to)
+static uint32_t hello(uint32_t name, uint8_t *to)
 {
+    session = name;
     last_run = 0u;
     put(to, BOARD_VERSION, 2u);
     put(to + 2, BOARD_PAYLOAD, 2u);
@@ -177,8 +179,12 @@ static int32_t serve(uint32_t kind, const uint8_t *from, uint32_t length, uint8_
 {
     const uint32_t index = length >= 2u ? get(from, 2u) : 0u, offset = length >= 8u ? get(from + 4, 4u) : 0u;
     uint8_t *place;
-    if (kind == HELLO && length == 0u) {
-        return (int32_t)hello(to);
+    if (kind == HELLO && length == 4u) {
+        return (int32_t)hello(get(from, 4u), to);
+    }
+    if (kind == SESSION && length == 0u) {
+        put(to, session, 4u);
+        return 4;
     }
     if (kind == WRITE && length >= 8u) {
         place = part(inputs, sizeof inputs / sizeof inputs[0], index, offset, length - 8u);

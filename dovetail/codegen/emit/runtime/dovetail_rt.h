@@ -81,12 +81,16 @@ static inline void dovetail_compiler_barrier(void)
 #define DOVETAIL_SIM_DONE 2u
 #define DOVETAIL_SIM_EXIT 3u
 
-/* At the start of layer `index`: tells the simulator or board_main.c. DOVETAIL_MARK_END after the last layer. */
+/* At the start of layer `index`: tells the simulator, board_main.c, or a function of your own, to which it is 0xFFFFFFFF
+   after the last layer (DOVETAIL_MARK_END). */
 #if defined(DOVETAIL_BOARD)
 void board_mark(uint32_t layer);
 #define DOVETAIL_MARK(index) board_mark((uint32_t)(index))
 #elif defined(DOVETAIL_SIM) && !defined(DOVETAIL_HOST)
 #define DOVETAIL_MARK(index) dovetail_mmio_write(DOVETAIL_SIM_MARKER, (uint32_t)(index))
+#elif defined(DOVETAIL_MARK_HOOK)
+void dovetail_mark(uint32_t layer);
+#define DOVETAIL_MARK(index) dovetail_mark((uint32_t)(index))
 #else
 #define DOVETAIL_MARK(index) ((void)(index))
 #endif

@@ -1,0 +1,132 @@
+"""The stack a function needs, with all it calls: frames as compilers say them, calls as the objects' relocations do.
+
+Clang writes frames into a section of the object (`.stack_sizes`: an address and a ULEB128 for each function; LLVM's
+"Code generation: emitting function stack size information"), GCC into a file beside it (`-fstack-usage`: place, bytes
+and kind, with tabs between). Every function lies in a section of its own (-ffunction-sections), so a relocation in it
+names what it calls, or data it reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.codegen.build.elf import opened
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import Symbol
+
+_Place = tuple[int, int]
+"""Number of an object, and of a section in it."""
+_CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}}
+"""Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
+_ALLOCATE, _EXECUTE = 2, 4  # section flags, System V ABI, chapter 4
+
+
+@dataclass
+class _Code:
+    """What the objects of a program say."""
+
+    names: dict[str, _Place] = field(default_factory=dict)
+    """Where each global function or object is."""
+    code: set[_Place] = field(default_factory=set)
+    """The sections that are code."""
+    frames: dict[_Place, int] = field(default_factory=dict)
+    """Bytes of stack a function takes for itself, by section; absent where the compiler did not say."""
+    uses: dict[_Place, set[tuple[_Place | str, bool]]] = field(default_factory=dict)
+    """What is named in a section, as a section or by a global name, and whether to call it."""
+
+
+def stack_need(objects: Sequence[Path], entry: str) -> int | None:
+    """Bytes of stack a function needs at most, with all it calls, interrupts apart; None where that is not known: the
+    compiler did not say a frame, or there are calls by address, in circles, or of functions that are in no object.
+
+    Args:
+        objects: relocatable files, compiled with a section for each function and told to say frames.
+        entry: the function's name.
+
+    Raises:
+        BuildError: what is no ELF file. MissingExtraError: the package that reads them is not installed.
+    """
+    code = _Code()
+    for number, path in enumerate(objects):
+        with opened(path) as file:
+            _read(code, number, file, path.with_suffix(".su"))
+    return _need(code, code.names[entry], {}) if entry in code.names else None
+
+
+def _need(code: _Code, place: _Place, known: dict[_Place, int | None]) -> int | None:
+    """Bytes from a section on; None where they are not known."""
+    if place not in known:
+        known[place] = None  # found again on the way, it is a circle
+        deepest, frame = 0, code.frames.get(place) if place in code.code else 0
+        for used, called in sorted(code.uses.get(place, ()), key=str):
+            to = code.names.get(used) if isinstance(used, str) else used
+            if to is None and not called:
+                continue  # a place the linker makes
+            below = None if to is None or (to in code.code and not called) else _need(code, to, known)
+            if below is None:
+                return None
+            deepest = max(deepest, below)
+        known[place] = None if frame is None else frame + deepest
+    return known[place]
+
+
+def _read(code: _Code, number: int, file: ELFFile, told: Path) -> None:
+    """Add what one object says."""
+    from elftools.elf.relocation import RelocationSection
+    from elftools.elf.sections import SymbolTableSection
+
+    sections = list(file.iter_sections())
+    symbols = [one for table in sections if isinstance(table, SymbolTableSection) for one in table.iter_symbols()]
+    code.code |= {(number, place) for place, one in enumerate(sections) if int(one["sh_flags"]) & _EXECUTE}
+    own = {one.name: (number, one["st_shndx"]) for one in symbols if isinstance(one["st_shndx"], int) and one.name}
+    shared = {one.name for one in symbols if one["st_info"]["bind"] != "STB_LOCAL"}
+    code.names |= {name: place for name, place in own.items() if name in shared}
+    written = _written(told)  # which knows the clones of a function (name.part.0) by one name
+    functions = [one.name for one in symbols if one["st_info"]["type"] == "STT_FUNC" and one.name in own]
+    clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
+    code.frames |= {place: written[name] for place, name in clones.items() if name in written}
+    for section in sections:
+        if not isinstance(section, RelocationSection):
+            continue
+        place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
+        entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
+        if to.name == ".stack_sizes":
+            sizes = _sizes(to.data(), [int(one["r_offset"]) for one, _ in entries])
+            code.frames |= {(number, one["st_shndx"]): nbytes for (_, one), nbytes in zip(entries, sizes, strict=True)}
+        elif int(to["sh_flags"]) & _ALLOCATE:
+            calls = _CALLS.get(file["e_machine"], set())
+            found = {(_named(number, symbol), int(one["r_info_type"]) in calls) for one, symbol in entries}
+            code.uses.setdefault(place, set()).update(use for use in found if use[0] != place)
+
+
+def _named(number: int, symbol: Symbol) -> _Place | str:
+    """Where a symbol is, in its object, or its name if it is in another one."""
+    section = symbol["st_shndx"]
+    return (number, section) if isinstance(section, int) else str(symbol.name)
+
+
+def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:
+    """The numbers behind addresses of 4 bytes, 7 bits in a byte, the lowest first."""
+    for start in starts:
+        number, place, more = 0, start + 4, True
+        while more:
+            number |= (content[place] & 127) << 7 * (place - start - 4)
+            more, place = bool(content[place] & 128), place + 1
+        yield number
+
+
+def _written(told: Path) -> Mapping[str, int]:
+    """The frames GCC wrote, by function, the largest of clones; none for those without a bound."""
+    found: dict[str, int] = {}
+    lines = [line.split("\t") for line in told.read_text().splitlines()] if told.exists() else []
+    for place, nbytes, _ in lines:
+        name = place.rsplit(":", 1)[-1]
+        found[name] = max(found.get(name, 0), int(nbytes))
+    unbound = {place.rsplit(":", 1)[-1] for place, _, kind in lines if kind == "dynamic"}
+    return {name: nbytes for name, nbytes in found.items() if name not in unbound}

@@ -1,0 +1,57 @@
+"""Residual additions of int8 that stand alone: one line (`linear_sum`) over whole arrays, a loop for all layers."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.types import DType
+from dovetail.kernels.c import total
+from dovetail.kernels.kernel import Scope
+from dovetail.kernels.linear_sum import Summed, summed
+from dovetail.kernels.region import Region
+
+ADD_BYTES = "add_bytes"
+"""The loop of cores that compute it in their own way."""
+_ADD_SHIFT = 21
+"""Its shift."""
+_MOST_SHIFT = 24
+_MOST_PLACES = 2048
+"""Most entries of a table of limited results."""
+
+
+def _line_of(region: Region, scope: Scope) -> Summed | None:
+    """The line a region is, where it adds two arrays of int8 of the result's shape."""
+    graph, result = region.graph, region.graph.types[region.graph.outputs[0]]
+    if region.anchor is not None or scope.layouts or result.dtype is not DType.INT8:
+        return None
+    line = summed(graph, region.tree).get(graph.outputs[0])
+    if line is None or len(line.nodes) + 1 != len(region.tree) or len(line.operands) != 2:
+        return None
+    return line if all(graph.types[name] == result and name in graph.inputs for name in line.operands) else None
+
+
+def addition_lines(region: Region, scope: Scope) -> list[str] | None:
+    """The statements of a region that only adds two arrays; None for others.
+
+    Cores without a loop of their own limit the sums by a table, which takes as long for every sum.
+    """
+    line = _line_of(region, scope)
+    if line is None:
+        return None
+    clip, ranges = line.clip.operator, [(DType.INT8.low, DType.INT8.high)] * 2
+    assert isinstance(clip, Clip)
+    start = [*(scope.input(name) for name in line.operands), prod(region.output_shape)]
+    if ADD_BYTES in scope.functions and (clip.low, clip.high) == ranges[0]:
+        found = line.linear(region.graph, ranges, _ADD_SHIFT)
+        if found is not None and found.shift == _ADD_SHIFT and max(map(abs, found.factors)) < 1 << 23:
+            return [f"{ADD_BYTES}({', '.join(map(str, ['output', *start, *found.factors, found.offset]))});"]
+    found = line.linear(region.graph, ranges, _MOST_SHIFT)
+    if found is None or found.high - found.low >= _MOST_PLACES or not found.low <= 0 <= found.high:
+        return None
+    results = np.clip(np.arange(found.low, found.high + 1), clip.low, clip.high).astype(np.int8)
+    table = scope.constant(line.clip.output, "limited", results)
+    numbers = [*found.factors, found.offset, found.shift, total(table, -found.low)]
+    return [f"add_by_table({', '.join(map(str, ['output', *start, *numbers]))});"]

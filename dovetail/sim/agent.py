@@ -1,0 +1,209 @@
+"""Boards behind an agent: a line to one of them through a small server beside it (`dovetail agent`).
+
+Whoever connects and the agent know one secret. They greet each other in messages of four bytes of length (most
+significant first) and so many of JSON; behind the greeting the connection is the board's line, byte for byte:
+
+| from | message |
+|---|---|
+| agent | `dovetail_agent` (1) and a `nonce` |
+| client | `board`, `job`, a `nonce` of its own, `image` (bytes of firmware), `digest` (its SHA-256) and `proof` |
+| client | the firmware, if there is any: else `image` is 0 and `digest` empty |
+| agent | `proof`, once the board's line is open; or `error` and `hint` |
+
+A proof is an HMAC-SHA256 of who speaks, both nonces and what is asked for, so a greeting that was listened to is worth
+nothing later, and none of it can be changed. What follows is neither secret nor protected: where others may reach the
+line, put it into a tunnel.
+
+The name of a job is chosen by the client. When its connection is cut it connects again with the same job, without
+firmware, and the agent gives it the board back; whether the board is where it was, the frames themselves say
+(`FrameSession`). So an agent may be stopped and started meanwhile, and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BoardError
+from dovetail.sim.line import Board, Link, host_and_port, unknown
+
+DEFAULT_PORT = 4711
+VERSION = 1
+MOST_MESSAGE = 4096
+"""Bytes of a message."""
+MOST_IMAGE = 64 << 20
+"""Bytes of firmware."""
+LEAST_SECRET = 16
+"""Bytes of a secret."""
+GREETING_SECONDS = 10.0
+_LOADING_SECONDS = 660.0
+_LENGTH = struct.Struct(">I")
+
+
+class Malformed(ValueError):
+    """A message that is none."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks an agent for."""
+
+    board: str
+    job: str
+    """32 hexadecimal digits."""
+    nonce: str
+    """32 hexadecimal digits."""
+    image: int
+    """Bytes of firmware that follow; 0 for none."""
+    digest: str
+    """Their SHA-256; empty for none."""
+    proof: str
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret a file holds, without white space around it; raises BoardError where it is not there or too short."""
+    try:
+        found = path.read_bytes()[: 1 << 16].strip()
+    except OSError as error:
+        hint = "write the same file for both ends, such as with: openssl rand -hex 32"
+        raise BoardError(f"the secret cannot be read: {error.strerror}", where=str(path), hint=hint) from None
+    if len(found) < LEAST_SECRET:
+        what = f"the secret has {len(found)} bytes; the least is {LEAST_SECRET}"
+        raise BoardError(what, where=str(path), hint="make one with: openssl rand -hex 32")
+    return found
+
+
+def proof(secret: bytes, who: str, *parts: str) -> str:
+    """What only one who knows the secret can say: an HMAC-SHA256 in hexadecimal digits."""
+    return hmac.new(secret, json.dumps([who, *parts]).encode(), hashlib.sha256).hexdigest()
+
+
+def client_proof(secret: bytes, nonce: str, request: Request) -> str:
+    """The proof of a client, for a nonce of the agent's."""
+    parts = (nonce, request.nonce, request.board, request.job, str(request.image), request.digest)
+    return proof(secret, "client", *parts)
+
+
+def send(line: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message; raises OSError."""
+    content = json.dumps(message).encode()
+    line.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def receive(line: socket.socket) -> dict[str, Any]:
+    """The next message; raises Malformed where it is none or too long, OSError where the line ends."""
+    (length,) = _LENGTH.unpack(exactly(line, _LENGTH.size))
+    if not 2 <= length <= MOST_MESSAGE:
+        raise Malformed(f"a message of {length} bytes")
+    return parsed(exactly(line, length))
+
+
+def parsed(content: bytes) -> dict[str, Any]:
+    """The message some bytes are; raises Malformed."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise Malformed("no JSON") from None
+    if not isinstance(found, dict):
+        raise Malformed("no object")
+    return found
+
+
+def request_of(message: Mapping[str, Any]) -> Request:
+    """The request a message is; raises Malformed."""
+    texts = {name: message.get(name) for name in ("board", "job", "nonce", "digest", "proof")}
+    image = message.get("image")
+    if not all(isinstance(text, str) for text in texts.values()) or type(image) is not int:
+        raise Malformed("a field is missing, or of another type")
+    request = Request(image=image, **{name: str(text) for name, text in texts.items()})
+    if not 0 <= request.image <= MOST_IMAGE:
+        raise Malformed(f"{request.image} bytes of firmware; the most are {MOST_IMAGE}")
+    if not all(_is_hexadecimal(text, 32) for text in (request.job, request.nonce)):
+        raise Malformed("job and nonce are 32 hexadecimal digits")
+    return request
+
+
+def exactly(line: socket.socket, count: int) -> bytes:
+    """So many bytes; raises OSError where the line ends before."""
+    found = bytearray()
+    while len(found) < count:
+        content = line.recv(min(count - len(found), 1 << 16))
+        if not content:
+            raise ConnectionError("the line was closed")
+        found += content
+    return bytes(found)
+
+
+def place_of(where: str) -> tuple[str, int, str]:
+    """Host, port and board of "agent:HOST[:PORT]/BOARD"; raises BoardError."""
+    kind, _, rest = where.partition(":")
+    address, slash, board = rest.rpartition("/")
+    if kind != "agent" or not slash or not address or not board:
+        raise unknown(where)
+    text = address if address.rpartition(":")[2].isdigit() else f"{address}:{DEFAULT_PORT}"
+    return (*host_and_port(text, where), board)
+
+
+def open_agent(board: Board, job: str, image: bytes = b"") -> Link:
+    """The line to a board through its agent.
+
+    Args:
+        board: named "agent:HOST[:PORT]/BOARD", with the file of the secret.
+        job: 32 hexadecimal digits; the same again to go on with a board.
+        image: firmware the agent shall load before; empty for none.
+
+    Raises:
+        BoardError: the agent does not answer, does not know the secret, or refuses; says why.
+    """
+    host, port, name = place_of(board.where)
+    if board.secret is None:
+        raise BoardError("an agent asks for a secret", where=board.where, hint="give --secret FILE, the agent's")
+    secret = read_secret(board.secret)
+    try:
+        with socket.create_connection((host, port), GREETING_SECONDS) as line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _greet(
+                line, secret, Request(name, job, secrets.token_hex(16), len(image), _digest(image), ""), image, board
+            )
+            line.setblocking(False)
+            return Link(line.detach(), board.where)
+    except (OSError, UnicodeError) as error:
+        hint = "see that dovetail agent runs there, and that this computer may reach it"
+        raise BoardError(f"the agent does not answer: {error}", where=board.where, hint=hint) from None
+    except Malformed as error:
+        what = f"what answers there is no agent: it sends {error}"
+        raise BoardError(what, where=board.where, hint="look at host and port") from None
+
+
+def _greet(line: socket.socket, secret: bytes, request: Request, image: bytes, board: Board) -> None:
+    greeting = receive(line)
+    if greeting.get("dovetail_agent") != VERSION or not isinstance(nonce := greeting.get("nonce"), str):
+        raise Malformed("another greeting")
+    send(line, {**vars(request), "proof": client_proof(secret, nonce, request)})
+    line.settimeout(_LOADING_SECONDS)
+    with contextlib.suppress(OSError):  # it may have refused already, and says so
+        line.sendall(image)
+    answer = receive(line)
+    if "error" in answer:
+        what, hint = str(answer["error"])[:400], str(answer.get("hint", ""))[:400]
+        raise BoardError(f"the agent refuses: {what}", where=board.where, hint=hint or "ask who runs the agent")
+    if not hmac.compare_digest(str(answer.get("proof")), proof(secret, "agent", request.nonce, nonce)):
+        hint = "see that both ends have the same file for --secret"
+        raise BoardError("the agent does not know the secret", where=board.where, hint=hint)
+
+
+def _digest(image: bytes) -> str:
+    return hashlib.sha256(image).hexdigest() if image else ""
+
+
+def _is_hexadecimal(text: str, digits: int) -> bool:
+    return len(text) == digits and not text.strip("0123456789abcdef")

@@ -1,0 +1,112 @@
+"""The cache: whatever changes in it is noticed and made anew, it is the user's alone, and many may use it at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command_line import dovetail
+from dovetail import files
+from dovetail.errors import DovetailError
+from dovetail.run import open_build, run_build
+from dovetail.tools.arrays import seeded_inputs
+from firmware import require_chip
+
+
+def flip(path: Path, generator: random.Random) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    path.write_bytes(bytes(data))
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """Of the content, or of the digest beside it."""
+    path, generator = tmp_path / "entry", random.Random(0)
+    for turn in range(1000):
+        data = generator.randbytes(generator.randrange(1, 300))
+        files.keep_file(path, data)
+        assert files.kept_file(path) == data and files.is_sealed(path)
+        flip(tmp_path / ("entry" + files.SEAL) if turn % 4 == 0 else path, generator)
+        assert files.kept_file(path) is None and not files.is_sealed(path)
+    path.unlink()
+    assert files.kept_file(path) is None
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network for a core whose loops are scheduled."""
+    folder = tmp_path_factory.mktemp("cache")
+    assert dovetail("zoo", "digits", "-o", folder / "digits.onnx") == 0
+    assert dovetail("compile", folder / "digits.onnx", "--target", "riscv_dot4", "-o", folder / "build") == 0
+    return folder / "build"
+
+
+@pytest.mark.parametrize("simulator", ["iss", "host"])
+def test_a_damaged_cache_heals(simulator: str, build: Path, tmp_path: Path) -> None:
+    """Objects, libraries and firmware are executed: a damaged one is made again, and the run is as before."""
+    require_chip()
+    opened, generator = open_build(build), random.Random(simulator)
+    inputs = [seeded_inputs(opened.manifest["inputs"])]
+
+    def run() -> list[np.ndarray]:
+        return list(run_build(opened, simulator, inputs, cache=tmp_path).outputs[0].values())
+
+    expected = run()
+    entries = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
+    good = {path: path.read_bytes() for path in entries}
+    assert {path.suffix for path in entries} >= {".o", files.SEAL}
+    for _ in range(6):
+        flip(generator.choice(entries), generator)
+        assert all(np.array_equal(one, other) for one, other in zip(run(), expected, strict=True))
+    for path in entries:  # all at once
+        flip(path, generator)
+    assert all(np.array_equal(one, other) for one, other in zip(run(), expected, strict=True))
+    assert {path: path.read_bytes() for path in entries} == good
+
+
+def test_scheduled_loops_heal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Path) -> None:
+    pytest.importorskip("exo", reason="schedules are made with exo (dovetail[loops])")
+    from dovetail.kernels.scheduled import store
+
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    made = store.Loops((store.CFunction("f", ("x",), ("x[0] = 1;",)),), (), ())
+    assert store.kept_loops("a layer that is not", lambda: made) == made
+    (path,) = (tmp_path / "loops").glob("*.json")
+    path.write_text(path.read_text().replace("x[0] = 1;", "x[0] = 2;"))
+    assert store.kept_loops("a layer that is not", lambda: made) == made
+    assert "x[0] = 1;" in path.read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX")
+def test_it_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "deep" / "cache"))
+    assert files.default_cache().stat().st_mode & 0o777 == 0o700
+    (tmp_path / "deep" / "cache").chmod(0o777)
+    with pytest.raises(DovetailError, match="any user may write to the cache folder"):
+        files.default_cache()
+
+
+def test_many_compile_and_build_at_once(build: Path, tmp_path: Path) -> None:
+    """Eight processes with one empty cache, for a core whose loops are scheduled: equal bytes, nothing left behind."""
+    model = build.parent / "digits.onnx"
+    environment = {**os.environ, "DOVETAIL_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", "riscv_dot4", "-o"]
+    started = [
+        subprocess.Popen([*command, str(tmp_path / f"build_{number}")], env=environment, stdout=subprocess.DEVNULL)
+        for number in range(8)
+    ]
+    assert [process.wait(300) for process in started] == [0] * 8
+    contents = []
+    for number in range(8):
+        folder = tmp_path / f"build_{number}"
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        contents.append({str(path.relative_to(folder)): path.read_bytes() for path in paths})
+    assert all(content == contents[0] for content in contents)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -1,0 +1,140 @@
+"""The stack a network needs: what the compiler says of frames, against what the firmware uses."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dovetail.codegen.build.toolchain import firmware_stack
+from dovetail.codegen.emit import write_project
+from dovetail.compile import Compiled, Options, compile_model
+from dovetail.program.interpret import sample_inputs
+from dovetail.run import open_build, run_build, with_stack
+from dovetail.targets import load_target
+from dovetail.tools import zoo
+from firmware import require_chip
+
+COMPILERS = [
+    ("rv32imc", ""),
+    ("cortex-m4", ""),
+    ("rv32imc", "riscv64-unknown-elf-gcc"),
+    ("cortex-m4", "arm-none-eabi-gcc"),
+]
+
+
+def chosen(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where a compiler is not installed."""
+    require_chip()
+    if compiler and not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    monkeypatch.setenv("DOVETAIL_CC", compiler)
+
+
+def digits(folder: Path, target: str) -> Compiled:
+    path = folder / "digits.onnx"
+    path.write_bytes(zoo.build("digits"))
+    return with_stack(compile_model(path, load_target(target), Options()))
+
+
+@pytest.mark.parametrize(
+    ("target", "compiler"),
+    [
+        ("riscv", ""),
+        ("cortex_m4", ""),
+        ("ne16", ""),
+        ("riscv", "riscv64-unknown-elf-gcc"),
+        ("cortex_m4", "arm-none-eabi-gcc"),
+    ],
+)
+def test_firmware_uses_no_more_and_little_less(
+    target: str, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What start-up code and the caller take lies beside it: a frame or two."""
+    chosen(compiler, monkeypatch)
+    compiled = digits(tmp_path, target)
+    assert compiled.unit.stack is not None
+    write_project(compiled.project, tmp_path / "build")
+    build = open_build(tmp_path / "build")
+    used = run_build(build, "iss", [sample_inputs(compiled.graph)]).simulation.stack_bytes
+    need = compiled.unit.stack
+    assert used is not None and need.nbytes <= used + 16 and used <= need.nbytes + 64
+    header = (tmp_path / "build" / "src" / f"{compiled.unit.model}.h").read_text()
+    said = re.search(r"#define \w+_STACK_BYTES (\d+)u", header)
+    assert said is not None and int(said[1]) == need.nbytes == build.manifest["stack"]["nbytes"]
+    assert need.compiler in header
+
+
+SOURCE = """
+#include <stdint.h>
+#include "other.h"
+static uint32_t __attribute__((noinline)) leaf(volatile uint8_t *bytes) {
+    volatile uint8_t own[400]; own[bytes[2]] = bytes[0]; return own[bytes[1]]; }
+static uint32_t __attribute__((noinline)) small(volatile uint8_t *bytes) { return bytes[1] + 1u; }
+uint32_t __attribute__((noinline)) middle(volatile uint8_t *bytes);
+uint32_t __attribute__((noinline)) middle(volatile uint8_t *bytes) {
+    volatile uint8_t own[200]; own[bytes[3]] = bytes[3]; return leaf(bytes) + other(own) + small(own) + 1u; }
+uint32_t top(volatile uint8_t *bytes);
+uint32_t top(volatile uint8_t *bytes) { return middle(bytes) + small(bytes); }
+uint32_t around(volatile uint8_t *bytes);
+uint32_t around(volatile uint8_t *bytes) { return bytes[0] ? around(bytes + 1) * 3u + other(bytes) : 0u; }
+uint32_t turn(volatile uint8_t *bytes);
+uint32_t turn(volatile uint8_t *bytes) { return top(bytes) + again(bytes); }
+uint32_t pointed(volatile uint8_t *bytes, uint32_t (**which)(volatile uint8_t *));
+uint32_t pointed(volatile uint8_t *bytes, uint32_t (**which)(volatile uint8_t *)) { *which = small; return bytes[0]; }
+uint32_t missing(volatile uint8_t *bytes);
+uint32_t missing(volatile uint8_t *bytes) { return nowhere(bytes) + 1u; }
+"""
+OTHER = """
+#include "other.h"
+uint32_t turn(volatile uint8_t *bytes);
+uint32_t other(volatile uint8_t *bytes) { volatile uint8_t own[1000]; own[bytes[2]] = bytes[1]; return own[bytes[1]]; }
+uint32_t again(volatile uint8_t *bytes) { return bytes[0] ? turn(bytes + 1) + other(bytes) : 2u; }
+"""
+HEADER = """
+#include <stdint.h>
+uint32_t other(volatile uint8_t *bytes);
+uint32_t again(volatile uint8_t *bytes);
+uint32_t nowhere(volatile uint8_t *bytes);
+"""
+
+
+@pytest.mark.parametrize(("isa", "compiler"), COMPILERS)
+def test_calls_add_up(isa: str, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest way from a function down, through two files; nothing is said of circles, calls by address and
+    functions that are not there."""
+    chosen(compiler, monkeypatch)
+    for name, text in {"one.c": SOURCE, "two.c": OTHER, "other.h": HEADER}.items():
+        (tmp_path / name).write_text(text)
+
+    def need(entry: str) -> int | None:
+        return firmware_stack(tmp_path, [Path("one.c"), Path("two.c")], entry, isa=isa)[0]
+
+    assert 1200 <= (need("top") or 0) <= 1280 and 1000 <= (need("other") or 0) <= 1016
+    assert all(need(entry) is None for entry in ("turn", "again", "pointed", "missing", "unheard_of"))
+
+
+def test_a_header_changes_only_what_includes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen("", monkeypatch)
+    cache = tmp_path / "cache"
+    for name, text in {"one.c": SOURCE, "two.c": "int x;", "other.h": HEADER, "far.h": "", "via.h": ""}.items():
+        (tmp_path / name).write_text(text)
+
+    def made() -> int:
+        """Objects there are after compiling."""
+        firmware_stack(tmp_path, [Path("one.c"), Path("two.c")], "top", isa="rv32imc", cache=cache)
+        return len(list(cache.glob("*.o")))
+
+    assert made() == 2 == made()
+    (tmp_path / "far.h").write_text("#define FAR 1")
+    assert made() == 2, "nothing includes it"
+    (tmp_path / "other.h").write_text(f'{HEADER}\n#  include "via.h"\n')
+    assert made() == 3
+    (tmp_path / "via.h").write_text("#define VIA 1")
+    assert made() == 4, "included by a file that is included"
+    (tmp_path / "two.c").write_text("#define WHICH <stdint.h>\n#include WHICH\nint x;")
+    assert made() == 5
+    (tmp_path / "far.h").write_text("#define FAR 2")
+    assert made() == 6, "which file it includes is not written out"
