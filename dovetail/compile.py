@@ -36,7 +36,7 @@ from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
-from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.stripe import Striped, Striping, within
 from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
@@ -216,6 +216,7 @@ def compile_graph(
     graph, pipeline = _step(graph, target, options, interpret)
     progress("partitioning")
     regions = pipeline.regions if pipeline else first(graph, target)
+    check_reserved(regions, target, reserved(graph, target))  # before anything that takes time
 
     def assigned(graph: Graph, regions: tuple[Region, ...]) -> _Planned:
         """The stages from a partition to a program, one layer after the other where memory does not hold several."""

@@ -55,7 +55,10 @@ BUDGETS: dict[str, tuple[int | None, ...]] = {
     "vww_mobilenetv1": (None, 40_960, 36_864, 32_768),
 }
 """Memory budgets measured, bytes, the stack's 4,096 among them; None for none."""
-FEWEST = {"riscv": 2.0, "cortex_m4": 0.5, "riscv_dot4": 0.25, "riscv_xpulp": 0.25}
+FEWEST = {
+    **{"riscv": 2.0, "cortex_m4": 0.5, "riscv_dot4": 0.25, "riscv_xpulp": 0.25},
+    **{"riscv_imac": 2.0, "riscv64": 2.0, "cortex_m0plus": 2.0, "cortex_m3": 1.0, "cortex_m23": 2.0, "cortex_m55": 0.5},
+}
 """Core -> instructions per product at the least: a product and an addition on RV32IM, one SMLAD for two products on the
 Cortex-M4, one dot product for four on the others; loads, loops and requantisation not counted."""
 LEAST_MEMORY = {"ic_resnet8": 32 * 1024, "vww_mobilenetv1": 36 * 1024}

@@ -17,6 +17,7 @@ from dovetail.read.keras import operations  # noqa: E402
 from dovetail.target import Engine, Target  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
+from dovetail.targets.parts import PARTS  # noqa: E402
 
 
 def pattern_text(pattern: Pattern) -> str:
@@ -106,6 +107,17 @@ def keras_lines() -> list[str]:
     ]
 
 
+def part_lines() -> list[str]:
+    """Microcontrollers, and where what is said of their memories is from."""
+    rows = [
+        f"| `{name}` | {part.name} | `{part.core}` | {part.flash[1] >> 10:,} KiB at {part.flash[0]:#x} "
+        f"| {part.ram[1] >> 10:,} KiB at {part.ram[0]:#x} | {part.source} |"
+        for name, part in PARTS.items()
+    ]
+    head = ["| `--part` | part | target with its core | flash | RAM | data sheet |", "|---|---|---|---|---|---|"]
+    return ["## Microcontrollers", "", *head, *rows, ""]
+
+
 def page() -> str:
     """The whole page."""
     lines = [
@@ -120,6 +132,7 @@ def page() -> str:
     ]
     for name in BUILT_IN:
         lines += target_lines(load_target(name))
+    lines += part_lines()
     return "\n".join([*lines, *core_lines(), *keras_lines()]).rstrip() + "\n"
 
 

@@ -158,6 +158,9 @@ print(count, int.from_bytes(core.mem_read(0x1A000004, 4), "little"))
 """
 EMULATED = {
     "rv32imc": "core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)",
+    "rv64gc": "core = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV64)",
+    "cortex-m0plus": "core = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)\n"
+    "core.ctl_set_cpu_model(unicorn.arm_const.UC_CPU_ARM_CORTEX_M0)",
     "cortex-m4": "core = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)\n"
     "core.ctl_set_cpu_model(unicorn.arm_const.UC_CPU_ARM_CORTEX_M4)",
 }

@@ -192,6 +192,23 @@ def test_targets_zoo_and_program_are_printed(digits: Path, tmp_path: Path, capsy
     assert json.loads((tmp_path / "b" / "dovetail.json").read_text())["policy"] == "exact"
 
 
+def test_a_part_stands_for_its_core_and_memories(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Listed with its data sheet, taken by name, loaded again by the build's own note, changed like any target."""
+    capsys.readouterr()
+    assert dovetail("targets", "--parts") == 0
+    assert "rp2040" in (listed := capsys.readouterr().out) and "DS10693" in listed
+    assert dovetail("compile", digits, "--part", "rp2040", "-o", tmp_path / "b", "--set", "ram.size=128K") == 0
+    built = open_build(tmp_path / "b")
+    assert (built.target.name, built.target.core.isa) == ("rp2040", "cortex-m0plus")
+    assert [one.size for one in built.target.memories] == [2 << 20, 128 << 10]
+    assert dovetail("explain", digits, "--part", "rp2040") == 0
+    assert dovetail("export", tmp_path / "b", "--to", "make", "-o", tmp_path / "library") == 0
+    message = refused(capsys, "compile", digits, "--part", "rp2041", "-o", tmp_path / "c")
+    assert "targets --parts" in message
+
+
 @pytest.mark.parametrize("command", ["compile", "run", "explain", "tune", "targets", "zoo"])
 def test_every_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert dovetail(command, "--help") == 0

@@ -48,6 +48,13 @@ def test_the_board_page_says_of_every_machine_what_was_run() -> None:
     assert not [name for name in BUILT_IN if not any(f"`{name}`" in row for row in rows)]
 
 
+def test_support_page_names_every_part() -> None:
+    from dovetail.targets.parts import PARTS
+
+    text = (REPOSITORY / "docs" / "support.md").read_text()
+    assert [name for name, part in PARTS.items() if f"| `{name}` |" not in text or part.source not in text] == []
+
+
 def test_support_page_names_every_limit_of_every_engine() -> None:
     from dovetail.targets import BUILT_IN, load_target
 

@@ -149,12 +149,26 @@ def test_cycles_on_cortex_m4(name: str, tmp_path: Path, record_property: Callabl
 
 
 @pytest.mark.parametrize("optimize", list(Optimize))
-@pytest.mark.parametrize("target_name", ["cortex_m7", "cortex_m33"])
+@pytest.mark.parametrize("target_name", ["cortex_m0plus", "cortex_m7", "cortex_m23", "cortex_m33"])
 def test_other_cortex_m_cores_equal_micro(target_name: str, optimize: Optimize, tmp_path: Path) -> None:
     require_chip()
     compiled = compile_with_logits(network_file("kws_dscnn"), target_name, None, optimize)
     inputs, reference = stored("kws_dscnn", compiled)
     assert_equals_micro("kws_dscnn", run(compiled, tmp_path / "build", inputs), compiled, reference)
+
+
+@pytest.mark.parametrize(
+    "target_name", ["cortex_m0plus", "cortex_m3", "cortex_m23", "cortex_m55", "riscv_imac", "riscv64"]
+)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_further_cores_equal_micro(name: str, target_name: str, tmp_path: Path) -> None:
+    require_chip()
+    compiled = compile_with_logits(network_file(name), target_name, None)
+    inputs, reference = stored(name, compiled)
+    result = run(compiled, tmp_path / "build", inputs)
+    assert_equals_micro(name, result, compiled, reference)
+    inference = result.simulation.inferences[0]
+    print(f"{target_name}, {name}: {inference.instructions} instructions, {inference.total_cycles} cycles")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -11,7 +11,6 @@ import tarfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from command_line import dovetail, refused
@@ -219,78 +218,6 @@ def test_cycles_of_each_layer(words: tuple[Compiled, Path], tmp_path: Path) -> N
     marked = (words[1] / "src" / "words.c").read_text().count("DOVETAIL_MARK(")
     assert [line.split()[0] for line in found] == [layer["name"] for layer in layers]
     assert sum(int(line.split()[1]) for line in found) == marked > 5
-
-
-MACHINES = {"cortex_m4": ("mps2-an386", "cortex-m4"), "cortex_m7": ("mps2-an500", "cortex-m7")}
-"""Target -> QEMU's board and GCC's name of the processor."""
-
-
-@pytest.mark.skipif(
-    not (shutil.which("arm-none-eabi-gcc") and shutil.which("qemu-system-arm")),
-    reason="arm-none-eabi-gcc and qemu-system-arm are not installed",
-)
-@pytest.mark.parametrize("target", sorted(MACHINES))
-@pytest.mark.parametrize("name", ["kws_dscnn", "ad_autoencoder"])
-def test_a_firmware_with_a_c_library_runs_in_qemu(target: str, name: str, tmp_path: Path) -> None:
-    """The exported sources with newlib's start-up and semihosting: a program as a person links it."""
-    machine, processor = MACHINES[target]
-    compiled = compile_model(network_file(name), load_target(target), Options(name="net"))
-    write_project(compiled.project, tmp_path / "build")
-    export(open_build(tmp_path / "build"), "make", tmp_path / "net")
-    flags = [f"-mcpu={processor}", "-mthumb", "-mfloat-abi=soft"]
-    subprocess.run(
-        [
-            "make",
-            "-s",
-            "-C",
-            tmp_path / "net",
-            "CC=arm-none-eabi-gcc",
-            "AR=arm-none-eabi-ar",
-            f"CPU={' '.join(flags)} -Werror",
-        ],
-        check=True,
-    )
-    counting = ["arm-none-eabi-gcc", *flags, "-std=c99", *STRICT, f"-I{tmp_path / 'net/src'}", "-fsyntax-only"]
-    subprocess.run([*counting, tmp_path / "net" / "example" / "cycles.c"], check=True)
-    given = sample_inputs(compiled.graph)
-    numbers = given[compiled.graph.inputs[0]].reshape(-1).tolist()
-    text = (
-        f'#include <stdio.h>\n#include "net.h"\nstatic const int8_t given[] = {{{", ".join(map(str, numbers))}}};\n'
-        "int main(void)\n{\n    for (int at = 0; at < NET_INPUT_0_ELEMENTS; at++) { NET_INPUT_0[at] = given[at]; }\n"
-        '    net_run();\n    for (int at = 0; at < NET_OUTPUT_0_ELEMENTS; at++) { printf("%d ", NET_OUTPUT_0[at]); }\n'
-        "    return 0;\n}\n"
-    )
-    (tmp_path / "main.c").write_text(text)
-    (tmp_path / "vectors.c").write_text(
-        "extern int _start(void);\nextern char __stack[];\n"
-        '__attribute__((section(".vectors"), used)) static void *const vectors[] = {__stack, (void *)&_start};\n'
-    )
-    (tmp_path / "link.ld").write_text(
-        "ENTRY(_start)\nMEMORY { code (rx) : ORIGIN = 0, LENGTH = 4M\n ram (rwx) : ORIGIN = 0x20000000, LENGTH = 4M }\n"
-        "SECTIONS {\n .text : { KEEP(*(.vectors)) *(.text*) *(.rodata*) KEEP(*(.init)) KEEP(*(.fini)) } > code\n"
-        " .ARM.exidx : { *(.ARM.exidx*) *(.eh_frame*) } > code\n"
-        " .preinit_array : { __preinit_array_start = .; __preinit_array_end = .; } > code\n"
-        " .init_array : { __init_array_start = .; KEEP(*(.init_array*)) __init_array_end = .; } > code\n"
-        " .fini_array : { __fini_array_start = .; KEEP(*(.fini_array*)) __fini_array_end = .; } > code\n"
-        " .data : { *(.data*) } > ram\n .bss : { __bss_start__ = .; *(.bss*) *(COMMON) __bss_end__ = .; } > ram\n"
-        " end = .; __end__ = .; __stack = ORIGIN(ram) + LENGTH(ram);\n}\n"
-    )
-    elf = tmp_path / "net.elf"
-    command = [
-        "arm-none-eabi-gcc",
-        *flags,
-        "--specs=rdimon.specs",
-        "-T",
-        tmp_path / "link.ld",
-        "-O1",
-        f"-I{tmp_path / 'net/src'}",
-    ]
-    command += [tmp_path / "vectors.c", tmp_path / "main.c", tmp_path / "net" / "libnet.a", "-o", elf]
-    subprocess.run(command, check=True)
-    emulator = ["qemu-system-arm", "-M", machine, "-nographic", "-semihosting", "-monitor", "none", "-serial", "none"]
-    found = subprocess.run([*emulator, "-kernel", elf], capture_output=True, text=True, timeout=120, check=True)
-    wanted = evaluate(compiled.graph, given)[compiled.graph.outputs[0]]
-    np.testing.assert_array_equal([int(number) for number in found.stdout.split()], wanted.reshape(-1))
 
 
 def test_what_is_no_export_stays(

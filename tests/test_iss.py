@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import SimulationError
+from dovetail.sim.riscv_costs import decode
 from dovetail.sim.worker import IssSession, simulate
 from firmware import DMA, TIMER, build, chip, counted_by_instruction
 
@@ -40,10 +41,12 @@ def test_instruction_count_equals_a_hook_on_every_instruction(tmp_path: Path, na
     assert result.exit_code == code
 
 
-def test_count_is_exact_when_the_exit_ends_the_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["rv32imc", "rv64gc", "cortex-m0plus"])
+def test_count_is_exact_when_the_exit_ends_the_block(isa: str, tmp_path: Path) -> None:
     source = WORK.replace("exit_with(sum);\n    return 0;", "exit_with(sum);\n    dovetail_halt(); return 0;")
-    elf = build(tmp_path, "void dovetail_halt(void);\n" + source)
-    assert simulate(chip(elf), [], {}).executed_instructions == counted_by_instruction(elf)[0]
+    elf = build(tmp_path, "void dovetail_halt(void);\n" + source, isa=isa)
+    result = simulate(chip(elf, isa=isa), [], {})
+    assert (result.executed_instructions, result.exit_code) == counted_by_instruction(elf, isa)
 
 
 def test_both_hooks_agree_on_everything(tmp_path: Path) -> None:
@@ -239,3 +242,22 @@ def test_a_session_keeps_the_firmware_running(tmp_path: Path) -> None:
         for inputs, words in (({"inn": b""}, "no symbol 'inn'"), ({"in": bytes(5)}, "5 bytes")):
             with pytest.raises(SimulationError, match=words):
                 session.run([inputs], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "wide"),
+    [
+        (0x2505, "alu", True),  # c.addiw a0, 1
+        (0x2505, "jump", False),  # c.jal
+        (0x02B5053B, "multiply", True),  # mulw a0, a0, a1
+        (0x02B5453B, "divide", True),  # divw a0, a0, a1
+        (0x00B5053B, "alu", True),  # addw a0, a0, a1
+        (0x0015051B, "alu", True),  # addiw a0, a0, 1
+        (0x00053503, "load", True),  # ld a0, 0(a0)
+        (0x6108, "load", True),  # c.ld a0, 0(a0)
+        (0xE108, "store", True),  # c.sd a0, 0(a0)
+    ],
+)
+def test_instructions_of_64_bit_cores_are_of_their_class(word: int, kind: str, wide: bool) -> None:
+    """Encodings as riscv64-unknown-elf-as gives them."""
+    assert decode(word, wide).kind == kind

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.codegen.build.elf import code_ranges, load_image
+from dovetail.sim.arm import decode, is_wide
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import simulate
+from dovetail.targets import load_target
 from firmware import TIMER, build, chip, counted_by_instruction
 from test_iss import WORK
 
@@ -186,6 +189,86 @@ def test_cycles_follow_the_table(tmp_path: Path, body: str, cycles: int) -> None
     body, cycles = f"movs r0, #0\n sub sp, #16\n {body}\n add sp, #16", cycles + 3
     elf = build(tmp_path, ASSEMBLER.format(body=body), assembler=True, isa="cortex-m4")
     assert simulate(chip(elf, isa="cortex-m4"), [], {}).exit_code == cycles + AROUND
+
+
+SMALL = """
+    .syntax unified
+    .thumb
+    .globl main
+    .type main, %function
+main:
+    push    {{r4, r5, r6, lr}}
+    ldr     r6, =0x1a000000
+    movs    r0, #0
+    movs    r2, #3
+    b       0f
+    .ltorg
+    .balign 4
+0:  ldr     r4, [r6, #12]
+    b       1f
+1:  {body}
+    b       2f
+2:  ldr     r5, [r6, #12]
+    b       3f
+3:  subs    r0, r5, r4
+    str     r0, [r6, #4]
+    movs    r0, #3
+    str     r0, [r6]
+    b       .
+"""
+
+
+@pytest.mark.parametrize(
+    ("isa", "body", "cycles"),
+    [
+        ("cortex-m0plus", "nop\n muls r2, r2", 2),
+        ("cortex-m0plus", "movs r1, #10\n 4: subs r1, #1\n bne 4b", 1 + 10 * 1 + 9 * 2 + 1),
+        ("cortex-m0plus", "mov r3, sp\n ldr r1, [r3]\n ldrb r2, [r3, #1]\n str r1, [r3]", 1 + 2 + 2 + 2),
+        ("cortex-m0plus", "push {r0-r3}\n pop {r0-r3}", 5 + 5),
+        ("cortex-m0plus", "bl 5f\n b 6f\n 5: push {lr}\n pop {pc}\n 6: nop", 3 + 2 + 2 + 4 + 1),
+        ("cortex-m0plus", "mrs r1, primask\n dmb", 3 + 3),
+        ("cortex-m23", "movs r1, #9\n udiv r1, r2\n sdiv r1, r1, r2", 1 + 17 + 17),
+        ("cortex-m23", "cbz r0, 4f\n nop\n 4: nop", 2 + 1),
+        ("cortex-m3", "mul r1, r2, r3\n mla r1, r2, r3, r1\n mls r1, r2, r3, r1", 1 + 2 + 2),
+        ("cortex-m3", "smull r1, r2, r3, r3\n umull r1, r2, r3, r3\n smlal r1, r2, r3, r3", 5 + 5 + 7),
+        ("cortex-m3", "bl 5f\n b 6f\n 5: bx lr\n 6: nop", 3 + 3 + 3 + 1),
+    ],
+)
+def test_cycles_follow_the_manuals_of_other_cores(tmp_path: Path, isa: str, body: str, cycles: int) -> None:
+    """Those of the target with that core; behind the body a jump, a load and a jump."""
+    core = load_target(isa.replace("-", "_")).core
+    jump = 3 if isa == "cortex-m3" else 2
+    elf = build(tmp_path, SMALL.format(body=body), assembler=True, isa=isa)
+    setup = SimulationSetup(elf, chip(elf).memories, (), isa, core.costs)
+    assert simulate(setup, [], {}).exit_code == cycles + jump + 2 + jump
+
+
+@pytest.mark.parametrize("isa", ["cortex-m0plus", "cortex-m23"])
+def test_firmware_keeps_to_the_smaller_instruction_sets(tmp_path: Path, isa: str) -> None:
+    """The Cortex-M23 is emulated by a core that knows more: compiler, its library and start-up code are looked at.
+
+    Wide instructions of Armv6-M are calls, accesses of special registers and barriers; Armv8-M Baseline has constants
+    of 16 bits, divisions and jumps too (Armv8-M Architecture Reference Manual, "Baseline").
+    """
+    source = "volatile int64_t a; volatile int32_t b; int main(void) { a = a / b * a + b / (b + 1) + b % 7; return 0; }"
+    elf = build(tmp_path, source, isa=isa)
+    content, kinds = {}, set()
+    for start, data in load_image(elf, "EM_ARM")[1]:
+        content.update(
+            {start + 2 * n: int.from_bytes(data[2 * n : 2 * n + 2], "little") for n in range(len(data) // 2)}
+        )
+    for start, size in code_ranges(elf):
+        at = start
+        while at < start + size:
+            half, second = content[at], content.get(at + 2, 0)
+            one = decode(half, second if is_wide(half) else 0)
+            assert not one.predicates, "there is no IT"
+            constant = half & 0xFB70 == 0xF240  # MOVW, MOVT
+            kinds |= {"constant" if constant else one.kind} if is_wide(half) else set()
+            at += one.size
+    allowed = {"call", "system", "barrier"}
+    assert kinds <= (allowed if isa == "cortex-m0plus" else allowed | {"constant", "divide", "jump"})
+    assert "call" in kinds
 
 
 def test_costs_may_be_overridden(tmp_path: Path) -> None:

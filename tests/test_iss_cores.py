@@ -12,8 +12,8 @@ from dovetail.codegen.build.elf import symbols
 from dovetail.sim.worker import simulate
 from firmware import DMA, TIMER, build, chip
 
-ARM = ("cortex-m4", "cortex-m7", "cortex-m33")
-CORES = ("rv32imc", *ARM)
+ARM = ("cortex-m0plus", "cortex-m3", "cortex-m4", "cortex-m7", "cortex-m23", "cortex-m33", "cortex-m55")
+CORES = ("rv32imc", "rv32imac", "rv64gc", *ARM)
 APART, TOGETHER = "const volatile int64_t *const", "const int64_t *const"
 """Reads that keep / and % from sharing one division, and those that let them (as Arm's run-time functions do)."""
 

@@ -20,6 +20,8 @@ from firmware import require_chip
 COMPILERS = [
     ("rv32imc", ""),
     ("cortex-m4", ""),
+    ("cortex-m3", ""),
+    ("rv64gc", ""),
     ("rv32imc", "riscv64-unknown-elf-gcc"),
     ("cortex-m4", "arm-none-eabi-gcc"),
 ]

@@ -168,6 +168,8 @@ def test_one_place_says_what_each_core_needs() -> None:
         ("rv32ec", "-mcpu=generic_rv32+e+c", "-mabi=ilp32e"),
         ("cortex-m4", "-mcpu=cortex_m4", "-mcpu=cortex-m4"),
         ("cortex-m33", "-mcpu=cortex_m33+dsp", "-mfloat-abi=soft"),
+        ("cortex-m0plus", "-mcpu=cortex_m0plus", "-mcpu=cortex-m0plus"),
+        ("cortex-m55", "-mcpu=cortex_m33+dsp", "-march=armv8-m.main+dsp"),
     ):
         core = instruction_set(isa)
         assert zig in core.zig and gcc in core.gcc
@@ -178,33 +180,28 @@ def test_one_place_says_what_each_core_needs() -> None:
         linker_script(MEMORIES, text="l2", data="l1", isa="cortex-m0")
 
 
-@pytest.mark.skipif(shutil.which("arm-none-eabi-gcc") is None, reason="arm-none-eabi-gcc is not installed")
-def test_gcc_and_zig_firmware_for_arm_agree(tmp_path: Path) -> None:
-    folder = project(tmp_path / "p", isa="cortex-m4")
-    sources = [Path(instruction_set("cortex-m4").start) if path == Path(START) else path for path in SOURCES]
-    outputs = []
+@pytest.mark.parametrize(
+    "isa",
+    ["rv32imc", "rv32imac", "rv64gc", "cortex-m0plus", "cortex-m3", "cortex-m4", "cortex-m23", "cortex-m55"],
+)
+def test_gcc_and_zig_firmware_agree(isa: str, tmp_path: Path) -> None:
+    core = instruction_set(isa)
+    if shutil.which(core.gcc_command) is None:
+        pytest.skip(f"{core.gcc_command} is not installed")
+    folder = project(tmp_path / "p", isa=isa)
+    sources = [Path(core.start) if path == Path(START) else path for path in SOURCES]
+    given, outputs = {"net_in": bytes(range(16))}, []
     for name in ("zig", "gcc"):
         elf = compile_firmware(
             folder,
             sources,
             linker_script=Path("link.ld"),
-            isa="cortex-m4",
+            isa=isa,
             defines=DEFINES,
-            compiler=find_compiler("cortex-m4", name),
+            compiler=find_compiler(isa, name),
             cache=tmp_path / "cache",
         )
-        setup = SimulationSetup(elf, MEMORIES, isa="cortex-m4")
-        outputs.append(simulate(setup, [{"net_in": bytes(range(16))}], {"net_out": 16}).inferences[0].outputs)
-    assert outputs[0] == outputs[1]
-
-
-@pytest.mark.skipif(shutil.which("riscv64-unknown-elf-gcc") is None, reason="riscv64-unknown-elf-gcc is not installed")
-def test_gcc_and_zig_firmware_agree(tmp_path: Path) -> None:
-    folder = project(tmp_path / "p")
-    outputs = []
-    for name in ("zig", "gcc"):
-        elf = compile_project(folder, tmp_path / "cache", compiler=find_compiler("rv32imc", name))
-        run = simulate(SimulationSetup(elf, MEMORIES), [{"net_in": bytes(range(16))}], {"net_out": 16})
+        run = simulate(SimulationSetup(elf, MEMORIES, isa=isa), [given], {"net_out": 16})
         outputs.append(run.inferences[0].outputs)
     assert outputs[0] == outputs[1]
 

@@ -23,7 +23,13 @@ Simulator = Literal["iss", "rtl", "host"]
 
 Model = Annotated[Path, argument(help="A .tflite, .onnx, .keras or .h5 file.")]
 TargetName = Annotated[
-    str, option("--target", "-t", help="A target's name (see dovetail targets), or the path of a target file.")
+    str,
+    option(
+        "--target",
+        "--part",
+        "-t",
+        help="A target's or part's name (see dovetail targets), or the path of a target file.",
+    ),
 ]
 TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
 Requant = Annotated[str | None, option(help="Requantisation policy; the target's default if not given.")]

@@ -105,13 +105,21 @@ def vectors(
     say(f"{output}: {count} kernels")
 
 
-def targets() -> None:
-    """List the targets and their requantisation policies.
+def targets(
+    parts: Annotated[bool, typer.Option("--parts", help="The microcontrollers whose memories are known.")] = False,
+) -> None:
+    """List the targets and their requantisation policies, or known microcontrollers.
 
-    Example: dovetail targets
+    Example: dovetail targets --parts
     """
     from dovetail.targets import BUILT_IN, load_target
+    from dovetail.targets.parts import PARTS
 
+    if parts:
+        width = max(map(len, PARTS))
+        for name, part in PARTS.items():
+            say(f"{name:{width}} {load_target(name).sentence} ({part.source})")
+        return
     width = max(map(len, BUILT_IN))
     for name in BUILT_IN:
         target = load_target(name)

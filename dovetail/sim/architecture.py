@@ -11,12 +11,13 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import TargetError
 from dovetail.sim.arm import ARM
 from dovetail.sim.core import Architecture
-from dovetail.sim.riscv import RISCV
+from dovetail.sim.riscv import RISCV, RISCV64
 
 
 def architecture_of(isa: str) -> Architecture:
     """The architecture of an instruction set; raises BuildError where there is none."""
-    return ARM if instruction_set(isa).family == "arm" else RISCV
+    core = instruction_set(isa)
+    return ARM if core.family == "arm" else RISCV64 if core.bits == 64 else RISCV
 
 
 def core_costs(isa: str, overrides: Mapping[str, int], name: str) -> Any:

@@ -31,6 +31,8 @@ _EXCEPTIONS = {
 }
 """The emulator's numbers."""
 _EXCEPTION_RETURN = 8
+_MODELS = {"cortex-m0plus": "CORTEX_M0", "cortex-m23": "CORTEX_M33", "cortex-m55": "CORTEX_M33"}
+"""The emulator's models of cores it has none of: each executes all that compilers use of the other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,13 @@ class CortexMCosts:
         pipelined: cycles less for a load, or a store with a register offset, right behind a load whose result is no
             part of its address.
         transfer: LDM, STM, PUSH, POP, LDRD, STRD before their words. transfer_word: for each of their words.
-        multiply: all products and products with accumulation, long and packed (SMLAD) ones too. divide: SDIV, UDIV.
+        multiply: all products and products with accumulation, long and packed (SMLAD) ones too, unless the following
+            say otherwise: multiply_add for MLA and MLS, multiply_long for SMULL and UMULL, multiply_long_add for
+            SMLAL and UMLAL; 0 for as `multiply`.
+        divide: SDIV, UDIV.
         branch_not_taken: a conditional branch that falls through. branch_taken: one that does not.
-        jump: B, BL, BX, BLX, moves to PC. refill: what a load of PC, or TBB, adds to its cycles as a load.
+        jump: B, BL, BX, BLX, moves to PC. call: BL; 0 for as `jump`.
+        refill: what a load of PC, or TBB, adds to its cycles as a load.
         system: CPS, MRS, MSR, SVC, WFI. barrier: DMB, DSB, ISB.
         skipped: an instruction in an IT block whose condition is false.
         interrupt_entry: cycles between an interrupt being taken and the first instruction of its handler.
@@ -76,6 +82,10 @@ class CortexMCosts:
     skipped: int = 1
     interrupt_entry: int = 12
     interrupt_return: int = 9
+    multiply_add: int = 0
+    multiply_long: int = 0
+    multiply_long_add: int = 0
+    call: int = 0
 
 
 def is_wide(half: int) -> bool:
@@ -163,7 +173,7 @@ def _decode_multiple(half: int, second: int) -> Instruction:
 
 def _decode_control(half: int, second: int) -> Instruction:
     if second >> 12 & 5:
-        return Instruction(4, "jump")  # B, BL
+        return Instruction(4, "call" if second >> 14 & 1 else "jump")  # BL, B
     if half >> 6 & 14 != 14:
         return Instruction(4, "branch_not_taken")
     if half == 0xF3AF:
@@ -181,14 +191,22 @@ def _decode_single(half: int, second: int) -> Instruction:
             return Instruction(4, "load", -1, address, loads_pc=True) if half >> 5 & 3 == 2 else Instruction(4, "alu")
         return Instruction(4, "load", second >> 12, address)
     if half >> 7 & 15 == 0b0111:  # long multiplication and division
-        divides = half >> 4 & 7 in (1, 3) and second >> 4 & 15 == 15
-        return Instruction(4, "divide" if divides else "multiply")
-    return Instruction(4, "multiply" if half >> 7 & 15 == 0b0110 else "alu")
+        if half >> 4 & 7 in (1, 3) and second >> 4 & 15 == 15:
+            return Instruction(4, "divide")
+        return Instruction(4, "multiply_long" if half >> 4 & 7 in (0, 2) else "multiply_long_add")
+    if half >> 7 & 15 != 0b0110:
+        return Instruction(4, "alu")
+    return Instruction(4, "multiply_add" if half >> 4 & 7 == 0 and second >> 12 != 15 else "multiply")
+
+
+_LIKE = {"multiply_add": "multiply", "multiply_long": "multiply", "multiply_long_add": "multiply", "call": "jump"}
+"""The class whose cycles another one has where it has none of its own."""
 
 
 def _cycles(instruction: Instruction, before: Instruction | None, costs: CortexMCosts) -> int:
     """Cycles of an instruction that is executed, a conditional branch as not taken."""
-    cycles = int(getattr(costs, instruction.kind)) + costs.transfer_word * instruction.words
+    own = int(getattr(costs, instruction.kind)) or int(getattr(costs, _LIKE.get(instruction.kind, instruction.kind)))
+    cycles = own + costs.transfer_word * instruction.words
     if instruction.loads_pc:
         return cycles + costs.refill
     follows = before is not None and before.written >= 0 and before.written not in instruction.used
@@ -247,7 +265,8 @@ class ArmCore(Core):
         self._code = code_ranges(setup.elf)
         self.registers = (_SYSTEM_CONTROL, self._system)
         self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_ARM, unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS)
-        self.emulator.ctl_set_cpu_model(getattr(self._reg, f"UC_CPU_ARM_{setup.isa.upper().replace('-', '_')}"))
+        model = _MODELS.get(setup.isa, setup.isa.upper().replace("-", "_"))
+        self.emulator.ctl_set_cpu_model(getattr(self._reg, f"UC_CPU_ARM_{model}"))
         self.emulator.hook_add(unicorn.UC_HOOK_INTR, self._trapped)
 
     def start(self, entry: int) -> None:

@@ -162,6 +162,8 @@ class Architecture:
     """Fewest cycles of a multiply-accumulate by its instructions for one number at a time."""
     word: Callable[[Any], int]
     """Fewest cycles in which a word of 4 bytes is loaded or stored."""
+    bits: int = 32
+    """Of a register and an address."""
 
 
 def emulator_calls() -> Any:

@@ -157,7 +157,7 @@ class GdbSession(BoardSession):
         self._manifest = manifest
         self._pc, self._return, self._thumb = _REGISTERS[instruction_set(isa).family]
         self._symbols = symbols(elf)
-        entry, segments = load_image(elf, architecture_of(isa).elf_machine)
+        entry, segments = load_image(elf, architecture_of(isa).elf_machine, architecture_of(isa).bits)
         wide = self._thumb == 0 and "c" not in isa.removeprefix("rv32")
         self._breakpoint = f"{self._symbol('main'):x},{4 if wide else 2}"
         self._remote.describe()

@@ -49,9 +49,9 @@ class Firmware:
         self._elf, self._bus = elf, bus
         self.symbols = symbols(elf)
 
-    def load(self, machine: str) -> int:
+    def load(self, machine: str, bits: int) -> int:
         """Put it into the memories of a machine, as pyelftools names it; returns the address of the entry."""
-        entry, segments = load_image(self._elf, machine)
+        entry, segments = load_image(self._elf, machine, bits)
         for address, content in segments:
             try:
                 self._bus.view(address, len(content))[:] = memoryview(content)
@@ -250,7 +250,8 @@ class Machine:
         self._idle = 0
         self._cpu = self._processor(setup, own, windows)
         self._core, self._state = self._cpu.core, self._cpu.state
-        entry = self.firmware.load(architecture_of(setup.isa).elf_machine)
+        architecture = architecture_of(setup.isa)
+        entry = self.firmware.load(architecture.elf_machine, architecture.bits)
         self._cpu.start(entry)
         for worker in self._workers:
             worker.start(entry)

@@ -1,4 +1,4 @@
-"""RV32 in the simulator: registers, traps, waiting, and instructions of the core's own.
+"""RISC-V in the simulator: registers, traps, waiting, and instructions of the core's own.
 
 What compilers and the emulator do not know is executed by the target (`Core.extension`): by C, built for this computer,
 or by Python, which takes some fifty times as long: "module:function" or "file.py:function", an `Execute`.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dovetail.codegen.build.elf import code_ranges
+from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.errors import DovetailError, SimulationError
 from dovetail.sim.core import (
@@ -35,20 +37,26 @@ _MSTATUS_MIE, _MSTATUS_MPIE, _MSTATUS_MPP = 1 << 3, 1 << 7, 3 << 11  # ibid., ms
 
 
 class RiscvCore(Core):
-    """RV32."""
+    """RV32, or RV64 below 4 GiB."""
 
     def __init__(self, setup: CoreSetup) -> None:
         unicorn: Any = importlib.import_module("unicorn")
         self._registers: Any = importlib.import_module("unicorn.riscv_const")
         self._costs: CoreCosts = setup.costs
         self._bus = setup.bus
-        self._counter = BlockCounter(setup.costs, setup.bus)
+        self._bits = instruction_set(setup.isa).bits
+        self._counter = BlockCounter(setup.costs, setup.bus, self._bits == 64)
         self.wake = self._costs.wake
         data_counts = self._costs.divide_least or self._costs.divide_zero
         self._code = code_ranges(setup.elf) if data_counts else []
-        self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
+        mode = unicorn.UC_MODE_RISCV64 if self._bits == 64 else unicorn.UC_MODE_RISCV32
+        self.emulator: Any = unicorn.Uc(unicorn.UC_ARCH_RISCV, mode)
         self._own: _NativeInstructions | _PythonInstructions | None = None
         known = (self.emulator, int(self._registers.UC_RISCV_REG_X0), int(self._registers.UC_RISCV_REG_PC))
+        if setup.extension and self._bits == 64:
+            what = f"a core of {setup.isa} takes no instructions of its own"
+            hint = "leave Core.extension out: only 32-bit RISC-V cores have them here"
+            raise SimulationError(what, where=setup.extension, hint=hint)
         if setup.extension.endswith(".c"):
             self._own = _NativeInstructions(*known, Path(setup.extension), self._counter.turn)
             self._counter.kind = self._own.kind
@@ -83,7 +91,7 @@ class RiscvCore(Core):
             return None
         vector = int(read(reg.UC_RISCV_REG_MTVEC))
         write(reg.UC_RISCV_REG_MEPC, self.pc())
-        write(reg.UC_RISCV_REG_MCAUSE, 1 << 31 | _EXTERNAL_INTERRUPT)
+        write(reg.UC_RISCV_REG_MCAUSE, 1 << self._bits - 1 | _EXTERNAL_INTERRUPT)
         write(reg.UC_RISCV_REG_MSTATUS, status & ~_MSTATUS_MIE | _MSTATUS_MPIE | _MSTATUS_MPP)
         write(reg.UC_RISCV_REG_PC, (vector & ~3) + (4 * _EXTERNAL_INTERRUPT if vector & 1 else 0))
         return self._costs.interrupt_entry
@@ -238,3 +246,5 @@ RISCV = Architecture(
     "EM_RISCV", CoreCosts, RiscvCore, product=lambda c: c.multiply + c.alu, word=lambda c: min(c.load, c.store)
 )
 """32-bit RISC-V."""
+RISCV64 = replace(RISCV, bits=64)
+"""64-bit RISC-V, by the same table."""

@@ -1,4 +1,4 @@
-"""How long RV32 instructions take: the table of cycles, the decoder, and the cycles of a block."""
+"""How long RISC-V instructions take: the table of cycles, the decoder, and the cycles of a block."""
 
 from __future__ import annotations
 
@@ -75,11 +75,13 @@ class CoreCosts:
 
 
 @lru_cache(maxsize=65536)
-def decode(word: int) -> Instruction:
-    """Decode the RV32IMC instruction in the low bits of the 32-bit `word`.
+def decode(word: int, wide: bool = False) -> Instruction:
+    """Decode the RV32IMC instruction in the low bits of the 32-bit `word`, or the RV64IMC one.
 
     Encodings: RISC-V Unprivileged ISA manual, the instruction set listings and the chapter on "C".
     """
+    if wide and word & 0xE003 == 0x2001:  # C.ADDIW, where RV32 has C.JAL
+        return Instruction(2, "alu", 0, (word >> 7 & 31,), result=word >> 7 & 31)
     return _decode_compressed(word & 0xFFFF) if word & 3 != 3 else _decode_full(word)
 
 
@@ -103,14 +105,14 @@ def _decode_full(word: int) -> Instruction:
         return Instruction(4, "jump" if word == 0x30200073 else "system", ends=True)
     if opcode == 0x0F:
         return Instruction(4, "system")
-    if opcode == 0x33 and word >> 25 == 1:
+    if opcode in (0x33, 0x3B) and word >> 25 == 1:
         kind = "multiply" if function == 0 else "multiply_high" if function < 4 else "divide"
         return Instruction(4, kind, 0, (first, second), result=rd)
     if opcode in _CUSTOM:  # may read what it writes, as an accumulation does
         return Instruction(4, "alu", 0, (first, second, rd), result=rd)
     if opcode in (0x37, 0x17):
         return Instruction(4, "alu", result=rd)
-    return Instruction(4, "alu", 0, (first,) if opcode == 0x13 else (first, second), result=rd)
+    return Instruction(4, "alu", 0, (first,) if opcode in (0x13, 0x1B) else (first, second), result=rd)
 
 
 def _decode_compressed(half: int) -> Instruction:
@@ -147,8 +149,8 @@ def _decode_compressed(half: int) -> Instruction:
 class BlockCounter:
     """Counts blocks by a table of cycles."""
 
-    def __init__(self, costs: CoreCosts, bus: Bus) -> None:
-        self._costs, self._bus = costs, bus
+    def __init__(self, costs: CoreCosts, bus: Bus, wide: bool = False) -> None:
+        self._costs, self._bus, self._wide = costs, bus, wide
         cycles = {one.name: int(getattr(costs, one.name)) for one in fields(costs)}
         cycles["jump_register"] = costs.jump_register or costs.jump
         cycles["csr"] = costs.csr or costs.system
@@ -168,7 +170,7 @@ class BlockCounter:
             return Instruction(4, "store", 0, (first, second))
         if kind in (_LOAD, _IMMEDIATE):
             return Instruction(4, "load" if kind == _LOAD else "alu", rd if kind == _LOAD else -1, (first,), result=rd)
-        return decode(word)
+        return decode(word, self._wide)
 
     def block(self, address: int, size: int) -> BlockCost:
         """See `Core.block_cost`; a load's use in the block after it is not seen.

@@ -1,6 +1,7 @@
 """Cycles of instructions on published cores, for `Core.costs`: what each core's RTL takes with memories of one cycle.
 
 Each set says where it comes from and how far from its source whole networks are (tests/test_rtl_cores.py prints that).
+Of Arm's cores there are only the tables of their manuals; nothing says how far networks are from those.
 """
 
 from __future__ import annotations
@@ -52,3 +53,24 @@ PICORV32: Mapping[str, int] = dict(
 )
 """PicoRV32 with compressed instructions, barrel shifter, a multiplier of one step and a divider, from its RTL
 (pythondata-cpu-picorv32 1.0.post218). At most 0.06 % below on digits and autoencoder."""
+
+CORTEX_M0PLUS: Mapping[str, int] = dict(
+    store_register=2,
+    store=2,
+    pipelined=0,
+    branch_taken=2,
+    jump=2,
+    call=3,
+    system=3,
+    interrupt_entry=15,
+)
+"""Arm's Cortex-M0+ with the multiplier of one cycle: Technical Reference Manual (ARM DDI 0484), table "Cortex-M0+
+instruction summary", interrupt latency from "Exceptions"."""
+
+CORTEX_M23: Mapping[str, int] = {**CORTEX_M0PLUS, "divide": 17}
+"""Arm's Cortex-M23 with the multiplier of one cycle and the faster divider, which takes 17 (Technical Reference Manual,
+ARM DDI 0550); the rest as the Cortex-M0+, whose pipeline of two stages it has."""
+
+CORTEX_M3: Mapping[str, int] = dict(multiply_add=2, multiply_long=5, multiply_long_add=7)
+"""Arm's Cortex-M3: Technical Reference Manual (ARM DDI 0337), table "Cortex-M3 instruction set summary"; long products
+end early on small operands, of their 3 to 5 and 4 to 7 cycles this takes the most. All else is as in the Cortex-M4."""

@@ -174,8 +174,9 @@ class Core:
     """The processor that runs the program."""
 
     isa: str
-    """Instruction set: "rv32imc" and its like, "cortex-m4", "cortex-m7" or "cortex-m33"
-    (`dovetail/codegen/build/instruction_sets.py` says what compilers, linker and start-up code make of it)."""
+    """Instruction set: "rv32imc" and its like, "cortex-m4" and other Cortex-M
+    (`dovetail/codegen/build/instruction_sets.py` says which, and what compilers, linker and start-up code make of
+    it)."""
     stack: int = 4096
     """Bytes of stack reserved."""
     costs: Mapping[str, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dovetail.errors import TargetError
 from dovetail.target import Target
+from dovetail.targets.parts import PARTS, part_of
 from dovetail.user_file import import_file
 
 BUILT_IN = {
@@ -15,9 +16,15 @@ BUILT_IN = {
     "riscv_big_small": "riscv:BIG_SMALL",
     "riscv_dot4": "riscv_dot4:TARGET",
     "riscv_xpulp": "riscv_xpulp:TARGET",
+    "riscv_imac": "riscv:IMAC",
+    "riscv64": "riscv:RV64",
+    "cortex_m0plus": "cortex_m:M0PLUS",
+    "cortex_m3": "cortex_m:M3",
     "cortex_m4": "cortex_m:M4",
     "cortex_m7": "cortex_m:M7",
+    "cortex_m23": "cortex_m:M23",
     "cortex_m33": "cortex_m:M33",
+    "cortex_m55": "cortex_m:M55",
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
@@ -27,16 +34,18 @@ BUILT_IN = {
     "macarray": "macarray:TARGET",
     "kestrel": "kestrel:TARGET",
 }
-"""The targets in this package: name -> module and variable."""
+"""The targets in this package: name -> module and variable. The microcontrollers of `parts.PARTS` are targets too."""
 
 
 def load_target(name: str) -> Target:
-    """A built-in target by name, or the `TARGET` of a Python file by path.
+    """A built-in target or a part by name, or the `TARGET` of a Python file by path.
 
     Raises:
         TargetError: no such target, the file does not import, has no `TARGET`, or names a memory or a file that is
             not there.
     """
+    if name in PARTS:
+        return part_of(name, load_target(PARTS[name].core))
     variable = "TARGET"
     if name in BUILT_IN:
         place, variable = BUILT_IN[name].split(":")
@@ -44,7 +53,7 @@ def load_target(name: str) -> Target:
     elif name.endswith(".py") and Path(name).is_file():
         module = import_file(Path(name))
     else:
-        hint = f"use one of {', '.join(BUILT_IN)}, or the path of a target file"
+        hint = f"use one of {', '.join(BUILT_IN)}, a part (dovetail targets --parts), or the path of a target file"
         raise TargetError("there is no such target", where=f"target '{name}'", hint=hint)
     target = getattr(module, variable, None)
     if not isinstance(target, Target):

@@ -1,9 +1,12 @@
-"""Plain Cortex-M microcontrollers: one core with the DSP extension, flash and RAM, no accelerator.
+"""Plain Cortex-M microcontrollers: one core, flash and RAM, no accelerator.
 
-Instructions are exact on all of them. Cycles of all three follow the Cortex-M4's table (`sim/arm.py`): Arm
-publishes none for the Cortex-M7, which issues up to two instructions at once, and none for the Cortex-M33. For the
-Cortex-M7 they are therefore more than the core takes, up to twice as many; for neither has their error been measured,
-as no RTL of these cores is public.
+Instructions are exact on all of them. Cycles of the Cortex-M0+, M3 and M23 follow their manuals
+(`dovetail.target.costs`), those of the Cortex-M7, M33 and M55 the Cortex-M4's table (`sim/arm.py`): Arm publishes none
+for the Cortex-M7, which issues up to two instructions at once, and none for the other two. For the Cortex-M7 they are
+therefore more than the core takes, up to twice as many; for none has their error been measured, as no RTL of these
+cores is public.
+
+Of the Cortex-M55 only the scalar instructions are used, which are those of the Cortex-M33; Helium is left alone.
 
 The DSP extension multiplies two pairs of 16-bit numbers at once (Armv7-M Architecture Reference Manual, SXTB16 and
 SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, the second of taps 1 and 3.
@@ -11,7 +14,17 @@ SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, t
 
 from __future__ import annotations
 
-from dovetail.target import Core, CoreInstruction, KernelCycles, Memory, Policy, Quantisation, RegisterMemory, Target
+from dovetail.target import (
+    Core,
+    CoreInstruction,
+    KernelCycles,
+    Memory,
+    Policy,
+    Quantisation,
+    RegisterMemory,
+    Target,
+    costs,
+)
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
 """Two int8, each sign-extended to half a register."""
@@ -261,17 +274,36 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
 """
 
 
-def cortex_m(number: int) -> Target:
-    """The microcontroller with a Cortex-M of that number: 4, 7 or 33."""
+_SMALL = KernelCycles(mac=7.8, requantise=70.0)
+_PLAIN = {
+    "0plus": (costs.CORTEX_M0PLUS, _SMALL),
+    "3": (costs.CORTEX_M3, KernelCycles(mac=3.9, requantise=20.0)),
+    "23": (costs.CORTEX_M23, _SMALL),
+}
+"""Cores without the DSP extension: what their instructions take, and kernels in the benchmark networks on `iss`."""
+_DSP = KernelCycles(mac=1.6, requantise=8.0, reduced=4.5)
+"""The same of the others' kernels."""
+
+
+def cortex_m(number: int | str) -> Target:
+    """The microcontroller with a Cortex-M of that number: 3, 4, 7, 23, 33, 55 or "0plus"."""
+    plain = str(number) in _PLAIN
+    cycles, kernels = _PLAIN.get(str(number), ({}, _DSP))
+    known = "no DSP extension" if plain else "DSP extension"
+    instructions = () if plain else (UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)
+    functions = {} if plain else {"add_bytes": _add_bytes(), "quantize_bytes": _quantize_bytes()}
+    known += ", no Helium" if number == 55 else ""
     return Target(
         name=f"cortex_m{number}",
-        sentence=f"Arm Cortex-M{number} core alone (DSP extension, no floating point), 1 MiB flash, 256 KiB RAM",
+        sentence=f"Arm Cortex-M{str(number).replace('plus', '+')} core alone ({known}, no floating point), "
+        "1 MiB flash, 256 KiB RAM",
         core=Core(
             f"cortex-m{number}",
             stack=8192,
-            instructions=(UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD),
-            functions={"add_bytes": _add_bytes(), "quantize_bytes": _quantize_bytes()},
-            kernels=KernelCycles(mac=1.6, requantise=8.0, reduced=4.5),  # the four benchmark networks' on `iss`
+            costs=cycles,
+            instructions=instructions,
+            functions=functions,
+            kernels=kernels,
         ),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),
@@ -284,4 +316,4 @@ def cortex_m(number: int) -> Target:
     )
 
 
-M4, M7, M33 = cortex_m(4), cortex_m(7), cortex_m(33)
+M0PLUS, M3, M4, M7, M23, M33, M55 = (cortex_m(number) for number in ("0plus", 3, 4, 7, 23, 33, 55))

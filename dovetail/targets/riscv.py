@@ -1,4 +1,4 @@
-"""Plain RISC-V microcontrollers: RV32IMC cores, flash and RAM, no accelerator."""
+"""Plain RISC-V microcontrollers: RV32IMC, RV32IMAC and RV64GC cores, flash and RAM, no accelerator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ TARGET = Target(
     policies=(Policy("exact", "the core requantises as TFLite Micro does", ()),),
     quantisation=Quantisation(wide_sums=True),
 )
+
+IMAC = replace(
+    TARGET,
+    name="riscv_imac",
+    sentence="RISC-V RV32IMAC core alone, 2 MiB flash, 512 KiB RAM",
+    core=Core("rv32imac"),
+)
+
+RV64 = replace(
+    TARGET,
+    name="riscv64",
+    sentence="RISC-V RV64GC core alone (no floating point), 2 MiB flash, 512 KiB RAM",
+    core=Core("rv64gc"),
+)
+"""Counted by the table of the 32-bit cores: cycles are an estimate, instructions exact."""
 
 HALF_CLOCK = {
     **dict.fromkeys(("alu", "load", "store", "multiply", "branch_not_taken", "load_use"), 2),

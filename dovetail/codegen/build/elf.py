@@ -99,12 +99,12 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
     return found
 
 
-def load_image(elf: Path, machine: str = "EM_RISCV") -> tuple[int, list[tuple[int, bytes]]]:
+def load_image(elf: Path, machine: str = "EM_RISCV", bits: int = 32) -> tuple[int, list[tuple[int, bytes]]]:
     """The entry address, and the load (physical) addresses and bytes of what is to be loaded; raises BuildError for
-    what is no 32-bit little-endian executable for that machine, as pyelftools names it."""
+    what is no little-endian executable of so many bits for that machine, as pyelftools names it."""
     with opened(elf) as file:
-        if file["e_machine"] != machine or file.elfclass != 32 or not file.little_endian:
-            what = f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not 32-bit {machine}"
+        if file["e_machine"] != machine or file.elfclass != bits or not file.little_endian:
+            what = f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not {bits}-bit {machine}"
             raise BuildError(what, where=elf.name, hint="compile the model for this target again")
         # a linker may put the file's own headers into a segment before the first: no section, nothing to load
         loaded = [

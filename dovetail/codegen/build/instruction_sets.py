@@ -31,7 +31,9 @@ class InstructionSet:
         start: its start-up code in emit/runtime. entry: the symbol the start-up code begins at.
         architecture: name for the linker's OUTPUT_ARCH. discarded: sections nobody needs in the firmware.
         accumulators: sums the core kernels' inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13
-            of Thumb-2.
+            of Thumb-2, 1 the 8 that most instructions of the smallest Arm cores reach.
+        library: whether firmware needs the compiler's own library even without floating point.
+        bits: of a register and an address. "rv64gc" is compiled for without its floating point.
     """
 
     name: str
@@ -44,6 +46,8 @@ class InstructionSet:
     architecture: str
     discarded: str
     accumulators: int
+    library: bool = False
+    bits: int = 32
 
     @property
     def is_host(self) -> bool:
@@ -51,26 +55,42 @@ class InstructionSet:
         return self.family == "host"
 
 
-_CORTEX_M = {"cortex-m4": "cortex_m4", "cortex-m7": "cortex_m7", "cortex-m33": "cortex_m33+dsp"}
-"""GCC's names and zig's, which leaves DSP instructions out of the Cortex-M33 unless they are asked for."""
+_CORTEX_M: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cortex-m0plus": ("cortex_m0plus", ("-mcpu=cortex-m0plus",)),
+    "cortex-m3": ("cortex_m3", ("-mcpu=cortex-m3",)),
+    "cortex-m4": ("cortex_m4", ("-mcpu=cortex-m4",)),
+    "cortex-m7": ("cortex_m7", ("-mcpu=cortex-m7",)),
+    "cortex-m23": ("cortex_m23 -U__ARM_FEATURE_SAT", ("-mcpu=cortex-m23",)),
+    "cortex-m33": ("cortex_m33+dsp", ("-mcpu=cortex-m33",)),
+    "cortex-m55": ("cortex_m33+dsp", ("-march=armv8-m.main+dsp", "-mtune=cortex-m55")),
+}
+"""zig's names and GCC's flags. zig leaves DSP instructions out of the Cortex-M33 unless they are asked for, and takes
+the Cortex-M23 to have SSAT. Of the Cortex-M55 only what the Cortex-M33 has too is used: the emulator knows no more."""
+_HALF = ("cortex-m0plus", "cortex-m23")
+"""Armv6-M and Armv8-M Baseline: no product of 64 bits, so that compilers call a function of their library for it."""
 
 
 def instruction_set(isa: str) -> InstructionSet:
     """The instruction set of that name; raises BuildError where there is none."""
-    if re.fullmatch(r"rv32[iemac]+", isa):
-        extensions = "".join(f"+{letter}" for letter in isa.removeprefix("rv32") if letter != "i")
-        zig = ("-target", "riscv32-freestanding-none", f"-mcpu=generic_rv32{extensions}")
+    if known := re.fullmatch(r"rv(32|64)([iemac]+)", isa.replace("rv64gc", "rv64imac")):
+        bits, letters = int(known[1]), known[2]
+        extensions = "".join(f"+{letter}" for letter in letters if letter != "i")
+        zig = ("-target", f"riscv{bits}-freestanding-none", f"-mcpu=generic_rv{bits}{extensions}")
+        abi = "lp64" if bits == 64 else "ilp32e" if "e" in letters else "ilp32"
         # -misa-spec: newer ones split off Zicsr and find no multilib
-        gcc = (f"-march={isa}", "-misa-spec=2.2", "-mabi=ilp32e" if "e" in isa else "-mabi=ilp32")
+        gcc = (f"-march={known[0]}", "-misa-spec=2.2", f"-mabi={abi}")
+        model = ("-mcmodel=medany",) if bits == 64 else ()  # code at any address
         names = ("riscv64-unknown-elf-gcc", "rv32_start.S", "_start", "riscv", "*(.riscv.attributes)")
-        return InstructionSet(isa, "riscv", zig, gcc, *names, accumulators=16)
+        return InstructionSet(isa, "riscv", (*zig, *model), (*gcc, *model), *names, accumulators=16, bits=bits)
     if isa in _CORTEX_M:
-        zig = ("-target", "thumb-freestanding-eabi", f"-mcpu={_CORTEX_M[isa]}")  # eabi: no floating-point registers
-        gcc = (f"-mcpu={isa}", "-mthumb", "-mfloat-abi=soft")
+        half = isa in _HALF
+        processor, flags = _CORTEX_M[isa]
+        target = ("-target", "thumb-freestanding-eabi", *f"-mcpu={processor}".split())  # eabi: no registers of floats
+        flags = (*flags, "-mthumb", "-mfloat-abi=soft")
         unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
         names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
-        return InstructionSet(isa, "arm", zig, gcc, *names, accumulators=6)
+        return InstructionSet(isa, "arm", target, flags, *names, accumulators=1 if half else 6, library=half)
     if isa == "host":
         return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
-    hint = f"use 'host', e.g. 'rv32imc', or one of {', '.join(_CORTEX_M)}"
+    hint = f"use 'host', e.g. 'rv32imc', 'rv64gc', or one of {', '.join(_CORTEX_M)}"
     raise BuildError("there is no compiler for this instruction set", where=f"instruction set '{isa}'", hint=hint)

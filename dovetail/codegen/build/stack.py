@@ -97,7 +97,8 @@ def _read(code: _Code, number: int, file: ELFFile, told: Path) -> None:
         place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
         entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
         if to.name == ".stack_sizes":
-            sizes = _sizes(to.data(), [int(one["r_offset"]) for one, _ in entries])
+            behind = [int(one["r_offset"]) + file.elfclass // 8 for one, _ in entries]
+            sizes = _sizes(to.data(), behind)
             code.frames |= {(number, one["st_shndx"]): nbytes for (_, one), nbytes in zip(entries, sizes, strict=True)}
         elif int(to["sh_flags"]) & _ALLOCATE:
             calls = _CALLS.get(file["e_machine"], set())
@@ -112,11 +113,11 @@ def _named(number: int, symbol: Symbol) -> _Place | str:
 
 
 def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:
-    """The numbers behind addresses of 4 bytes, 7 bits in a byte, the lowest first."""
+    """The numbers at these places, 7 bits in a byte, the lowest first."""
     for start in starts:
-        number, place, more = 0, start + 4, True
+        number, place, more = 0, start, True
         while more:
-            number |= (content[place] & 127) << 7 * (place - start - 4)
+            number |= (content[place] & 127) << 7 * (place - start)
             more, place = bool(content[place] & 128), place + 1
         yield number
 

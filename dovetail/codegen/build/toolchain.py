@@ -153,7 +153,7 @@ def compile_firmware(
     work, core = _firmware(project_dir, isa, defines, include, flags, compiler, cache), instruction_set(isa)
     gcc, machine = work.compiler.kind == "gcc", _machine(core, work.compiler)
     script = work.directory / linker_script
-    alone = () if compiler_runtime else ("-nostdlib",)
+    alone = () if compiler_runtime or core.library else ("-nostdlib",)
     entry = f"-Wl,--entry={core.entry}"  # zig's own entry would win over the script's
     link = (*machine, *alone, "-static", "-Wl,--gc-sections", entry, "-T", str(script))
     runtime = ("-lgcc",) if gcc else ()

@@ -53,7 +53,7 @@ def plan(
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
     """
-    _check_reserved(laid, target, reserved)
+    check_reserved(laid.regions, target, reserved)
     early = (r.name for r in laid.regions if r.engine is not None and r.choice.get(EARLY, "yes") == "yes")
     choice = _Choice(_first_homes(laid, target, near), frozenset(early))
     dma = target.dma.name if target.dma else CORE
@@ -90,13 +90,13 @@ def plan(
         choice = relief or replace(choice, settle=True, withheld=withheld)
 
 
-def _check_reserved(laid: LaidOut, target: Target, reserved: Mapping[str, int]) -> None:
+def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[str, int]) -> None:
     """Raise PlanError, with the layers that weigh most, where a memory does not even hold what is reserved in it."""
     for name, taken in reserved.items():
         size = target.memory(name).size
         if taken <= size:
             continue
-        weights = [(sum(a.nbytes for a in r.graph.constants.values()), r.name) for r in laid.regions]
+        weights = [(sum(a.nbytes for a in r.graph.constants.values()), r.name) for r in regions]
         heaviest = ", ".join(f"{layer} {count}" for count, layer in sorted(weights, reverse=True)[:3] if count)
         raise PlanError(
             f"{name} has {size} bytes, and constants, code and stacks take {taken}: {taken - size} bytes short",

@@ -3,6 +3,23 @@
     .thumb
     .section .text.start, "ax", %progbits
 
+/* A word from or to where a pointer points, which moves on: in 16 bits where the core has no other form. */
+#if __ARM_ARCH_ISA_THUMB == 1
+    .macro take word, pointer
+    ldmia   \pointer!, {\word}
+    .endm
+    .macro put word, pointer
+    stmia   \pointer!, {\word}
+    .endm
+#else
+    .macro take word, pointer
+    ldr     \word, [\pointer], #4
+    .endm
+    .macro put word, pointer
+    str     \word, [\pointer], #4
+    .endm
+#endif
+
     .balign 128                     /* a power of two that holds the table, as VTOR wants it */
     .globl dovetail_vectors
     .type dovetail_vectors, %object
@@ -32,7 +49,8 @@ Reset_Handler:
 #ifdef DOVETAIL_MAILBOX
     ldr     r0, =DOVETAIL_MAILBOX
     ldr     r1, [r0]                /* the number of this core */
-    cbnz    r1, worker
+    cmp     r1, #0
+    bne     worker
 #endif /* DOVETAIL_MAILBOX */
 
     ldr     r0, =__data_load
@@ -41,8 +59,8 @@ Reset_Handler:
     cmp     r0, r1
     beq     2f                      /* already where it belongs */
     b       1f
-0:  ldr     r3, [r0], #4
-    str     r3, [r1], #4
+0:  take    r3, r0
+    put     r3, r1
 1:  cmp     r1, r2
     blo     0b
 
@@ -50,7 +68,7 @@ Reset_Handler:
     ldr     r2, =__bss_end
     movs    r3, #0
     b       4f
-3:  str     r3, [r1], #4
+3:  put     r3, r1
 4:  cmp     r1, r2
     blo     3b
 
@@ -69,7 +87,8 @@ worker:
 #endif
     ldr     r0, =__worker_stack_tops
     subs    r1, r1, #1
-    ldr     r0, [r0, r1, lsl #2]
+    lsls    r1, r1, #2
+    ldr     r0, [r0, r1]
     mov     sp, r0
     movs    r0, #1
     ldr     r1, =0xE000E100         /* NVIC_ISER0: interrupt 0 */
@@ -101,7 +120,7 @@ dovetail_interrupt:
     b       dovetail_interrupt
     .size dovetail_interrupt, . - dovetail_interrupt
 
-#if defined(__clang__)
+#if defined(__clang__) && __ARM_ARCH_ISA_THUMB != 1
 /* 64-bit division as the run-time ABI of the Arm architecture names it (section "Integer division"): quotient in
    r0:r1, remainder in r2:r3. GCC brings its own in libgcc. */
     .macro division name, function

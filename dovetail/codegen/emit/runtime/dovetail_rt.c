@@ -137,7 +137,8 @@ PLAIN_LOOPS void *memset(void *target, int value, size_t bytes)
     return target;
 }
 
-#if !defined(__GNUC__) || defined(__clang__) /* GCC brings its own in libgcc */
+/* GCC brings its own in libgcc; Arm cores without a product of 64 bits are linked with the compiler's library. */
+#if (!defined(__GNUC__) || defined(__clang__)) && !(defined(__ARM_EABI__) && __ARM_ARCH_ISA_THUMB == 1)
 
 int64_t __divdi3(int64_t a, int64_t b);
 int64_t __moddi3(int64_t a, int64_t b);

@@ -1,0 +1,69 @@
+"""A memory that does not hold the network: every bundled target says so, by how much, and at once."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from dovetail.compile import Options, compile_model
+from dovetail.errors import PlanError
+from dovetail.target import Target
+from dovetail.targets import BUILT_IN, load_target
+from dovetail.targets.parts import PARTS
+from dovetail.tools import zoo
+
+MOST_SECONDS = 2.0
+"""Of the processor, from the model's file to the message."""
+
+
+@cache
+def digits(folder: Path) -> Path:
+    """The zoo's smallest network."""
+    path = folder / "digits.onnx"
+    path.write_bytes(zoo.build("digits"))
+    return path
+
+
+def sized(target: Target, size: int) -> Target:
+    """The target with so many bytes for its program."""
+    memories = (replace(one, size=size) if one.name == target.code else one for one in target.memories)
+    return replace(target, memories=tuple(memories))
+
+
+def short(model: Path, target: Target) -> int:
+    """The bytes that the message says are missing."""
+    began = time.process_time()
+    with pytest.raises(PlanError, match=r": [\d,]+ bytes short") as caught:
+        compile_model(model, target, Options())
+    seconds = time.process_time() - began
+    assert seconds <= MOST_SECONDS
+    assert caught.value.hint
+    found = re.search(r": ([\d,]+) bytes short", str(caught.value))
+    return int(found[1].replace(",", "")) if found else 0
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_from_a_byte_to_nine_tenths_too_small(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where values lie in the same memory, it is too small from where they no longer fit."""
+    model, target = digits(tmp_path_factory.getbasetemp()), load_target(name)
+    needed = 4096 + short(model, sized(target, 4096))
+    if target.code != target.values:
+        compile_model(model, sized(target, needed), Options())
+    for missing in (1, needed // 100, needed // 10, needed // 2, needed * 9 // 10):
+        assert short(model, sized(target, needed - missing)) >= missing
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_have_their_core_and_memories(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    part, target = PARTS[name], load_target(name)
+    assert target.name == name and target.core == load_target(part.core).core
+    flash, ram = target.memory(target.code), target.memory(target.values)
+    assert ((flash.base, flash.size), (ram.base, ram.size)) == (part.flash, part.ram)
+    assert part.name in target.sentence and part.source
+    compiled = compile_model(digits(tmp_path_factory.getbasetemp()), target, Options())
+    assert compiled.project.files["dovetail.json"]
