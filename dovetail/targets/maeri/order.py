@@ -66,8 +66,8 @@ def busy(item: Item, network: Network, config: MaeriConfig) -> int:
 
 
 def _margin(time: Timing, item: Item, cycles: int) -> int:
-    """Cycles added where sums of several virtual neurons go round, queue at lines, or follow those of the filter before at
-    once: who meets whom is not known to the cycle."""
+    """Cycles added where sums of several virtual neurons go round, queue at lines, or follow those of the filter
+    before at once: who meets whom is not known to the cycle."""
     if item.tile.neurons == 1:
         return 0
     crowded = 4 if time.circular or time.pace[0] > time.folds else 0
