@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -9,8 +13,11 @@ from hypothesis import strategies as st
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.image import layer_words, tree_words
+from dovetail.targets.maeri.machine import _tree, play
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.timing import Range, Tile, Tree, best_tile, collisions, configure, uniform_cycles
+from dovetail.targets.maeri.order import Segment
+from dovetail.targets.maeri.timing import Tile, best_tile, shaped, steps, timing, uniform_cycles
+from dovetail.targets.maeri.tree import Range, Tree, collisions, configure, leaving, meeting
 
 SWEPT = OrderLayer(3, 3, 6, 6, 20, 20)
 ROWS = Tile(3, 3, out_rows=3)
@@ -39,6 +46,83 @@ MEASURED = [
 def test_measured_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig, measured: int) -> None:
     allowed = 0.02 if config.distribution == config.multipliers else 0.05
     assert uniform_cycles(layer, tile, config) == pytest.approx(measured, rel=allowed)
+
+
+def measured_rows() -> list[tuple[OrderLayer, Tile, MaeriConfig, int]]:
+    """300 random layers, tiles and engines, run on the public simulator (stonne-simulator/stonne@22634b8)."""
+    found = []
+    for line in (Path(__file__).parent / "maeri_measured.txt").read_text().splitlines()[1:]:
+        numbers = [int(each) for each in line.split()]
+        *engine, buffer, cycles = numbers[15:]
+        config = MaeriConfig(*engine, accumulation_buffer=bool(buffer))
+        found.append((OrderLayer(*numbers[:8]), Tile(*numbers[8:15]), config, cycles))
+    return found
+
+
+def played(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
+    """The machine's cycles of a layer computed by one tile."""
+    positions = -(-layer.out_rows // tile.out_rows) * -(-layer.out_columns // tile.out_columns)
+    rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
+    parts = [Segment(0, 0, positions)] * rounds
+    return play(config, layer, tile, layer.taps, 0, 0, parts).until
+
+
+@pytest.mark.parametrize("counted", [uniform_cycles, played], ids=["model", "machine"])
+def test_random_measured_cycles(counted: Callable[[OrderLayer, Tile, MaeriConfig], int]) -> None:
+    """The scheduler's model and the machine, which share nothing, against the public simulator. Without an accumulation
+    buffer who meets whom on the lines is not known to the cycle: there one row in a hundred may be off by a tenth."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for layer, tile, config, cycles in [*measured_rows(), *MEASURED]:
+        errors[config.accumulation_buffer].append(abs(counted(layer, tile, config) / cycles - 1))
+    for found in errors.values():
+        print(f"{len(found)} rows: median {median(found):.2%}, worst {max(found):.2%}")
+        assert median(found) <= 0.005
+    assert max(errors[True]) <= 0.05
+    assert sorted(errors[False])[-2] <= 0.05 and max(errors[False]) <= 0.10
+
+
+def test_the_model_and_the_machine_agree() -> None:
+    """On layers nobody measured, wherever the tile begins; the machine has each part of the tree on its own."""
+    for layer, tile, config, _ in measured_rows()[::3]:
+        assert played(layer, tile, config) <= uniform_cycles(layer, tile, config) * 1.01 + 2
+    for multipliers in (16, 64):
+        for size in range(2, multipliers + 1):
+            for start in range(multipliers - size + 1):
+                found = leaving(multipliers, Range(start, size))
+                assert (*found.switch, found.first, found.most) == _tree(multipliers, start, start + size)
+
+
+def test_tiles_keep_their_shape() -> None:
+    """A virtual neuron of nine products of a 3x3 kernel is a kernel (D5), and passes inputs on (D6)."""
+    layer = OrderLayer(3, 3, 4, 8, 10, 10)
+    assert (
+        shaped(layer, 9) == Tile(3, 3, 1) and shaped(layer, 18) == Tile(3, 3, 2) and shaped(layer, 3) == Tile(1, 3, 1)
+    )
+    assert shaped(layer, 12).flat and steps(layer, shaped(layer, 12), 36) == 3
+    words = layer_words(
+        MaeriConfig(32, 32, 32), OrderLayer(3, 3, 1, 1, 10, 10), shaped(OrderLayer(3, 3, 1, 1, 10, 10), 9)
+    )
+    assert [words[index] & 0xFFFF for index in (2, 4, 6)] == [1, 3, 3]
+    flat = layer_words(MaeriConfig(32, 32, 32), layer, shaped(layer, 12))
+    assert [(word >> 16, word & 0xFFFF) for word in flat[2:8:2]] == [(36, 12), (1, 1), (1, 1)]
+    shared = timing(MaeriConfig(64, 16, 16), layer, Tile(3, 3, 1), 36)
+    assert shared.rates[-1][1] < shared.rates[-1][0]  # only a window's last column is sent
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 12), st.data())
+def test_steps_are_counted_once(rows: int, columns: int, channels: int, data: st.DataObject) -> None:
+    """A box and the same number of products in a row take the same steps where the one is written as the other (D4)."""
+    layer = OrderLayer(rows, columns, channels, 1, 8, 8)
+    size = data.draw(st.integers(1, layer.taps))
+    assert steps(layer, shaped(layer, size), layer.taps) == -(-layer.taps // size)
+
+
+def test_spacing_holds_as_many_as_the_bus_takes() -> None:
+    """3x3 on 128 multipliers and 16 lines: 14 virtual neurons with a line's turn each, none further apart (D9)."""
+    layer = OrderLayer(3, 3, 16, 64, 18, 18)
+    places = [Range(9 * number, 9) for number in range(14)]
+    assert len(meeting(128, 16, places)) <= steps(layer, Tile(3, 3, 1), layer.taps)
 
 
 def test_the_mappers_published_sample() -> None:

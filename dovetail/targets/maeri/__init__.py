@@ -20,10 +20,12 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
-from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, Rules, with_multipliers
-from dovetail.targets.maeri.listing import Order, arrange
-from dovetail.targets.maeri.network import OrderLayer, network
-from dovetail.targets.maeri.task import Stage, Strided, Task, encode
+from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.network import OrderLayer, Work, network
+from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.rules import Rules
+from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, encode
 from dovetail.targets.maeri.timing import addition_cycles
 
 HERE = "dovetail.targets.maeri"
@@ -69,6 +71,10 @@ def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> Str
     return Strided(place.address, place.strides[-2], 0, place.strides[-1])
 
 
+def _kind(work: Work) -> Kind:
+    return Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
+
+
 def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     """The launch of an addition."""
     added, shape = layers.addition_of(match), match.result.shape
@@ -77,7 +83,7 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     limits, scales = (added.output_zero_point, added.low, added.high), operands["scales"].address
     stage = Stage(scales, *limits, other, added.other_zero_point)
     sizes = OrderLayer(1, 1, 1, 1, rows, columns, shape[-1])
-    return Task(sizes, False, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
+    return Task(sizes, Kind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
 
 
 def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:
@@ -91,7 +97,7 @@ def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfi
         stage = Stage(operands["scales"].address, layer.output_zero_point, layer.low, layer.high, NOWHERE, 0)
     return Task(
         layer=order.network.works[0].layer,
-        depthwise=isinstance(linear, DepthwiseConv2d),
+        kind=_kind(order.network.works[0]),
         zero_point=linear.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
         source=_lies(match, operands, "x"),

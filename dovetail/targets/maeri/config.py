@@ -1,4 +1,4 @@
-"""Sizes of one MAERI, and what the user asks of an order beyond what the hardware does.
+"""Sizes of one MAERI.
 
 The structure is the published one: distribution tree, multipliers, augmented reduction tree, collection bus.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
-from dovetail.errors import ModelError, TargetError
+from dovetail.errors import TargetError
 
 TAIL_CYCLES = 4
 """Cycles from the last product to its sum at the collection bus, beside one per level of the virtual neuron's tree:
@@ -108,61 +107,3 @@ def configured(config: MaeriConfig, settings: Mapping[str, int]) -> MaeriConfig:
 
 def _error(what: str) -> TargetError:
     return TargetError(what, where="MAERI configuration", hint="change the MaeriConfig, or --set for this size")
-
-
-MAX_BYTES = 1 << 20
-"""Largest file of rules read, in bytes."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Conditions on an order; layers are named as the model names them."""
-
-    before: tuple[tuple[str, str], ...] = ()
-    """(x, y): y begins when all results of x exist."""
-    apart: tuple[tuple[str, str], ...] = ()
-    """(x, y): the two never work at the same time."""
-    at_most: int | None = None
-    """Virtual neurons that work at the same time; None for as many as fit."""
-    whole_filters: bool = False
-    """Whether all sums of an output channel come from one virtual neuron, as large as its kernel where that fits."""
-
-
-def load_rules(path: Path) -> Rules:
-    """Read rules from a small YAML file: `before` and `apart` are lists of pairs of layers, `at_most` a number,
-    `whole_filters` true or false.
-
-    Raises:
-        ModelError: the file cannot be read, or says something else.
-    """
-    import yaml  # type: ignore[import-untyped]
-
-    def wrong(what: str, hint: str) -> ModelError:
-        return ModelError(what, where=str(path), hint=hint)
-
-    if not path.is_file() or path.stat().st_size > MAX_BYTES:
-        what = f"there is no such file, or it is larger than {MAX_BYTES} bytes"
-        raise wrong(what, "check the spelling; rules are a small YAML file")
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise wrong(f"this is not YAML: {error}", "write rules such as before: [[conv_0, conv_2]]") from error
-    keys = [field.name for field in fields(Rules)]
-    if not isinstance(found, dict) or set(found) - set(keys):
-        raise wrong(f"rules are a mapping with some of {', '.join(keys)}", "leave out what is not one of these keys")
-    most, whole = found.get("at_most"), found.get("whole_filters", False)
-    if not (most is None or (type(most) is int and most >= 1)):
-        what = f"at_most must be a number of virtual neurons, at least 1, is {most!r}"
-        raise wrong(what, "give a whole number, such as at_most: 4")
-    if type(whole) is not bool:
-        raise wrong(f"whole_filters must be true or false, is {whole!r}", "give true or false")
-    pairs = {key: found.get(key) or [] for key in ("before", "apart")}
-    for key, listed in pairs.items():
-        if not (isinstance(listed, list) and all(_is_pair(one) for one in listed)):
-            raise wrong(f"{key} must be a list of pairs of layer names", f"write it such as {key}: [[conv_0, conv_2]]")
-    before, apart = (tuple((x, y) for x, y in listed) for listed in pairs.values())
-    return Rules(before, apart, most, whole)
-
-
-def _is_pair(one: object) -> bool:
-    return isinstance(one, list) and len(one) == 2 and all(isinstance(name, str) for name in one)

@@ -21,15 +21,15 @@ from numpy.lib.stride_tricks import as_strided
 from dovetail.errors import DovetailError, SimulationError
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
-from dovetail.targets.maeri.listing import Order
 from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.order import Order
 from dovetail.targets.maeri.simulate import makespan, simulate
-from dovetail.targets.maeri.task import Strided, Task, decode
+from dovetail.targets.maeri.task import Kind, Strided, Task, decode
 from dovetail.targets.maeri.timing import addition_cycles
 
 MOST_WORDS = 1 << 24
@@ -97,16 +97,16 @@ class MaeriDevice(ControlledDevice[_Work]):
 
     def complete(self, launch: Launch[_Work]) -> Activity:
         """See `QueueDevice.complete`: computed from what the memories hold now."""
-        task, layer = launch.work.task, launch.work.task.layer
+        task = launch.work.task
         sums = self._products(launch.work) if task.items else self._added(launch.work)
         found = sums.astype(np.int32)  # wraps as the accumulators do
         if task.stage is not None:
-            stage, channels = task.stage, layer.filters * layer.groups if task.items else 1
+            stage, channels = task.stage, _channels(task) if task.items else 1
             multiplier, shift = self._scales(launch.work, channels).T
             scaled = fixed_point(found.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
             found = np.clip(scaled, stage.low, stage.high).astype(np.int8)
         self._image(task.result, found.shape, found.dtype)[...] = found
-        macs = layer.macs if task.items else 0
+        macs = task.layer.macs if task.items else 0
         return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=macs)
 
     def _products(self, work: _Work) -> Array:
@@ -115,15 +115,16 @@ class MaeriDevice(ControlledDevice[_Work]):
         source, weights = (work.order.network.works[0].node.inputs)[:2]
         blob = self.bus.view(work.constants + task.weights, kinds[weights].elements)
         top, left, bottom, right = task.padding
-        rows, columns, channels = kinds[source].shape[1:]
+        rows, columns, channels = (1, 1, *kinds[source].shape)[-3:]
         shape = (rows - top - bottom, columns - left - right, channels)
         x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))
         x = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=task.zero_point)
         w = blob.view(np.int8).reshape(kinds[weights].shape)
-        outputs = task.layer.filters * task.layer.groups
+        outputs = _channels(task)
         bias = self.bus.view(work.constants + task.bias, 4 * outputs).view("<i4").astype(np.int64)
-        found = simulate(work.order, {source: x[None], weights: w})
-        return np.asarray(found.outputs[work.order.network.graph.outputs[0]][0].astype(np.int64) + bias)
+        found = simulate(work.order, {source: x.reshape(kinds[source].shape), weights: w})
+        sums = found.outputs[work.order.network.graph.outputs[0]].astype(np.int64) + bias
+        return sums[None] if task.kind == Kind.TURNED else np.asarray(sums[0])
 
     def _added(self, work: _Work) -> Array:
         """Two images, each raised by 20 bits and brought to one scale."""
@@ -148,6 +149,11 @@ class MaeriDevice(ControlledDevice[_Work]):
         return as_strided(self.bus.view(place.address, extent)[: kind.itemsize].view(kind), shape, strides)
 
 
+def _channels(task: Task) -> int:
+    """Of the result."""
+    return task.layer.in_rows if task.kind == Kind.TURNED else task.layer.filters * task.layer.groups
+
+
 def _cycles(task: Task, order: Order, config: MaeriConfig) -> int:
     """From the first weight to the last result in memory."""
     layer, stage = task.layer, STAGE_CYCLES if task.stage else 0
@@ -161,13 +167,21 @@ def _order(task: Task, config: MaeriConfig) -> Order:
     layer = task.layer
     builder = GraphBuilder("launch")
     image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
-    x = builder.input("x", TensorType(image, DType.UINT8 if task.unsigned else DType.INT8))
+    turned, kind = task.kind == Kind.TURNED, DType.UINT8 if task.unsigned else DType.INT8
+    x = builder.input("x", TensorType((1, layer.channels) if turned else image, kind))
     channels = layer.filters * layer.groups
     kernel = (layer.rows, layer.columns)
-    shape = (1, *kernel, channels) if task.depthwise else (channels, *kernel, layer.channels)
+    shape: tuple[int, ...] = (channels, *kernel, layer.channels)
+    if task.kind != Kind.CONVOLUTION:
+        shape = (layer.in_rows, layer.channels) if turned else (1, *kernel, channels)
     w = builder.constant("weights", np.zeros(shape, np.int8))
-    operator = DepthwiseConv2d if task.depthwise else Conv2d
     stride = (layer.stride, layer.stride)
-    result = builder.add(operator(stride, input_zero_point=task.zero_point), [x, w], "result")
+    operator = DepthwiseConv2d if task.kind == Kind.DEPTHWISE else Conv2d
+    window = (
+        FullyConnected(input_zero_point=task.zero_point)
+        if turned
+        else operator(stride, input_zero_point=task.zero_point)
+    )
+    result = builder.add(window, [x, w], "result")
     net = network(builder.finish([result]))
     return Order(net, config, task.items, 0)

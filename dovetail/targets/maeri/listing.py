@@ -1,108 +1,33 @@
-"""Orders, and the list scheduler: layer after layer, each spread over all multipliers so that they end together.
+"""The list scheduler: unit after unit, each spread over the multipliers so that they end together.
 
-A layer's sums are dealt out to virtual neurons of one size, output channel after output channel, so that every one
-works until the same cycle, whenever it could begin. How large they are is tried out: products of a sum that do not fill
-the last step, and multipliers that are left over, are what is lost. Where ports are shared, the whole engine works in
-step instead, so that what is sent is shared too.
+Where every multiplier has a port of its own, a layer's sums are dealt out to virtual neurons of one size, output
+channel after output channel, so that every one works until the same cycle, whenever it could begin. How large they are
+is tried out: products of a sum that do not fill the last step, and multipliers that are left over, are what is lost.
+Where ports are shared, virtual neurons work in step instead, so that what is sent is shared too: gangs on ports of
+their own, one as wide as lets it end first, or several that share out the positions.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.config import MaeriConfig, Rules
-from dovetail.targets.maeri.network import Network, Times, Work, check_rules, exists_from
-from dovetail.targets.maeri.timing import Range, Tile, Timing, best_tile, collisions, configure, line_of, timing
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.floor import Floor, Room, grain, start_of
+from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
+from dovetail.targets.maeri.network import Network, Times, Work
+from dovetail.targets.maeri.order import Item, Laid, Order, Segment, laid_out, ordered
+from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
+from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
+from dovetail.targets.maeri.tree import Range, collisions, leaving
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Some sums of one output channel, or of neighbouring ones where a tile has several filters."""
-
-    channel: int
-    """The (first) output channel."""
-    first: int
-    """The first position of the result, rows first; counted in tiles of positions."""
-    count: int
-    """So many positions from there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Equal virtual neurons side by side that work in step, from their first weight to their last product."""
-
-    work: int
-    """Which layer, counted in the network's order."""
-    tile: Tile
-    """Of one virtual neuron, or of several that share what is sent."""
-    place: Range
-    """All its multipliers."""
-    start: int
-    """Cycle its first weight is sent."""
-    segments: tuple[Segment, ...]
-    """In order; all weights of a segment come before its first input."""
-    taps: tuple[int, int]
-    """The products of each sum it adds up: [first, end) in the order channel, row, column of the kernel. Where that is
-    not all of them, other items add the rest in the accumulation buffer."""
-
-
-def timing_of(item: Item, work: Work, config: MaeriConfig) -> Timing:
-    """What an item's virtual neurons take."""
-    return timing(config, work.layer, item.tile, item.taps[1] - item.taps[0])
-
-
-def grid(work: Work, tile: Tile) -> tuple[int, int]:
-    """Rows and columns of positions, in tiles."""
-    return -(-work.layer.out_rows // tile.out_rows), -(-work.layer.out_columns // tile.out_columns)
-
-
-def busy(item: Item, network: Network, config: MaeriConfig) -> int:
-    """Cycles an item takes, from its first weight to its last product."""
-    work = network.works[item.work]
-    time, columns, cycles, before = timing_of(item, work, config), grid(work, item.tile)[1], 0, 0
-    for part in item.segments:
-        cycles += time.load_after(before) + time.positions(columns, part.first, part.count)
-        before = part.count
-    return cycles
-
-
-@dataclass(frozen=True)
-class Order:
-    """A valid order of a network, and what it rests on."""
-
-    network: Network
-    config: MaeriConfig
-    items: tuple[Item, ...]
-    """By start, then place."""
-    makespan: int
-    """Cycles until the last result exists."""
-
-    def work(self, item: Item) -> Work:
-        """The layer an item belongs to."""
-        return self.network.works[item.work]
-
-    def end(self, item: Item) -> int:
-        """The cycle after an item's last product."""
-        return item.start + busy(item, self.network, self.config)
-
-    def timing(self, item: Item) -> Timing:
-        """What an item's virtual neurons take."""
-        return timing_of(item, self.work(item), self.config)
-
-
-def neurons(item: Item, time: Timing) -> list[Range]:
-    """The virtual neurons of an item."""
-    return [Range(item.place.start + number * time.size, time.size) for number in range(item.tile.neurons)]
-
-
-def ordered(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Items by start, then place."""
-    return tuple(sorted(items, key=lambda item: (item.start, item.place.start)))
+_TRIED = 6
+"""Sizes of virtual neurons tried per layer, of those that look best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,186 +38,72 @@ class Lane:
     free: int
 
 
-@dataclass(frozen=True)
-class Laid:
-    """A layer laid out."""
-
-    items: tuple[Item, ...]
-    ends: tuple[int, ...]
-    """The cycle after the last product of each."""
-    times: Times
-    """When its results exist, by [channel, row]."""
-
-    @property
-    def finish(self) -> int:
-        """The cycle after the last product."""
-        return max(self.ends)
-
-    @property
-    def exists(self) -> int:
-        """The cycle from which all results exist."""
-        return int(self.times.max())
+def _chunks(work: Work, unit: Unit) -> list[Segment]:
+    """The sums of a unit, filter after filter."""
+    if work.turned:
+        return [Segment(0, unit.first, unit.end - unit.first)]
+    return [Segment(channel, 0, work.positions) for channel in range(unit.first, unit.end)]
 
 
 def _deal(
-    number: int, work: Work, config: MaeriConfig, size: int, lanes: Sequence[Lane], ready: int, whole: bool
+    work: Work, unit: Unit, config: MaeriConfig, tile: Tile, lanes: Sequence[Lane], room: Room
 ) -> tuple[Item, ...]:
-    """Deal a layer's sums out to virtual neurons of a size so that all end together; weights may come before `ready`,
-    from when all inputs exist. `whole`: each output channel stays on one virtual neuron."""
-    tile = Tile(channels=size)
-    time = timing(config, work.layer, tile, work.layer.taps)
-    starts = [max(lane.free, ready - time.load) for lane in lanes]
-    if whole:
-        parts = _whole_filters(work, time, starts)
+    """Deal a unit's sums out to virtual neurons of a size so that all end together."""
+    taps = work.layer.taps
+    times = [timing(config, work.layer, tile, taps, lane.place.start) for lane in lanes]
+    starts = [start_of(work, time, max(lane.free, room.held), room) for lane, time in zip(lanes, times, strict=True)]
+    chunks = _chunks(work, unit)
+    if room.whole and not work.turned:
+        parts = _whole_filters(work, times, starts, chunks)
     else:
-        latest = max(starts) + time.later * work.outputs * work.positions + time.load * work.outputs
-        dealt = bisect_left(
-            range(latest), 1, min(starts), key=lambda each: not _deal_until(work, time, starts, each)[1]
-        )
-        parts = _deal_until(work, time, starts, dealt)[0]
+        sums = sum(chunk.count for chunk in chunks)
+        latest = max(starts) + sum(times[0].positions(1, 0, sums) + times[0].load_after(1) for _ in range(2))
+        latest += len(chunks) * (times[0].load_after(0) + times[0].load_after(1) + times[0].tail)
+        dealt = bisect_left(range(latest), 1, min(starts), key=lambda each: not _until(times, starts, chunks, each)[1])
+        parts = _until(times, starts, chunks, dealt)[0]
     return tuple(
-        Item(number, tile, lane.place, start, tuple(segments), (0, work.layer.taps))
-        for lane, start, segments in zip(lanes, starts, parts, strict=True)
+        Item(unit.work, tile, Range(lane.place.start, time.size), start, tuple(segments), (0, taps))
+        for lane, time, start, segments in zip(lanes, times, starts, parts, strict=True)
         if segments
     )
 
 
-def _deal_until(work: Work, time: Timing, starts: Sequence[int], until: int) -> tuple[list[list[Segment]], int]:
-    """Deal out what can be done until a cycle, channel after channel; the shares and how many sums are left."""
-    channel, first, shares = 0, 0, []
-    for start in starts:
-        room, share, count = until - start - time.load, list[Segment](), 0
-        while channel < work.outputs and room >= time.later:
-            count = min(work.positions - first, room // time.later)
-            share.append(Segment(channel, first, count))
-            room -= count * time.later + time.load_after(count)
-            first += count
-            if first == work.positions:
-                channel, first = channel + 1, 0
+def _until(
+    times: Sequence[Timing], starts: Sequence[int], chunks: Sequence[Segment], until: int
+) -> tuple[list[list[Segment]], int]:
+    """Deal out what can be done until a cycle, chunk after chunk; the shares and how many sums are left."""
+    number, done, shares = 0, 0, []
+    for start, time in zip(starts, times, strict=True):
+        room, share = until - start - time.load - time.tail, list[Segment]()
+        while number < len(chunks) and (count := min(chunks[number].count - done, time.fitting(room))) > 0:
+            share.append(Segment(chunks[number].channel, chunks[number].first + done, count))
+            room -= time.positions(1, 0, count) + time.load_after(count)
+            done += count
+            if done == chunks[number].count:
+                number, done = number + 1, 0
         shares.append(share)
-    return shares, (work.outputs - channel) * work.positions - first
+    return shares, sum(chunk.count for chunk in chunks[number:]) - done
 
 
-def _whole_filters(work: Work, time: Timing, starts: Sequence[int]) -> list[list[Segment]]:
+def _whole_filters(
+    work: Work, times: Sequence[Timing], starts: Sequence[int], chunks: Sequence[Segment]
+) -> list[list[Segment]]:
     """Give each channel to the virtual neuron that is free first."""
     ends, shares = list(starts), [list[Segment]() for _ in starts]
-    for channel in range(work.outputs):
+    for chunk in chunks:
         lane = min(range(len(ends)), key=lambda each: (ends[each], each))
-        shares[lane].append(Segment(channel, 0, work.positions))
-        ends[lane] += time.load_after(work.positions if shares[lane][1:] else 0)
-        ends[lane] += time.positions(work.layer.out_columns, 0, work.positions)
+        ends[lane] += times[lane].load_after(chunk.count if shares[lane] else 0)
+        ends[lane] += times[lane].positions(work.layer.out_columns, 0, chunk.count)
+        shares[lane].append(chunk)
     return shares
 
 
-def _gang(number: int, work: Work, config: MaeriConfig, free: int, ready: int, neurons: int | None) -> Item:
-    """The whole engine in step: the tile with the fewest cycles, of at most so many virtual neurons side by side."""
-    tile, _ = best_tile(work.layer, config, neurons)
-    time = timing(config, work.layer, tile, work.layer.taps)
-    rows, columns = grid(work, tile)
-    segments = tuple(
-        Segment(group * work.layer.filters + filter_, 0, rows * columns)
-        for group in range(0, work.layer.groups, tile.groups)
-        for filter_ in range(0, work.layer.filters, tile.filters)
-    )
-    place = Range(0, time.size * tile.neurons)
-    return Item(number, tile, place, max(free, ready - time.load), segments, (0, work.layer.taps))
-
-
-def laid_out(items: tuple[Item, ...], work: Work, config: MaeriConfig) -> Laid:
-    """When items of a layer end and their results exist."""
-    times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
-    ends = []
-    for item in items:
-        time = timing_of(item, work, config)
-        columns, cycle, before = grid(work, item.tile)[1], item.start, 0
-        for part in item.segments:
-            cycle += time.load_after(before)
-            before = part.count
-            channels = channels_of(work, item.tile, part.channel)
-            last = part.first + part.count - 1
-            for row in range(part.first // columns, last // columns + 1):
-                upto = min((row + 1) * columns - 1, last) - part.first + 1
-                exists = cycle + time.positions(columns, part.first, upto) + time.tail
-                rows = slice(row * item.tile.out_rows, (row + 1) * item.tile.out_rows)
-                for channel in channels:
-                    np.maximum(times[channel, rows], exists, out=times[channel, rows])
-            cycle += time.positions(columns, part.first, part.count)
-        ends.append(cycle)
-    return Laid(items, tuple(ends), times if work.is_image else times.max(axis=1, keepdims=True))
-
-
-def channels_of(work: Work, tile: Tile, first: int) -> list[int]:
-    """The output channels of a segment that begins at one."""
-    group, filter_ = divmod(first, work.layer.filters)
-    return [
-        (group + g) * work.layer.filters + filter_ + f
-        for g in range(min(tile.groups, work.layer.groups - group))
-        for f in range(min(tile.filters, work.layer.filters - filter_))
-    ]
-
-
-_SPACINGS = (1, 2, 4)
-"""How far apart virtual neurons are put, in their own size, where the collection bus cannot take more sums."""
-_TRIED = 6
-"""Sizes of virtual neurons tried per layer, of those that look best."""
-
-
-class _Floor:
-    """What is known while layers are laid out one after the other."""
-
-    def __init__(self, network: Network, config: MaeriConfig, rules: Rules) -> None:
-        self.network, self.config, self.rules = network, config, rules
-        self.free = np.zeros(config.multipliers, np.int64)
-        self.done: dict[int, Laid] = {}
-        self.numbers = {work.name: number for number, work in enumerate(network.works)}
-
-    def ready(self, number: int) -> int:
-        """From when all inputs of a layer exist and no rule holds it back."""
-        work = self.network.works[number]
-        known = {self.network.works[done].node.output: laid.times for done, laid in self.done.items()}
-        latest = int(exists_from(self.network.graph, work.node.inputs[0], known).max(initial=0))
-        for x, y in self.rules.before:
-            if y == work.name:
-                latest = max(latest, self.done[self.numbers[x]].exists)
-        return latest
-
-    def barred(self, number: int) -> int:
-        """From when nothing works any more that a layer must not meet."""
-        if self.rules.at_most is not None:
-            return max((laid.finish for laid in self.done.values()), default=0)
-        name, latest = self.network.works[number].name, 0
-        for pair in self.rules.apart:
-            if name in pair:
-                other = self.numbers[pair[0] if pair[1] == name else pair[1]]
-                latest = max(latest, self.done[other].finish if other in self.done else 0)
-        return latest
-
-    def drains(self, items: Sequence[Item], ends: Sequence[int]) -> bool:
-        """Whether the collection bus takes the sums of items besides those of all that is laid out already."""
-        first = min(item.start for item in items)
-        laid = [pair for laid in self.done.values() for pair in zip(laid.items, laid.ends, strict=True)]
-        users: dict[int, list[tuple[int, int, int]]] = {}
-        for item, end in (*zip(items, ends, strict=True), *(pair for pair in laid if pair[1] > first)):
-            time = timing_of(item, self.network.works[item.work], self.config)
-            for place in neurons(item, time):
-                number = line_of(self.config.multipliers, self.config.collection, place)
-                users.setdefault(number, []).append((item.start, end, time.later))
-        return all(
-            sum(1.0 / period for other, until, period in each if other < end and until > start) <= 1.0 + 1e-9
-            for each in users.values()
-            for start, end, _ in each
-        )
-
-    def add(self, number: int, laid: Laid) -> None:
-        """Take a layer's multipliers."""
-        for item, finish in zip(laid.items, laid.ends, strict=True):
-            part = self.free[item.place.start : item.place.end]
-            np.maximum(part, finish, out=part)
-        self.done[number] = laid
-
-
 def arrange(
-    network: Network, config: MaeriConfig, rules: Rules | None = None, sizes: Mapping[int, int] | None = None
+    network: Network,
+    config: MaeriConfig,
+    rules: Rules | None = None,
+    sizes: Mapping[int, int] | None = None,
+    cautious: bool = False,
 ) -> Order:
     """An order of a network.
 
@@ -301,64 +112,160 @@ def arrange(
         config: on what.
         rules: the user's own.
         sizes: how large virtual neurons are, by layer number, where that is chosen already.
+        cautious: whether each unit waits until all others have long left.
 
     Raises:
         ModelError: the rules name no layer, or contradict each other.
-        TargetError: a layer does not fit.
+        TargetError: a layer does not fit, or not as the rules say.
     """
-    rules = rules or Rules()
-    check_rules(rules, network)
-    floor, waiting = _Floor(network, config, rules), set(range(len(network.works)))
-    before = [
-        {floor.numbers[each.name] for each in network.before(work)}
-        | {floor.numbers[x] for x, y in rules.before if y == work.name}
-        for work in network.works
-    ]
+    floor = Floor(network, config, asked(rules or Rules(), network, config))
+    waiting = set(floor.asked.units)
     while waiting:
-        possible = [number for number in sorted(waiting) if not before[number] & waiting]
-        starts = {number: floor.ready(number) for number in possible}
-        number = min(possible, key=lambda each: (starts[each], each))
-        floor.add(number, _lay(floor, number, starts[number], (sizes or {}).get(number)))
-        waiting.remove(number)
+        group = _next(floor, waiting)
+        if len(group) == 1:
+            room = floor.room(group[0])
+            if cautious:
+                latest = int(floor.free.max())
+                room = replace(room, ready=max(room.ready, latest + latest // 16 + 16))
+                room = replace(room, held=max(room.held, room.ready))
+            floor.add(group[0], _lay(floor, group[0], room, (sizes or {}).get(group[0].work)))
+        else:
+            _lay_together(floor, group)
+        waiting -= set(group)
+    for unit, pin in floor.asked.pins:
+        if pin.end is not None and floor.done[unit].exists > pin.end:
+            what = f"{pin.what} ends in cycle {floor.done[unit].exists:,}; the rules want it by {pin.end:,}"
+            raise TargetError(what, where="rules", hint="give it more time, or leave out rules that hold it back")
     items = [item for laid in floor.done.values() for item in laid.items]
     return Order(network, config, ordered(items), max(laid.exists for laid in floor.done.values()))
 
 
-def _lay(floor: _Floor, number: int, ready: int, size: int | None) -> Laid:
-    """Lay out a layer: what ends first."""
-    work, config, rules = floor.network.works[number], floor.config, floor.rules
-    barred = floor.barred(number)
-    if config.shared_ports and not rules.whole_filters:
-        start = max(int(floor.free.max()), barred)
-        return laid_out((_gang(number, work, config, start, ready, rules.at_most),), work, config)
-    best: tuple[int, tuple[Item, ...]] | None = None
-    for spacing in _SPACINGS:
-        for candidate in [size] if size else tried_sizes(work, config, rules, spacing):
-            for lanes in _lanes(floor, work, max(candidate, 2) * spacing, barred):
-                items = _deal(number, work, config, candidate, lanes, ready, rules.whole_filters)
-                ends = [item.start + busy(item, floor.network, config) for item in items]
-                if (best is None or max(ends) < best[0]) and floor.drains(items, ends):
-                    best = (max(ends), items)
-        if best is not None:
-            break
-    else:
-        what = f"a sum of {work.layer.taps} products does not fit {config.multipliers} multipliers"
+def _next(floor: Floor, waiting: set[Unit]) -> tuple[Unit, ...]:
+    """What is laid out next: what can begin first; several units where they begin together."""
+    blocked = {y for x, y in (*floor.asked.before, *floor.asked.no_later) if x in waiting and x != y}
+    groups: list[tuple[Unit, ...]] = [(unit,) for unit in sorted(waiting)]
+    for together in _joined(floor.asked):
+        groups = [group for group in groups if not set(group) & set(together)]
+        groups += [together] if set(together) & waiting else []
+    inside = [
+        group
+        for group in groups
+        if not any(unit in blocked and not _only_inside(floor, unit, group, waiting) for unit in group)
+    ]
+    return min(inside, key=lambda group: (max(max(floor.ready(unit), floor.held(unit)) for unit in group), group))
+
+
+def _only_inside(floor: Floor, unit: Unit, group: tuple[Unit, ...], waiting: set[Unit]) -> bool:
+    """Whether a unit waits only for units that begin with it, and need only be no later."""
+    if any(y == unit and x in waiting for x, y in floor.asked.before):
+        return False
+    return all(x in group for x, y in floor.asked.no_later if y == unit and x in waiting)
+
+
+def _joined(asked: Asked) -> list[tuple[Unit, ...]]:
+    """Groups that begin together, those that share a unit as one."""
+    joined: list[set[Unit]] = []
+    for group, _ in asked.together:
+        touching = [each for each in joined if each & set(group)]
+        joined = [each for each in joined if not each & set(group)] + [set(group).union(*touching)]
+    return [tuple(sorted(each)) for each in joined]
+
+
+def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
+    """Lay out units that begin in the same cycle, each on its share of the multipliers."""
+    config, rooms = floor.config, {unit: floor.room(unit) for unit in group}
+    start = max(int(floor.free.max()), *(max(room.ready, room.held) for room in rooms.values()))
+    for unit, place in _shares(rooms, grain(config), config.multipliers).items():
+        sharing = max(
+            (sum(other.work in works for other in group) for works, _, _ in floor.asked.limits if unit.work in works),
+            default=1,
+        )
+        most = max(rooms[unit].most // sharing, 1)
+        floor.add(unit, _lay(floor, unit, replace(rooms[unit], ready=start, held=start, region=place, most=most), None))
+        begun = min(item.start for item in floor.done[unit].items)
+        if begun != start:
+            what = f"{floor.network.works[unit.work].name} cannot begin with the others of its group"
+            raise TargetError(what, where="rules", hint="leave it out of the group, or give the group more multipliers")
+
+
+def _shares(rooms: Mapping[Unit, Room], width: int, multipliers: int) -> dict[Unit, Range]:
+    """Multipliers for each of several units at the same time: whole ports of those each may use, as even as can be."""
+    limits = {unit: (room.region.start // width, room.region.end // width) for unit, room in rooms.items()}
+    for share in range(multipliers // width // len(rooms), 0, -1):
+        taken, at = dict[Unit, Range](), 0
+        waiting = sorted(limits, key=lambda unit: (limits[unit][1], limits[unit][0], unit))
+        for unit in waiting:
+            low = max(at, limits[unit][0])
+            if (low + share) > limits[unit][1]:
+                break
+            taken[unit] = Range(low * width, share * width)
+            at = low + share
+        if len(taken) == len(rooms) and (share * width > 1 or multipliers == 1):
+            return taken
+    names = "the multipliers they are pinned to do not hold all that begin together"
+    raise TargetError(names, where="rules", hint="pin them elsewhere, or leave out one of them")
+
+
+def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
+    """Lay out a unit: what ends first."""
+    work, config = floor.network.works[unit.work], floor.config
+    ways = _spread(floor, unit, room, size)
+    if config.shared_ports:
+        alone = replace(room, held=max(room.held, int(floor.free.max())))
+        rooms = [room] if room == alone else [room, alone]
+        ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
+    best: tuple[int, int, tuple[Item, ...]] | None = None
+    for items in ways:
+        ends = laid_out(items, work, config).ends
+        if best is None or max(ends) < best[0]:
+            slack = floor.slack(items, ends)
+            if slack is not None:
+                best = max(ends), slack, items
+    if best is None and room.held < floor.free.max():
+        return _lay(floor, unit, replace(room, held=int(floor.free.max())), size)
+    if best is None:
+        what = f"a sum of {work.layer.taps} products does not fit {room.region.size} multipliers"
         hint = "allow folding, take more multipliers, or let filters be divided"
         raise TargetError(what, where=work.name, hint=hint)
-    return laid_out(best[1], work, config)
+    return laid_out(best[2], work, config, best[1])
 
 
-def _lanes(floor: _Floor, work: Work, width: int, barred: int) -> list[list[Lane]]:
+def _spread(floor: Floor, unit: Unit, room: Room, size: int | None) -> Iterable[tuple[Item, ...]]:
+    """Ways to deal a unit out to virtual neurons that have ports of their own, closer ones first."""
+    work = floor.network.works[unit.work]
+    spacing, found = 1, False
+    while not found and spacing <= 2 * room.region.size:  # further apart where the bus cannot take more sums
+        for candidate in [size] if size else tried_sizes(work, floor.config, room.whole, spacing, room.region.size):
+            tile = shaped(work.layer, candidate)
+            least = max(_width(work, floor.config, tile), 2)
+            width = max(min(least * spacing, room.region.size), least)
+            for lanes in _lanes(floor, unit, width, room):
+                items = _deal(work, unit, floor.config, tile, lanes, room)
+                found |= floor.slack(items, laid_out(items, work, floor.config).ends) is not None
+                yield items
+        spacing *= 2
+
+
+def _width(work: Work, config: MaeriConfig, tile: Tile) -> int:
+    """Multipliers of a virtual neuron, with the one that carries sums back where there is one."""
+    return timing(config, work.layer, tile, work.layer.taps).size
+
+
+def _lanes(floor: Floor, unit: Unit, width: int, room: Room) -> list[list[Lane]]:
     """Room for virtual neurons, each from when its multipliers are free: side by side from the left, and where it is
     free first."""
-    config = floor.config
-    count = min(config.multipliers // width, floor.rules.at_most or config.multipliers)
-    sums = work.outputs * (1 if floor.rules.whole_filters else work.positions)
-    free = np.maximum(floor.free, barred)
+    work, base = floor.network.works[unit.work], room.region.start
+    count = min(room.region.size // width, room.most)
+    sums = unit.end - unit.first if room.whole or work.turned else (unit.end - unit.first) * work.positions
+    if not count:
+        return []
+    free = np.maximum(floor.free[base : room.region.end], room.held)
     places = [Range(number * width, width) for number in range(count)]
-    ways = [[Lane(place, int(free[place.start : place.end].max())) for place in places]]
+    ways = [[Lane(Range(base + place.start, width), int(free[place.start : place.end].max())) for place in places]]
     if sums < count:
-        ways.append(_first_free(free, width, min(sums, count)))
+        ways.append(
+            [replace(lane, place=Range(base + lane.place.start, width)) for lane in _first_free(free, width, sums)]
+        )
     return ways
 
 
@@ -376,31 +283,44 @@ def _first_free(free: Times, width: int, count: int) -> list[Lane]:
     return lanes
 
 
-def tried_sizes(work: Work, config: MaeriConfig, rules: Rules, spacing: int = 1) -> list[int]:
+def tried_sizes(
+    work: Work, config: MaeriConfig, whole: bool, spacing: int = 1, multipliers: int | None = None
+) -> list[int]:
     """Sizes of virtual neurons worth trying for a layer, the best guess first.
 
-    Each takes `spacing` times its own multipliers, so that fewer sums meet on the collection bus.
+    Each takes `spacing` times its own multipliers, so that fewer sums meet on the collection bus. Without an
+    accumulation buffer one more multiplier carries sums back.
     """
-    taps = work.layer.taps
-    if rules.whole_filters:
-        folds = -(-taps // config.multipliers)
-        return [-(-taps // folds)] if folds == 1 or (config.fold and config.accumulation_buffer) else []
-    least = -(-taps // config.multipliers)
-    most = min(taps, config.weight_depth) if config.fold and config.accumulation_buffer else 1
+    taps, room = work.layer.taps, multipliers or config.multipliers
+    carried = 0 if config.accumulation_buffer else 1
+    if taps > room and (not config.fold or room - carried < 1):
+        return []
+    least = 1 if taps <= room else -(-taps // (room - carried))
+    most = min(taps, config.weight_depth) if config.fold and not (whole and taps <= room) else 1
+    if whole:
+        most = min(most, least)
+    if least > config.weight_depth:
+        return []
     sizes = dict.fromkeys(max(-(-taps // folds), min(taps, 2)) for folds in range(least, most + 1))
-    fitting = [size for size in sizes if _drains(config, size, max(size, 2) * spacing, -(-taps // size))]
+    fitting = [size for size in sizes if _drains(config, size, max(size, 2) * spacing, -(-taps // size), room)]
     guessed = sorted((_guess(work, config, size), size) for size in fitting)
     return [size for _, size in guessed[:_TRIED]]
 
 
 def _guess(work: Work, config: MaeriConfig, size: int) -> int:
     """Cycles of a layer, all virtual neurons beginning together."""
-    folds, lanes = -(-work.layer.taps // size), config.multipliers // max(size, 2)
+    folds = -(-work.layer.taps // size)
+    carried = folds > 1 and not config.accumulation_buffer
+    lanes = max(config.multipliers // max(size + carried, 2), 1)
     sums = -(-work.outputs * work.positions // lanes)
-    return folds * (sums + -(-sums // work.positions)) + (size - 1).bit_length()
+    links = leaving(config.multipliers, Range(0, min(max(size + carried, 2), config.multipliers))).most
+    step = folds if not carried else (folds - 1) * (links + 2) + 1
+    drained = 0 if config.prefetch else links + 3
+    return step * sums + -(-sums // work.positions) * (folds + drained)
 
 
-def _drains(config: MaeriConfig, size: int, width: int, folds: int) -> bool:
+def _drains(config: MaeriConfig, size: int, width: int, folds: int, room: int) -> bool:
     """Whether the collection bus takes all sums of virtual neurons, one every `width` multipliers, as they come."""
-    places = [Range(number * width, size) for number in range(config.multipliers // width)]
-    return collisions(config.multipliers, config.collection, configure(config.multipliers, places).outputs) <= folds
+    places = [Range(number * width, size) for number in range(max(room // width, 1))]
+    outputs = [leaving(config.multipliers, place).switch for place in places]
+    return collisions(config.multipliers, config.collection, outputs) <= folds

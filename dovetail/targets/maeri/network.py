@@ -1,8 +1,7 @@
-"""A network as MAERI sees it: layers of dot products, when their inputs exist, and what no order of it can beat."""
+"""A network as MAERI sees it: layers of dot products, and when their inputs exist."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +12,12 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Box, TensorType, full_box
-from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig, Rules
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLayer:
-    """A convolution; a dense layer is one of 1x1 over a 1x1 image. Sizes of the input are with its padding."""
+    """A convolution; a dense layer is one of 1x1 over a 1x1 image. Sizes of the input are with its padding.
+    A dense layer of one vector is turned round: see `Work.turned`."""
 
     rows: int
     """Of the kernel."""
@@ -71,10 +70,26 @@ class Work:
     is_image: bool
     """Whether the result has rows and columns; a dense layer's is one row."""
 
+    turned: bool = False
+    """Whether the layer is a dense one of a single vector, which then stays in the multipliers: it is their one filter,
+    and the rows of weights are sent past it as inputs, a position each."""
+
     @property
     def outputs(self) -> int:
-        """Output channels: the filters of all groups."""
+        """Filters of all groups, in the layer's own words: one where it is turned."""
         return self.layer.filters * self.layer.groups
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result."""
+        return self.positions if self.turned else self.outputs
+
+    @property
+    def kind(self) -> str:
+        """Which kind of layer rules count it to."""
+        if isinstance(self.node.operator, FullyConnected):
+            return "dense"
+        return "depthwise" if isinstance(self.node.operator, DepthwiseConv2d) else "convolution"
 
     @property
     def positions(self) -> int:
@@ -86,10 +101,11 @@ class Work:
         """Weights of all filters."""
         return self.layer.taps * self.outputs
 
-    @property
-    def forwards(self) -> bool:
-        """Whether neighbouring multipliers can pass inputs on, so that each is sent for a window's last column only."""
-        return self.layer.stride == 1 and self.layer.columns > 1
+    def of_result(self, times: Times) -> Times:
+        """Times by [filter, row of positions] as times by [channel, row] of the layer's result."""
+        if self.is_image:
+            return times
+        return np.ascontiguousarray(times.T) if self.turned else times.max(axis=1, keepdims=True)
 
     def rows_read(self, row: int) -> tuple[int, int]:
         """The input rows a row of the result is made from."""
@@ -141,7 +157,9 @@ def network(graph: Graph) -> Network:
             stem = _short(node.origin or node.output)
             names[stem] = names.get(stem, 0) + 1
             name = stem if names[stem] == 1 else f"{stem}_{names[stem]}"
-            works.append(Work(node, name, layer, not isinstance(node.operator, FullyConnected)))
+            dense = isinstance(node.operator, FullyConnected)
+            turned = dense and all(size == 1 for size in graph.types[node.inputs[0]].shape[:-1])
+            works.append(Work(node, name, layer, not dense, turned))
     return Network(graph, tuple(works))
 
 
@@ -162,7 +180,7 @@ def _layer(graph: Graph, node: Node) -> OrderLayer | None:
         return None
     if isinstance(operator, FullyConnected):
         positions = int(np.prod(x[:-1]))
-        return OrderLayer(1, 1, w[1], w[0], positions, 1)
+        return OrderLayer(1, 1, w[1], w[0], positions, 1) if positions > 1 else OrderLayer(1, 1, w[1], 1, w[0], 1)
     if x[0] != 1 or operator.stride[0] != operator.stride[1] or operator.dilation != (1, 1):
         return None
     depthwise = isinstance(operator, DepthwiseConv2d)
@@ -237,112 +255,3 @@ def _reads(node: Node, kinds: Sequence[TensorType], result: TensorType, place: i
     if len(result.shape) == 4 or axis == -1:
         box[axis] = (place, place + 1)
     return node.operator.crop(tuple(box), kinds)[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Lower bounds of the makespan, in cycles, each for a reason of its own."""
-
-    products: int
-    """All multipliers multiply in every cycle, or get a weight where they have no place for further ones."""
-    distribution: int
-    """Every port sends in every cycle: each weight once, each product's input where neighbours cannot pass it on, else
-    that of a window's last column."""
-    collection: int
-    """Every line takes a sum in every cycle."""
-    path: int
-    """One layer after the other as they depend on each other, each with all multipliers: a layer begins when the first
-    of its inputs can exist and ends when the last of them can have been used."""
-
-    @property
-    def cycles(self) -> int:
-        """The largest."""
-        return max(self.products, self.distribution, self.collection, self.path)
-
-
-def bound(network: Network, config: MaeriConfig) -> Bound:
-    """The lower bounds of a network."""
-    works = network.works
-    products = sum(work.layer.macs + (0 if config.prefetch else work.weights) for work in works)
-    sent = sum(_sent(work, config) for work in works)
-    collected = sum(work.outputs * work.positions for work in works)
-    path = max(_path(network, config).values())
-    return Bound(
-        -(-products // config.multipliers), -(-sent // config.distribution), -(-collected // config.collection), path
-    )
-
-
-def _sent(work: Work, config: MaeriConfig) -> int:
-    """Values that must pass the distribution tree at least.
-
-    A port gives a value to all its multipliers at once, so per product at most one in `port_width` needs its own.
-    """
-    share = config.port_width if config.ports else config.multipliers
-    inputs = work.layer.macs // (work.layer.columns if work.forwards else 1)
-    return work.weights // share + inputs // share
-
-
-def _path(network: Network, config: MaeriConfig) -> Mapping[int, int]:
-    done: dict[int, int] = {}
-    numbers = {work.name: number for number, work in enumerate(network.works)}
-    for number, work in enumerate(network.works):
-        earlier = [numbers[each.name] for each in network.before(work)]
-        # The last sum of a layer reads what exists last of some layer before, or of all of them at the same time.
-        last = max((done[each] for each in earlier), default=0)
-        done[number] = max(_alone(work, config), last + 1 + TAIL_CYCLES)
-    return done
-
-
-def _alone(work: Work, config: MaeriConfig) -> int:
-    """Cycles of a layer that has everything for itself."""
-    products = work.layer.macs + (0 if config.prefetch else work.weights)
-    return max(-(-products // config.multipliers), -(-_sent(work, config) // config.distribution)) + TAIL_CYCLES
-
-
-def check_rules(rules: Rules, network: Network) -> None:
-    """Refuse rules that name no layer, and those that no order can keep.
-
-    Raises:
-        ModelError: naming the layer, or the smallest set of rules and dependencies that contradict each other.
-    """
-    names = {work.name: number for number, work in enumerate(network.works)}
-    for name in (name for pair in (*rules.before, *rules.apart) for name in pair):
-        if name not in names:
-            hint = f"use {', '.join(list(names)[:12])}{' ...' if len(names) > 12 else ''}"
-            raise ModelError(f"there is no layer '{name}' in the network", where="rules", hint=hint)
-    for x, y in rules.apart:
-        if x == y:
-            what = f"apart: [{x}, {y}] keeps a layer from itself"
-            raise ModelError(what, where="rules", hint="leave this pair out")
-    circle = _smallest_circle(rules, network, names)
-    if circle:
-        what = f"they contradict each other: {'; '.join(circle)}"
-        raise ModelError(what, where="rules", hint="leave one of them out")
-
-
-def _smallest_circle(rules: Rules, network: Network, names: Mapping[str, int]) -> list[str]:
-    """The sentences of the shortest circle of what must come before what; empty where there is none."""
-    arrows: dict[int, dict[int, str]] = {number: {} for number in names.values()}
-    for work in network.works:
-        for earlier in network.before(work):
-            sentence = f"{work.name} reads what {earlier.name} computes"
-            arrows[names[earlier.name]][names[work.name]] = sentence
-    for x, y in rules.before:
-        arrows[names[x]].setdefault(names[y], f"{x} before {y}")
-    circles = (_shortest(arrows, start) for start in arrows)
-    return min((circle for circle in circles if circle), key=len, default=[])
-
-
-def _shortest(arrows: Mapping[int, Mapping[int, str]], start: int) -> list[str]:
-    """The sentences of the shortest way from a layer back to itself."""
-    waiting: deque[tuple[int, list[str]]] = deque([(start, [])])
-    seen = set[int]()
-    while waiting:
-        place, path = waiting.popleft()
-        for to, sentence in arrows[place].items():
-            if to == start:
-                return [*path, sentence]
-            if to not in seen:
-                seen.add(to)
-                waiting.append((to, [*path, sentence]))
-    return []

@@ -1,15 +1,16 @@
 """Executes an order on real tensors, cycle by cycle, and finds what is wrong with it.
 
-It takes nothing of the scheduler on trust: every product's cycle follows from the items alone. Checked are: multipliers
-are used by one virtual neuron at a time; the trees can be configured so for every set of them that works together, and
-the bus takes all their sums; no port serves two items at a time; every input exists when it is sent; every product of
-every sum is added exactly once. All cycles of an item are one array.
+It takes nothing of the scheduler on trust: every product's cycle is what the hardware makes of items (`machine.py`).
+Checked are: multipliers and ports are used by one item at a time, until its last sum has left; the trees can be
+configured so for every set of virtual neurons that works together, and the bus takes all their sums; every input exists
+when it is sent; every product of every sum is added exactly once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,10 @@ from dovetail.errors import SimulationError
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.listing import Item, Order, channels_of, grid, neurons
+from dovetail.targets.maeri.machine import Played, in_turn, play
 from dovetail.targets.maeri.network import Times, Work, exists_from
-from dovetail.targets.maeri.timing import Range, Timing, configure, line
+from dovetail.targets.maeri.order import Item, Order, channels_of, grid
+from dovetail.targets.maeri.tree import Range, configure
 
 Reals = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
@@ -48,20 +50,24 @@ class _Run:
 
     item: Item
     work: Work
-    time: Timing
+    played: Played
     channels: Numbers
     """The (first) output channel of each position."""
     positions: Numbers
     """In tiles, rows first."""
-    begins: Numbers
-    """The cycle of each position's first product."""
-    ends: Numbers
-    """The cycle after its last."""
+    exists: Numbers
+    """From when each position's sums are in memory."""
 
     @property
     def span(self) -> tuple[int, int]:
-        """From the first weight to the last product."""
-        return self.item.start, int(self.ends[-1])
+        """From the first weight until the last sum has left."""
+        return self.item.start, self.played.until
+
+    @property
+    def period(self) -> float:
+        """Cycles between positions."""
+        exists = self.played.exists
+        return float(exists[-1] - exists[0]) / (len(exists) - 1) if len(exists) > 1 else float(self.played.until)
 
 
 def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
@@ -74,7 +80,7 @@ def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
     Raises:
         SimulationError: the order asks for something the engine cannot do; says which item, where and in which cycle.
     """
-    runs = [_run(order, item) for item in order.items]
+    runs = _runs(order)
     _check_places(order, runs)
     _check_phases(order.config, runs)
     values: dict[str, Array] = {**order.network.graph.constants, **inputs}
@@ -95,6 +101,24 @@ def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
     return Simulation(outputs, cycles, sum(work.layer.macs for work in order.network.works))
 
 
+def check(order: Order) -> int:
+    """What `simulate` finds but for the numbers: cycles until the last result exists.
+
+    Raises:
+        SimulationError: as `simulate`.
+        TargetError: an item that the engine cannot compute.
+    """
+    runs = _runs(order)
+    _check_places(order, runs)
+    _check_phases(order.config, runs)
+    exists: dict[str, Times] = {}
+    for number, work in enumerate(order.network.works):
+        own = [run for run in runs if run.item.work == number]
+        _check_inputs(order, own, exists)
+        exists[work.node.output] = _results(work, own)
+    return max(int(times.max()) for times in exists.values())
+
+
 def makespan(order: Order) -> int:
     """Cycles until the last result of an order exists, from its items alone.
 
@@ -102,30 +126,54 @@ def makespan(order: Order) -> int:
         SimulationError: an item without work.
         TargetError: one that the engine cannot compute.
     """
+    return max((int(run.exists.max()) for run in _runs(order)), default=0)
+
+
+def _runs(order: Order) -> list[_Run]:
+    """Every item played, its sums as late as the lines it shares with others make them."""
     runs = [_run(order, item) for item in order.items]
-    return max((int(run.ends[-1]) + run.time.tail for run in runs), default=0)
+    users: dict[int, list[tuple[int, int]]] = {}
+    for number, run in enumerate(runs):
+        for neuron, line in enumerate(run.played.lines):
+            users.setdefault(line, []).append((number, neuron))
+    late = [np.zeros_like(run.exists) for run in runs]
+    for each in users.values():
+        if len({number for number, _ in each}) > 1:
+            _share(runs, each, late)
+    for run, cycles in zip(runs, late, strict=True):
+        run.exists[:] += cycles
+    return runs
+
+
+def _share(runs: list[_Run], users: Sequence[tuple[int, int]], late: list[Numbers]) -> None:
+    """Delay the sums of virtual neurons that several items' share of a line keeps waiting."""
+    arrives = [runs[number].played.arrives[neuron] for number, neuron in users]
+    taken = np.split(in_turn(np.concatenate(arrives)), np.cumsum([len(each) for each in arrives])[:-1])
+    for (number, neuron), found in zip(users, taken, strict=True):
+        own = [other for other, line in enumerate(runs[number].played.lines) if (number, other) in users]
+        alone = in_turn(runs[number].played.arrives[own])[own.index(neuron)]
+        np.maximum(late[number], found - alone, out=late[number])
 
 
 def _run(order: Order, item: Item) -> _Run:
-    """The cycles of every position of an item: weights, then positions; a row's first takes longer where it must."""
-    work, time = order.work(item), order.timing(item)
-    columns = grid(work, item.tile)[1]
+    """An item played."""
+    work, config = order.work(item), order.config
     if not item.segments:
         raise _wrong("an item without work", _name(item, work))
-    if item.taps != (0, work.layer.taps) and not order.config.accumulation_buffer:
+    if item.taps != (0, work.layer.taps) and not config.accumulation_buffer:
         hint = "turn the accumulation buffer on in the configuration, or order without cut sums"
         raise SimulationError("a sum in parts needs the accumulation buffer", where=_name(item, work), hint=hint)
+    taps = item.taps[1] - item.taps[0]
+    carried = not config.accumulation_buffer and taps > item.tile.size
+    if item.place.start < 0 or item.place.start + item.tile.neurons * (item.tile.size + carried) > config.multipliers:
+        raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", _name(item, work))
+    played = play(config, work.layer, item.tile, taps, item.place.start, item.start, item.segments)
     channels = np.concatenate([np.full(part.count, part.channel) for part in item.segments])
     positions = np.concatenate([np.arange(part.first, part.first + part.count) for part in item.segments])
-    counts = np.array([part.count for part in item.segments])
-    opens = np.cumsum([0, *counts[:-1]])
-    waits = np.zeros(len(positions), np.int64)
-    waits[opens] = [time.load, *np.maximum(time.load - time.idle * counts[:-1], 0)]
-    at_row = positions % columns == 0
-    at_row[opens] = True
-    lasts = np.where(at_row, time.first, time.later)
-    ends = item.start + np.cumsum(lasts + waits)
-    return _Run(item, work, time, channels, positions, ends - lasts, ends)
+    if played.steps > config.weight_depth:
+        what = f"a multiplier would hold {played.steps} weights, it has room for {config.weight_depth}"
+        raise _wrong(what, _name(item, work))
+    return _Run(item, work, played, channels, positions, played.exists.copy())
 
 
 def _wrong(what: str, where: str) -> SimulationError:
@@ -138,7 +186,7 @@ def _name(item: Item, work: Work) -> str:
 
 
 def _check_places(order: Order, runs: list[_Run]) -> None:
-    """One virtual neuron per multiplier at a time, one item per port."""
+    """One item per multiplier at a time, and per port."""
     config = order.config
     width = config.port_width if config.ports else 1 if not config.shared_ports else config.multipliers
     until = np.zeros(config.multipliers, np.int64)
@@ -147,8 +195,8 @@ def _check_places(order: Order, runs: list[_Run]) -> None:
         place, name = run.item.place, _name(run.item, run.work)
         if place.start < 0 or place.end > config.multipliers or run.item.start < 0:
             raise _wrong(f"there are {config.multipliers} multipliers, from cycle 0 on", name)
-        if run.time.size * run.item.tile.neurons > place.size or (config.ports and place.start % width):
-            what = f"{run.item.tile.neurons} virtual neurons of {run.time.size} do not fit"
+        if run.played.places[-1][1] > place.end or (config.ports and place.start % width):
+            what = f"{run.item.tile.neurons} virtual neurons up to multiplier {run.played.places[-1][1]} do not fit"
             raise _wrong(f"{what}, or do not begin at a multiple of {width}", name)
         taken = slice(place.start // width * width, -(-place.end // width) * width)
         late = int(until[taken].argmax()) + taken.start
@@ -166,7 +214,7 @@ def _check_phases(config: MaeriConfig, runs: list[_Run]) -> None:
     changes = sorted({cycle for run in runs for cycle in run.span})
     starting, ending = sorted(runs, key=lambda run: run.span[0]), sorted(runs, key=lambda run: run.span[1])
     active: dict[int, _Run] = {}
-    known: set[tuple[tuple[int, int, int], ...]] = set()
+    known: set[tuple[tuple[int, int, float, int], ...]] = set()
     started = ended = 0
     for cycle in changes:
         while ended < len(ending) and ending[ended].span[1] <= cycle:
@@ -175,22 +223,31 @@ def _check_phases(config: MaeriConfig, runs: list[_Run]) -> None:
         while started < len(starting) and starting[started].span[0] <= cycle:
             active[id(starting[started])] = starting[started]
             started += 1
-        working = ((run, place) for run in active.values() for place in neurons(run.item, run.time))
-        phase = tuple(sorted((place.start, place.size, run.time.later) for run, place in working))
+        working = (
+            (place, run.period, line)
+            for run in active.values()
+            for place, line in zip(run.played.places, run.played.lines, strict=True)
+        )
+        phase = tuple(sorted((start, end, period, line) for (start, end), period, line in working))
         if phase not in known:
             known.add(phase)
             _check_phase(config, phase, cycle)
 
 
-def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, int]], cycle: int) -> None:
+@lru_cache(maxsize=4096)
+def _set_up(multipliers: int, places: tuple[tuple[int, int], ...]) -> None:
+    """Set up the tree for virtual neurons, or fail."""
+    configure(multipliers, [Range(start, end - start) for start, end in places])
+
+
+def _check_phase(config: MaeriConfig, phase: Sequence[tuple[int, int, float, int]], cycle: int) -> None:
     """The tree adds up each virtual neuron, and no line gets more than one sum per cycle."""
-    tree = configure(config.multipliers, [Range(start, size) for start, size, _ in phase])
+    _set_up(config.multipliers, tuple((start, end) for start, end, _, _ in phase))
     load: dict[int, float] = {}
-    for output, (_, _, period) in zip(tree.outputs, phase, strict=True):
-        place = line(config.multipliers, config.collection, output)
-        load[place] = load.get(place, 0.0) + 1.0 / period
+    for _, _, period, place in phase:
+        load[place] = load.get(place, 0.0) + 1.0 / max(period, 1.0)
     for place, sums in load.items():
-        if sums > 1.0 + 1e-9:
+        if sums > 1.0 + 1e-2:  # items keep to this themselves; what is sent for the first position shifts it a little
             what = f"line {place} of the collection bus would get {sums:.2f} sums per cycle"
             raise _wrong(what, f"from cycle {cycle}")
 
@@ -202,6 +259,12 @@ def _check_inputs(order: Order, runs: list[_Run], exists: Mapping[str, Times]) -
     work = runs[0].work
     times = exists_from(order.network.graph, work.node.inputs[0], exists)
     layer = work.layer
+    if work.turned:
+        for run in runs:
+            if run.item.start < times.max(initial=0):
+                what = f"the vector is sent in cycle {run.item.start}; its inputs exist from cycle {times.max()}"
+                raise _wrong(what, _name(run.item, work))
+        return
     if not work.is_image:
         times = np.broadcast_to(times.max(axis=1, keepdims=True), (times.shape[0], layer.in_rows))
     needs: dict[tuple[tuple[int, int], int], Times] = {}
@@ -213,10 +276,12 @@ def _check_inputs(order: Order, runs: list[_Run], exists: Mapping[str, Times]) -
         wanted = needs[key][groups, rows]
         for further in range(1, run.item.tile.groups):
             wanted = np.maximum(wanted, needs[key][np.minimum(groups + further, layer.groups - 1), rows])
-        early = np.flatnonzero(run.begins < wanted)
+        early = np.flatnonzero(run.played.begins < wanted)
         if early.size:
             at = int(early[0])
-            what = f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle {run.begins[at]}"
+            what = (
+                f"position {run.positions[at]} of channel {run.channels[at]} is begun in cycle {run.played.begins[at]}"
+            )
             raise _wrong(f"{what}; its inputs exist from cycle {wanted[at]}", _name(run.item, work))
 
 
@@ -237,13 +302,18 @@ def _results(work: Work, runs: list[_Run]) -> Times:
     """When each channel and row of a layer's result exists: with the last of its sums."""
     times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
+        if run.item.tile.neurons == 1:  # sums come in order: the last of a row is its latest
+            found = np.zeros_like(times)
+            found[run.channels, run.positions // work.layer.out_columns] = run.exists
+            np.maximum(times, found, out=times)
+            continue
         for channel, part in _segments(run):
-            exists = run.ends[part] + run.time.tail
+            exists = run.exists[part]
             for rows, _ in _elements(run, run.positions[part]):
                 inside = rows < work.layer.out_rows
                 for each in channels_of(work, run.item.tile, channel):
                     np.maximum.at(times[each], rows[inside], exists[inside])
-    return times if work.is_image else times.max(axis=1, keepdims=True)
+    return work.of_result(times)
 
 
 def _sums(work: Work, runs: list[_Run], operands: list[Array]) -> Array:
@@ -305,7 +375,9 @@ def _products(work: Work, operands: Sequence[Array], taps: tuple[int, int]) -> R
     assert isinstance(operator, Conv2d | DepthwiseConv2d | FullyConnected)
     x = operands[0].astype(np.float64) - operator.input_zero_point
     w = operands[1].astype(np.float64) - operator.weight_zero_point
-    if isinstance(operator, FullyConnected):
+    if work.turned:
+        windows, weights = w.reshape(1, -1, layer.channels), x.reshape(1, 1, layer.channels)
+    elif isinstance(operator, FullyConnected):
         windows = x.reshape(1, -1, layer.channels)
         weights = w.reshape(1, layer.filters, layer.channels)
     else:
@@ -331,6 +403,7 @@ def _accumulated(work: Work, operands: Sequence[Array], total: Reals) -> Array:
     """Sums as the layer gives them: with the bias, in the type and shape of its result."""
     operator = work.node.operator
     kind = operator.infer([TensorType(array.shape, DType.of(array.dtype)) for array in operands])
+    total = total.reshape(-1, total.shape[0]) if work.turned else total
     exact = total + operands[2].astype(np.float64) if len(operands) > 2 else total
     if kind.dtype.is_integer:
         exact = np.rint(exact).astype(np.int64)

@@ -8,18 +8,24 @@ and begin when the channels they read exist.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import MissingExtraError
-from dovetail.targets.maeri.config import MaeriConfig, Rules
-from dovetail.targets.maeri.listing import Item, Order, Segment, arrange, laid_out, ordered, tried_sizes
-from dovetail.targets.maeri.network import Network, Work, bound, exists_from
-from dovetail.targets.maeri.timing import Range, Tile, Timing, line_of, timing
+from dovetail.errors import MissingExtraError, SimulationError, TargetError
+from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.kept import broken
+from dovetail.targets.maeri.listing import arrange, tried_sizes
+from dovetail.targets.maeri.network import Network, Work, exists_from
+from dovetail.targets.maeri.order import Item, Order, Segment, laid_out, ordered
+from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
+from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
+from dovetail.targets.maeri.tree import Range, line_of
 
 CLOSE = 1.005
 """Orders this near the bound are not improved."""
@@ -54,25 +60,28 @@ def best_order(
         ModelError: the rules name no layer, or contradict each other.
         TargetError: a layer does not fit.
     """
-    rules, least = rules or Rules(), bound(network, config).cycles
+    until = time.process_time() + seconds
+    rules, least = rules or Rules(), bound(network, config, rules).cycles
     best = arrange(network, config, rules)
+    if not is_sound(best, rules):
+        best = arrange(network, config, rules, cautious=True)
+    took = time.process_time() - until + seconds
     found("list", best.makespan, least)
     if seconds <= 0:
         return best
     try:
-        solved = _solved(network, config, rules, seconds)
+        solved = _solved(network, config, rules, until)
     except MissingExtraError:
         solved = None
-    if solved is not None and solved.makespan < best.makespan:
+    if solved is not None and solved.makespan < best.makespan and is_sound(solved, rules):
         best = solved
         found("exact", best.makespan, least)
-    if config.shared_ports or rules.whole_filters:
+    if config.shared_ports or rules != Rules():
         return best
-    until = time.monotonic() + seconds
     chosen: dict[int, int] = {}
     for number in sorted(range(len(network.works)), key=lambda number: (-network.works[number].layer.macs, number)):
-        for size in tried_sizes(network.works[number], config, rules):
-            if best.makespan <= least * CLOSE or time.monotonic() > until:
+        for size in tried_sizes(network.works[number], config, False):
+            if best.makespan <= least * CLOSE or time.process_time() + took > until:
                 return best
             made = arrange(network, config, rules, {**chosen, number: size})
             if made.makespan < best.makespan:
@@ -81,14 +90,23 @@ def best_order(
     return best
 
 
-def _solved(network: Network, config: MaeriConfig, rules: Rules, seconds: float) -> Order | None:
-    """The best order of whole output channels that is found in a deterministic time, with and without parts over input
-    channels; None where the network is too large for it, or a channel does not fit."""
+def is_sound(order: Order, rules: Rules) -> bool:
+    """Whether the hardware can do what an order says, by the time it says, and the rules are kept."""
+    try:
+        return check(order) <= order.makespan and not broken(order, rules)
+    except (SimulationError, TargetError):
+        return False
+
+
+def _solved(network: Network, config: MaeriConfig, rules: Rules, until: float) -> Order | None:
+    """The best order of whole output channels that is found in time, with and without parts over input channels; None
+    where the network is too large for it, or a channel does not fit."""
     best: Order | None = None
+    spelt = asked(rules, network, config)
     for in_parts in (False, True):
-        pieces = _pieces(network, config, in_parts)
+        pieces = _pieces(network, config, spelt, in_parts)
         if pieces and len(pieces) <= MOST_PIECES and not config.shared_ports:
-            made = _Puzzle(network, config, rules, pieces).solve(seconds / 2)
+            made = _Puzzle(network, config, spelt, pieces, until).solve((until - time.process_time()) / (2 - in_parts))
             if made and (best is None or made.makespan < best.makespan):
                 best = made
     return best
@@ -99,43 +117,57 @@ class _Piece:
     """What one virtual neuron computes in one go."""
 
     work: int
-    channel: int
+    segment: Segment
+    gives: range
+    """The channels of the layer's result it has a part in."""
     taps: tuple[int, int]
     time: Timing
     tile: Tile
-    cycles: int
-    """From the first weight to the last product."""
+    exists: int
+    """Cycles from the first weight until its last sum has left, wherever it lies."""
 
     @property
     def width(self) -> int:
         """Multipliers it takes."""
         return max(self.time.size, 2)
 
-    @property
-    def exists(self) -> int:
-        """Cycles from the first weight until its last sum exists."""
-        return self.cycles + self.time.tail
 
-
-def _pieces(network: Network, config: MaeriConfig, in_parts: bool) -> list[_Piece]:
+def _pieces(network: Network, config: MaeriConfig, spelt: Asked, in_parts: bool) -> list[_Piece]:
     """The pieces of a network; none where a layer's sums do not fit."""
     pieces: list[_Piece] = []
     for number, work in enumerate(network.works):
         area = work.layer.rows * work.layer.columns
         divided = in_parts and work.layer.channels > 1 and config.accumulation_buffer and area > 1
-        step = area if divided else work.layer.taps
+        step = area if divided and number not in spelt.whole else work.layer.taps
         folds = -(-step // config.multipliers)
-        if folds > 1 and not (config.fold and config.accumulation_buffer):
+        if folds > 1 and not (config.fold and config.accumulation_buffer and folds <= config.weight_depth):
             return []
-        tile = Tile(channels=-(-step // folds))
+        tile = shaped(work.layer, -(-step // folds))
         time = timing(config, work.layer, tile, step)
-        cycles = time.load + time.positions(work.layer.out_columns, 0, work.positions)
-        for channel in range(work.outputs):
+        most = max(timing(config, work.layer, tile, step, at).tail for at in range(config.multipliers - time.size + 1))
+        for segment, gives in _goals(work):
             if len(pieces) > MOST_PIECES:
                 return pieces
+            exists = time.load + time.positions(work.layer.out_columns, segment.first, segment.count) + most
             parts = [(first, first + step) for first in range(0, work.layer.taps, step)]
-            pieces += [_Piece(number, channel, taps, time, tile, cycles) for taps in parts]
+            pieces += [_Piece(number, segment, gives, taps, time, tile, exists) for taps in parts]
     return pieces
+
+
+_ROWS = 8
+"""Pieces a dense layer of one vector is cut into, at most."""
+
+
+def _goals(work: Work) -> Iterator[tuple[Segment, range]]:
+    """What pieces of a layer compute, and the channels of its result they have a part in."""
+    if work.turned:
+        step = -(-work.positions // _ROWS)
+        for first in range(0, work.positions, step):
+            count = min(step, work.positions - first)
+            yield Segment(0, first, count), range(first, first + count)
+    else:
+        for channel in range(work.outputs):
+            yield Segment(channel, 0, work.positions), range(channel, channel + 1)
 
 
 class _Puzzle:
@@ -145,30 +177,33 @@ class _Puzzle:
         MissingExtraError: the solver is not installed.
     """
 
-    def __init__(self, network: Network, config: MaeriConfig, rules: Rules, pieces: Sequence[_Piece]) -> None:
+    def __init__(
+        self, network: Network, config: MaeriConfig, spelt: Asked, pieces: Sequence[_Piece], until: float
+    ) -> None:
         try:
             from ortools.sat.python import cp_model
         except ImportError as error:
             raise MissingExtraError("ortools", "solver", "finding the best order") from error
-        self._cp, self._network, self._config, self._pieces = cp_model, network, config, pieces
+        self._cp, self._network, self._config, self._pieces, self._until = cp_model, network, config, pieces, until
         self._model: Any = cp_model.CpModel()
         model, horizon = self._model, sum(piece.exists for piece in pieces)
         self._starts = [model.new_int_var(0, horizon, "") for _ in pieces]
         self._places = [model.new_int_var(0, config.multipliers - piece.width, "") for piece in pieces]
         interval = model.new_fixed_size_interval_var
-        spans = [interval(start, piece.cycles, "") for start, piece in zip(self._starts, pieces, strict=True)]
+        spans = [interval(start, piece.exists, "") for start, piece in zip(self._starts, pieces, strict=True)]
         rows = [interval(place, piece.width, "") for place, piece in zip(self._places, pieces, strict=True)]
         model.add_no_overlap_2d(spans, rows)
         model.add_cumulative(spans, [piece.width for piece in pieces], config.multipliers)
-        if rules.at_most is not None:
-            model.add_cumulative(spans, [1] * len(pieces), rules.at_most)
-        self._precedences(rules, spans)
+        for works, most, _ in spelt.limits:
+            counted = [span for span, piece in zip(spans, pieces, strict=True) if piece.work in works]
+            model.add_cumulative(counted, [1] * len(counted), most)
+        self._precedences(spelt, spans)
         makespan = model.new_int_var(0, horizon, "")
         for start, piece in zip(self._starts, pieces, strict=True):
             model.add(makespan >= start + piece.exists)
         model.minimize(makespan)
 
-    def _precedences(self, rules: Rules, spans: Sequence[Any]) -> None:
+    def _precedences(self, spelt: Asked, spans: Sequence[Any]) -> None:
         """A piece's first product waits for the channels it reads, and for the user's rules."""
         model, starts, pieces, works = self._model, self._starts, self._pieces, self._network.works
         numbers = {work.name: number for number, work in enumerate(works)}
@@ -182,24 +217,39 @@ class _Puzzle:
                 key = piece.work, numbers[earlier.name]
                 if key not in reached:
                     reached[key] = _reaches(self._network, work, earlier)
+                lead = 0 if work.turned else piece.time.lead
+                read = _channels_read(work, piece)
                 for other in own[key[1]]:
-                    if reached[key][pieces[other].channel] & _channels_read(work, piece):
-                        model.add(starts[index] + piece.time.load >= starts[other] + pieces[other].exists)
-        for x, y in rules.before:
-            for other, index in product(own[numbers[x]], own[numbers[y]]):
+                    if any(reached[key][channel] & read for channel in pieces[other].gives):
+                        model.add(starts[index] + lead >= starts[other] + pieces[other].exists)
+        inside = {unit: [index for index in own[unit.work] if _is_in(pieces[index], unit)] for unit in spelt.units}
+        for x, y in spelt.rules_before:
+            for other, index in product(inside[x], inside[y]):
                 model.add(starts[index] >= starts[other] + pieces[other].exists)
-        for x, y in rules.apart:
-            for other, index in product(own[numbers[x]], own[numbers[y]]):
+        for x, y in spelt.apart:
+            for other, index in product(inside[x], inside[y]):
                 model.add_no_overlap([spans[other], spans[index]])
+        for unit, pin in spelt.pins:
+            low, high = pin.multipliers or (0, self._config.multipliers)
+            for index in inside[unit]:
+                model.add(self._places[index] >= low)
+                model.add(self._places[index] + pieces[index].width <= high)
+                model.add(starts[index] >= pin.begin)
+                if pin.end is not None:
+                    model.add(starts[index] + pieces[index].exists <= pin.end)
 
     def solve(self, seconds: float) -> Order | None:
         """The best order that is found in a deterministic time."""
         solver: Any = self._cp.CpSolver()
-        solver.parameters.max_deterministic_time = seconds
+        solver.parameters.max_deterministic_time = max(seconds, 0.0) / _ROUNDS
         solver.parameters.num_search_workers = 1
         solver.parameters.random_seed = 0
         solver.parameters.log_search_progress = False
         for _ in range(_ROUNDS):
+            left = self._until - time.process_time()
+            if left <= 0:
+                return None
+            solver.parameters.max_time_in_seconds = left
             if solver.solve(self._model) not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
                 return None
             found = [
@@ -217,7 +267,7 @@ class _Puzzle:
         items, exists = list[Item](), []
         for number, work in enumerate(self._network.works):
             own = tuple(
-                Item(number, piece.tile, place, start, (Segment(piece.channel, 0, work.positions),), piece.taps)
+                Item(number, piece.tile, Range(place.start, piece.time.size), start, (piece.segment,), piece.taps)
                 for piece, start, place in found
                 if piece.work == number
             )
@@ -226,12 +276,14 @@ class _Puzzle:
         return Order(self._network, self._config, ordered(items), max(exists))
 
     def _crossing(self, found: Sequence[tuple[_Piece, int, Range]]) -> list[tuple[int, int]]:
-        """Pairs of pieces that work at the same time and give more sums to one line than it takes."""
+        """Pairs of pieces that work at the same time and give their sums to one line."""
         pairs = []
         for (one, (piece, start, place)), (other, (second, later, there)) in combinations(enumerate(found), 2):
-            meet = start < later + second.cycles and later < start + piece.cycles
-            if meet and 1.0 / piece.time.later + 1.0 / second.time.later > 1.0:
-                lines = {line_of(self._config.multipliers, self._config.collection, each) for each in (place, there)}
+            if start < later + second.exists and later < start + piece.exists:
+                lines = {
+                    line_of(self._config.multipliers, self._config.collection, Range(each.start, one_piece.time.size))
+                    for each, one_piece in ((place, piece), (there, second))
+                }
                 pairs += [(one, other)] if len(lines) == 1 else []
         return pairs
 
@@ -241,7 +293,7 @@ class _Puzzle:
         lines = []
         for index in pair:
             width = pieces[index].width
-            places = (Range(place, width) for place in range(config.multipliers - width + 1))
+            places = (Range(place, pieces[index].time.size) for place in range(config.multipliers - width + 1))
             table = [line_of(config.multipliers, config.collection, place) for place in places]
             number = model.new_int_var(0, config.collection, "")
             model.add_element(self._places[index], table, number)
@@ -249,23 +301,28 @@ class _Puzzle:
         one, other = pair
         apart, first, second = (model.new_bool_var("") for _ in range(3))
         model.add(lines[0] != lines[1]).only_enforce_if(apart)
-        model.add(starts[one] + pieces[one].cycles <= starts[other]).only_enforce_if(first)
-        model.add(starts[other] + pieces[other].cycles <= starts[one]).only_enforce_if(second)
+        model.add(starts[one] + pieces[one].exists <= starts[other]).only_enforce_if(first)
+        model.add(starts[other] + pieces[other].exists <= starts[one]).only_enforce_if(second)
         model.add_bool_or(apart, first, second)
 
 
 def _channels_read(work: Work, piece: _Piece) -> set[int]:
     layer = work.layer
-    area, first = layer.rows * layer.columns, piece.channel // layer.filters * layer.channels
+    area, first = layer.rows * layer.columns, piece.segment.channel // layer.filters * layer.channels
     return {first + channel for channel in range(piece.taps[0] // area, -(-piece.taps[1] // area))}
+
+
+def _is_in(piece: _Piece, unit: Unit) -> bool:
+    """Whether a piece computes some of a unit's channels."""
+    return piece.gives.start < unit.end and unit.first < piece.gives.stop
 
 
 def _reaches(network: Network, work: Work, earlier: Work) -> list[set[int]]:
     """Which input channels of a layer each output channel of an earlier one has a part in."""
     reaches = []
-    for channel in range(earlier.outputs):
+    for channel in range(earlier.channels):
         known = {
-            each.node.output: np.zeros((each.outputs, each.layer.out_rows if each.is_image else 1), np.int64)
+            each.node.output: np.zeros((each.channels, each.layer.out_rows if each.is_image else 1), np.int64)
             for each in network.works
         }
         known[earlier.node.output][channel] = 1

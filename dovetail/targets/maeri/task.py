@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from enum import IntEnum
 from itertools import islice
 
 from dovetail.errors import SimulationError
-from dovetail.targets.maeri.listing import Item, Segment
 from dovetail.targets.maeri.network import OrderLayer
-from dovetail.targets.maeri.timing import Range, Tile
+from dovetail.targets.maeri.order import Item, Segment
+from dovetail.targets.maeri.timing import Tile
+from dovetail.targets.maeri.tree import Range
+
+
+class Kind(IntEnum):
+    """Kinds of layers."""
+
+    CONVOLUTION = 0
+    """Weights are [O, R, S, C]; dense layers of several vectors too."""
+    DEPTHWISE = 1
+    """Weights are [1, R, S, C * M]."""
+    TURNED = 2
+    """A dense layer of one vector, which stays in the multipliers; weights are [positions, C]."""
+
 
 MOST_ITEMS = 1 << 16
 """Most items, and most segments of one, a launch may have."""
@@ -49,8 +63,8 @@ class Task:
     items; its layer says their sizes, each channel a group."""
 
     layer: OrderLayer
-    depthwise: bool
-    """Whether weights are [1, R, S, C * M] rather than [O, R, S, C]."""
+    kind: Kind
+    """What the layer is, and so how its weights lie."""
     zero_point: int
     """Taken off every input."""
     unsigned: bool
@@ -73,7 +87,7 @@ def encode(task: Task) -> tuple[int, ...]:
     """The words of a launch."""
     words = [
         *astuple(task.layer),
-        *(task.depthwise, task.zero_point, task.unsigned),
+        *(task.kind, task.zero_point, task.unsigned),
         *astuple(task.source),
         *astuple(task.result),
         *(task.weights, task.bias, *task.padding, task.stage is not None),
@@ -111,7 +125,8 @@ def decode(words: Sequence[int]) -> Task:
 
     def item() -> Item:
         start, first, size = take(3)
-        tile = Tile(*take(len(fields(Tile))))
+        rows, columns, channels, filters, groups, out_rows, out_columns, flat = take(len(fields(Tile)))
+        tile = Tile(rows, columns, channels, filters, groups, out_rows, out_columns, bool(flat))
         low, high, count = take(3)
         segments = tuple(Segment(*take(3)) for _ in bounded(count))
         return Item(0, tile, Range(first, size), start, segments, (low, high))
@@ -120,7 +135,9 @@ def decode(words: Sequence[int]) -> Task:
         return [word - (word >> 31 << 32) for word in take(count)]
 
     layer = OrderLayer(*take(len(fields(OrderLayer))))
-    (depthwise,), (zero_point,), (unsigned,) = take(1), signed(1), take(1)
+    (kind,), (zero_point,), (unsigned,) = take(1), signed(1), take(1)
+    if kind > max(Kind):
+        raise _wrong(f"the task has a layer of kind {kind}", "look at the words of the task")
     source, result = Strided(*take(4)), Strided(*take(4))
     weights, bias, top, left, bottom, right, staged = take(7)
     stage = None
@@ -130,7 +147,7 @@ def decode(words: Sequence[int]) -> Task:
     items = tuple(item() for _ in bounded(take(1)[0]))
     if next(stream, None) is not None:
         raise _wrong("the task has words after its last item")
-    given = (layer, bool(depthwise), zero_point, bool(unsigned), source, result, weights, bias, items)
+    given = (layer, Kind(kind), zero_point, bool(unsigned), source, result, weights, bias, items)
     return Task(*given, (top, left, bottom, right), stage)
 
 

@@ -1,25 +1,16 @@
-"""What virtual neurons take: adders of the reduction tree, sends of the distribution tree, and cycles.
-
-Reduction. Level 0 of the augmented tree is the root, level l has 2^l adder switches, the last level adds pairs of
-multipliers. Besides the link to its parent, switch j of a level (j odd) has a link to switch j + 1, which has another
-parent; the two then are one double switch. All others are single ones. A virtual neuron is a range of neighbouring
-multipliers. Level by level its products are added in a range of neighbouring switches. Where one half of a double
-switch gets two of its values and the other half one, the one goes over the link, and three are added; the half that is
-free then serves the next virtual neuron. A sum that is in one switch, or in the two halves of a double one, is complete
-and leaves the tree there. (After the MAERI paper, Kwon et al., ASPLOS 2018, section 4; for equal virtual neurons it
-gives the configurations published with the RTL, maeri-project/MAERI_bsv configs/rn.)
+"""What virtual neurons take: sends of the distribution tree, sums on the bus, and cycles. Everything that orders,
+compiles or bounds goes by this module; `machine.py` finds the same cycles without it.
 
 Distribution. A port sends one value per cycle to any of its own multipliers; a value wanted by multipliers of several
-ports goes through each of them. A tree without such ports sends so many values per cycle, each to any multipliers.
+ports goes through each of them. Ports have queues and do not wait for each other. A tree without such ports sends so
+many values per cycle, each to any multipliers.
 
-Equal virtual neurons only, as the public simulator runs them: filters one after the other; for each of them rows,
-columns and then the steps of one sum. All weights of a filter come first, and the next filter's wait until its last sum
-has left.
+Time. All weights of a filter come first, a step of them per cycle at most; then positions, rows first, a step per cycle
+at most. The next filter's weights wait until its last sum has left, unless there is a place for them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,145 +19,9 @@ from math import prod
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
+from dovetail.targets.maeri.feedback import Circle, feedback
 from dovetail.targets.maeri.network import OrderLayer
-
-Switch = tuple[int, int]
-"""(level from the root, number from the left)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Neighbouring multipliers: [start, start + size)."""
-
-    start: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        """One past the last."""
-        return self.start + self.size
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """A configuration of the tree."""
-
-    outputs: tuple[Switch, ...]
-    """Where each virtual neuron's sum leaves, in the order of the ranges."""
-    loads: dict[Switch, dict[int, int]]
-    """How many values of each virtual neuron, by its number, a switch adds up or passes on; what goes over the link to
-    the neighbour counts there."""
-    links: dict[Switch, Switch]
-    """Sender -> receiver of every link in use."""
-    children: dict[Switch, set[int]]
-    """Which of its children (numbers on the level below, multipliers under the last) give a switch a value."""
-
-
-def configure(multipliers: int, ranges: Sequence[Range]) -> Tree:
-    """Map virtual neurons onto the tree.
-
-    Args:
-        multipliers: leaves, a power of two.
-        ranges: one per virtual neuron, in any order.
-
-    Raises:
-        TargetError: two overlap, one lies outside, or two need the same adder.
-    """
-    _check_ranges(multipliers, ranges)
-    levels = multipliers.bit_length() - 1
-    loads: dict[Switch, dict[int, int]] = {}
-    children: dict[Switch, set[int]] = {}
-    links: dict[Switch, Switch] = {}
-    outputs: list[Switch] = [(0, 0)] * len(ranges)
-    for number, leaf in enumerate(ranges):
-        first, last = leaf.start, leaf.end - 1
-        for level in range(levels - 1, -1, -1):
-            for child in range(first, last + 1):
-                values = loads.setdefault((level, child // 2), {})
-                values[number] = values.get(number, 0) + 1
-                children.setdefault((level, child // 2), set()).add(child)
-            first, last = first // 2, last // 2
-            first, last = _over_links(level, first, last, links, loads, number)
-            if first == last:
-                outputs[number] = (level, first)
-                break
-    for place, values in loads.items():
-        if len(values) > 1:
-            one, other = sorted(values)[:2]
-            what = f"the virtual neurons {_text(ranges[one])} and {_text(ranges[other])} both need adder"
-            what += f" {place[1]} of level {place[0]}"
-            raise TargetError(what, where="reduction tree", hint="place them elsewhere")
-    return Tree(tuple(outputs), loads, links, children)
-
-
-def _check_ranges(multipliers: int, ranges: Sequence[Range]) -> None:
-    end = 0
-    for leaf in sorted(ranges, key=lambda each: each.start):
-        if leaf.size < 1 or leaf.start < end or leaf.end > multipliers:
-            what = f"the virtual neuron {_text(leaf)} overlaps another or leaves the {multipliers} multipliers"
-            hint = "place virtual neurons side by side within the multipliers"
-            raise TargetError(what, where="reduction tree", hint=hint)
-        end = leaf.end
-
-
-def _text(leaf: Range) -> str:
-    return f"[{leaf.start}, {leaf.end})"
-
-
-def _over_links(
-    level: int, first: int, last: int, links: dict[Switch, Switch], loads: dict[Switch, dict[int, int]], number: int
-) -> tuple[int, int]:
-    """Send single values over the links at both ends; the range of switches that go on."""
-
-    def send(sender: int, receiver: int) -> None:
-        links[(level, sender)] = (level, receiver)
-        loads[(level, receiver)][number] += loads[(level, sender)].pop(number)
-
-    if last == first + 1 and first % 2 and loads[(level, first)][number] == loads[(level, last)][number]:
-        links[(level, last)] = (level, first)  # a whole double switch: its left half gives out the sum of both
-        return first, first
-    if first < last and first % 2 and loads[(level, first)][number] == 1:
-        send(first, first + 1)
-        first += 1
-    if first < last and last % 2 == 0 and loads[(level, last)][number] == 1:
-        send(last, last - 1)
-        last -= 1
-    return first, last
-
-
-def line(multipliers: int, lines: int, output: Switch) -> int:
-    """The line of the collection bus a switch gives its sums to.
-
-    The two halves of a double switch share one; lines are dealt out from the root to the leaves, left to right, first
-    to double switches, then to single ones (as the public simulator wires them).
-    """
-    level, number = output
-    if not is_single(output):
-        return (sum(_doubles(upper) for upper in range(level)) + (number - 1) // 2) % lines
-    doubles = 2 * sum(_doubles(each) for each in range(multipliers.bit_length() - 1))
-    return (doubles + max(2 * level - 1, 0) + (1 if number else 0)) % lines
-
-
-def is_single(place: Switch) -> bool:
-    """Whether a switch stands alone: the first and the last of a level do."""
-    return place[1] in (0, (1 << place[0]) - 1)
-
-
-def _doubles(level: int) -> int:
-    """Double switches of a level."""
-    return max((1 << level) - 2, 0) // 2
-
-
-@lru_cache(maxsize=65536)
-def line_of(multipliers: int, lines: int, place: Range) -> int:
-    """The line a virtual neuron gives its sums to: where a sum leaves the tree depends on its own place only."""
-    return line(multipliers, lines, configure(multipliers, [place]).outputs[0])
-
-
-def collisions(multipliers: int, lines: int, outputs: Sequence[Switch]) -> int:
-    """Cycles the bus needs for one sum of every virtual neuron: the most that share a line."""
-    counts = Counter(line(multipliers, lines, output) for output in outputs)
-    return max(counts.values(), default=1)
+from dovetail.targets.maeri.tree import Range, entry_of, leaving, line_of, meeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +37,9 @@ class Tile:
     groups: int = 1
     out_rows: int = 1
     out_columns: int = 1
+    flat: bool = False
+    """Whether a step is any `channels` products of a sum, counted by channel, row and column of the kernel, rather than
+    a box of them. Neighbours then cannot pass inputs on."""
 
     @property
     def size(self) -> int:
@@ -194,43 +52,103 @@ class Tile:
         return self.filters * self.groups * self.out_rows * self.out_columns
 
 
+def shaped(layer: OrderLayer, size: int) -> Tile:
+    """So many products of a sum at a time, as a box where that gives the same steps."""
+    area = layer.rows * layer.columns
+    if size % area == 0:
+        return Tile(layer.rows, layer.columns, size // area)
+    if size % layer.columns == 0 and layer.rows % (size // layer.columns) == 0:
+        return Tile(size // layer.columns, layer.columns)
+    if layer.columns % size == 0:
+        return Tile(1, size)
+    return Tile(channels=size, flat=True)
+
+
+def steps(layer: OrderLayer, tile: Tile, taps: int) -> int:
+    """Steps of one sum of so many products: of all, or of whole input channels."""
+    if tile.flat:
+        return -(-taps // tile.size)
+    kernel = (
+        (layer.rows, tile.rows),
+        (layer.columns, tile.columns),
+        (taps // (layer.rows * layer.columns), tile.channels),
+    )
+    return prod(-(-size // step) for size, step in kernel)
+
+
+def forwards(layer: OrderLayer, tile: Tile) -> bool:
+    """Whether neighbouring multipliers pass inputs on, so that beside a row's first position only a window's last
+    column is sent."""
+    moves = tile.out_columns == 1 and layer.stride == 1 and not tile.flat
+    return moves and tile.columns > 1 and layer.columns % tile.columns == 0
+
+
 Want = tuple[Hashable, int]
 """(what value, which multiplier wants it)."""
 
 
-def _sends(config: MaeriConfig, tile: Tile, stride: int, extra: int) -> tuple[int, int, int]:
-    """Cycles of distribution: for one set of weights, one per multiplier; for the inputs of a step; and for those of a
-    step beside the one before in a row, where neighbours pass inputs on if the result moves by one column.
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """Values a port sends."""
 
-    `extra` multipliers at the start of each virtual neuron carry sums.
+    weights: int
+    """For one step."""
+    first: int
+    """Inputs of a step of a row's first position."""
+    later: int
+    """Of a step of every other position."""
+    back: int
+    """Virtual neurons whose sums go back through it, where there is no accumulation buffer."""
+
+
+def traffic(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> tuple[int, int, int]:
+    """Sends of all ports together for a step: weights, inputs of a row's first position, inputs of every other one."""
+    extra = 0 if config.accumulation_buffer or steps(layer, tile, layer.taps) == 1 else 1
+    weights, first, later, _ = (sum(each.values()) for each in _counted(config, layer, tile, extra, 0))
+    scale = 1 if config.ports else config.distribution
+    return weights * scale, first * scale, later * scale
+
+
+def _sends(config: MaeriConfig, layer: OrderLayer, tile: Tile, extra: int, at: int) -> tuple[Sends, ...]:
+    """Of every port that has something to send, without repetition.
+
+    `extra` multipliers at the start of each virtual neuron carry sums; the first one is multiplier `at`.
     """
+    counts = _counted(config, layer, tile, extra, at if config.ports else 0)
+    ports = set().union(*counts)
+    return tuple(sorted({Sends(*(count.get(port, 0) for count in counts)) for port in ports}, key=repr))
+
+
+@lru_cache(maxsize=65536)
+def _counted(config: MaeriConfig, layer: OrderLayer, tile: Tile, extra: int, at: int) -> tuple[dict[int, int], ...]:
+    """Weights, inputs of a row's first position, of every other one, and sums that go back: sends by port."""
     weights: list[Want] = []
     inputs: list[Want] = []
     edge: list[Want] = []
-    place = 0
+    back: list[Want] = []
+    place, passes, stride = at, forwards(layer, tile), layer.stride
     sizes = (tile.groups, tile.filters, tile.out_rows, tile.out_columns)
     for group, filter_, x, y in product(*map(range, sizes)):
+        back += [((group, filter_, x, y), place)] * extra
         place += extra
         for channel, row, column in product(range(tile.channels), range(tile.rows), range(tile.columns)):
-            want = (group, channel, x * stride + row, y * stride + column), place
+            seen = (x, y, 0, 0) if tile.flat else (0, 0, x * stride + row, y * stride + column)
+            inputs.append(((group, channel, *seen), place))
             weights.append(((group, filter_, channel, row, column), place))
-            inputs.append(want)
-            if column == tile.columns - 1:
-                edge.append(want)
+            if not passes or column == tile.columns - 1:
+                edge.append(inputs[-1])
             place += 1
-    passes = tile.out_columns == 1 and tile.columns > 1 and stride == 1
-    first = _busiest(config, inputs)
-    return _busiest(config, weights), first, _busiest(config, edge) if passes else first
+    return tuple(_by_port(config, wants) for wants in (weights, inputs, edge, back))
 
 
-def _busiest(config: MaeriConfig, wants: Iterable[Want]) -> int:
-    """Cycles of the port that has the most distinct values to send."""
+def _by_port(config: MaeriConfig, wants: Iterable[Want]) -> dict[int, int]:
+    """Cycles in which each port sends; a tree without ports is one."""
     if not config.ports:
-        return -(-len({value for value, _ in wants}) // config.distribution)
+        return {0: -(-len({value for value, _ in wants}) // config.distribution)}
     ports: dict[int, set[Hashable]] = {}
     for value, multiplier in wants:
         ports.setdefault(multiplier // config.port_width, set()).add(value)
-    return max((len(values) for values in ports.values()), default=0)
+    return {port: len(values) for port, values in ports.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,50 +161,143 @@ class Timing:
     """Steps of one sum."""
     load: int
     """Cycles to send a segment's weights."""
-    first: int
-    """Cycles of a position at the start of a row."""
-    later: int
-    """Cycles of every other one."""
+    lead: int
+    """Cycles from the first weight until some input may be sent."""
+    rates: tuple[tuple[int, int], ...]
+    """Cycles in which ports send the inputs of a row's first position, and of every other one."""
+    pace: tuple[int, int]
+    """(cycles, positions): what so many positions take at least, whatever is sent."""
+    circular: bool
+    """Whether sums go back to the virtual neuron between steps."""
     tail: int
-    """Cycles from a sum's last product until it exists."""
+    """Cycles from a position's last product until all its sums are in memory."""
     idle: int
     """Cycles of a position in which the next segment's weights may be sent; 0 without a place for them."""
+    counted: tuple[int, ...]
+    """How many of a position's sums are in memory each cycle of the end of `tail`; all of them in its last."""
+    drains: bool
+    """Whether the next segment's weights wait until the last sum is in memory."""
+
+    @property
+    def later(self) -> int:
+        """Cycles of a position that is not a row's first, on the long run."""
+        return max(-(-self.pace[0] // self.pace[1]), *(later for _, later in self.rates))
+
+    def fitting(self, cycles: int) -> int:
+        """How many positions that are all alike are done in so many cycles."""
+        if cycles < self.folds:
+            return 0
+        return min(cycles // max(later for _, later in self.rates), cycles * self.pace[1] // self.pace[0])
 
     def load_after(self, positions: int) -> int:
-        """Cycles a segment waits for its weights after one of so many positions (0: it is the first)."""
-        return max(self.load - self.idle * positions, 0)
+        """Cycles between the last product of one of so many positions and the next segment's first (0: it is the
+        first)."""
+        drained = self.tail if positions and self.drains else 0
+        space = max(-(-self.pace[0] // self.pace[1]) - self.folds, 0) if positions and not self.drains else 0
+        return drained + max(self.load - self.idle * positions, space)
 
     def positions(self, columns: int, first: int, count: int) -> int:
         """Cycles of `count` positions from `first` on, in rows of so many. The first of them counts as a row's."""
         if not count:
             return 0
-        starts = 1 + (first + count - 1) // columns - first // columns
-        return starts * self.first + (count - starts) * self.later
+        rows = 1 + (first + count - 1) // columns - first // columns
+        row = count if rows == 1 else (first + count - 1) % columns + 1
+        cycles = self._paced(count) if self.circular else self.folds + self._paced(count - 1)
+        for start, later in self.rates:
+            cycles = max(cycles, rows * start + (count - rows) * later)
+            cycles = max(cycles, self._paced(count - row) + start + (row - 1) * later)  # a row's burst comes last
+        return cycles
+
+    def _paced(self, count: int) -> int:
+        return -(-count * self.pace[0] // self.pace[1])
 
 
-@lru_cache(maxsize=4096)
-def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int) -> Timing:
-    """What virtual neurons of a tile take that begin at the first multiplier, or at a multiple of a port's, and add up
-    `taps` products of each sum.
+@lru_cache(maxsize=65536)
+def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: int = 0) -> Timing:
+    """What virtual neurons of a tile take whose first multiplier is `at`, and that add up `taps` products of each sum.
 
     Raises:
         TargetError: the tile does not fit the multipliers, a sum needs more steps than a multiplier holds weights, or
             several where folding is off.
     """
-    folds = -(-taps // tile.size)
+    folds = steps(layer, tile, taps)
     extra = 0 if config.accumulation_buffer or folds == 1 else 1
     _check(config, tile, taps, folds, extra)
-    size = tile.size + extra
-    weights, first, later = _sends(config, tile, layer.stride, extra)
-    tree = configure(config.multipliers, [Range(number * size, size) for number in range(tile.neurons)])
-    bus = -(-collisions(config.multipliers, config.collection, tree.outputs) // folds)
-    depth = (size - 1).bit_length()
-    # without the buffer each further step waits for the sum so far, which shares its port with inputs
-    loop = (folds - 1) * (depth + 1 + config.shared_ports) + 1
-    idle_without = folds * later
-    first, later = (loop if extra else folds * max(cycles, bus, 1) for cycles in (first, later))
-    idle = later - idle_without if config.prefetch else 0
-    return Timing(size, folds, folds * weights, first, later, depth + TAIL_CYCLES, idle)
+    size, shared = tile.size + extra, int(config.shared_ports)
+    sends = _sends(config, layer, tile, extra, at)
+    places = [Range(at + number * size, size) for number in range(tile.neurons)]
+    meet = meeting(config.multipliers, config.collection, places)
+    most = max(leaving(config.multipliers, place).most for place in places)
+    rates = tuple(
+        sorted(
+            {(folds * each.first + back, folds * each.later + back) for each in sends for back in [_back(each, folds)]}
+        )
+    )
+    positions = -(-layer.out_rows // tile.out_rows) * -(-layer.out_columns // tile.out_columns)
+    pace, left = (max(folds, len(meet)), 1), [tile.neurons]
+    if extra:
+        circles = tuple(_circle(config, place) for place in places)
+        entries = config.multipliers // config.collection + 1
+        pace = feedback(circles, entries, folds, shared, positions), positions
+    else:
+        left = taken(meet, max(pace[0], *(later for _, later in rates)), positions)
+    idle = max(pace[0] // pace[1] - max(first for first, _ in rates), 0)
+    load, tail = (
+        folds * max(each.weights for each in sends),
+        most + 2 + config.accumulation_buffer + shared + len(left) - 1,
+    )
+    lead = folds * min(each.weights for each in sends)
+    return Timing(
+        size,
+        folds,
+        load,
+        lead,
+        rates,
+        pace,
+        bool(extra),
+        tail,
+        idle if config.prefetch else 0,
+        tuple(left),
+        not config.prefetch,
+    )
+
+
+def _back(sends: Sends, folds: int) -> int:
+    """Cycles of a position in which a port sends sums back."""
+    return (folds - 1) * sends.back
+
+
+def _circle(config: MaeriConfig, place: Range) -> Circle:
+    found = leaving(config.multipliers, place)
+    where = line_of(config.multipliers, config.collection, place)
+    entry = entry_of(config.multipliers, config.collection, found.switch)
+    return Circle(found.first, found.most, where, entry, place.start // config.port_width if config.ports else 0)
+
+
+def taken(meet: Sequence[int], period: int, positions: int) -> list[int]:
+    """How many of the last position's sums the memory has taken after each cycle, from the first that comes.
+
+    It takes half of those that wait, in the public simulator, whose cycles are measured.
+
+    Args:
+        meet: sums that come in the cycles of one position.
+        period: cycles between positions.
+        positions: how many there are; a few are enough.
+    """
+    waiting = 0
+    for _ in range(min(positions - 1, 30)):
+        for cycle in range(max(len(meet), min(period, 40))):
+            waiting += meet[cycle] if cycle < len(meet) else 0
+            waiting //= 2
+    found, total, done, cycle = list[int](), waiting + sum(meet), 0, 0
+    before = waiting
+    while done < total:
+        waiting += meet[cycle] if cycle < len(meet) else 0
+        done += waiting - waiting // 2
+        waiting //= 2
+        found.append(max(done - before, 0))
+        cycle += 1
+    return found
 
 
 def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -> None:
@@ -310,17 +321,28 @@ def addition_cycles(config: MaeriConfig, elements: int) -> int:
 def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
     """Cycles of a layer.
 
+    The memory counts sums, those beyond the image's edge too: where tiles jut out, the next filter's weights are sent
+    before the last sums of this one have come.
+
     Raises:
         TargetError: the tile does not fit the multipliers, or needs several steps per sum where that is off.
     """
-    time = timing(config, layer, tile, _folds(layer, tile) * tile.size)
+    time = timing(config, layer, tile, layer.taps)
     rounds, rows, columns = _rounds(layer, tile)
-    return rounds * (time.load + rows * time.positions(columns, 0, columns) + time.tail)
-
-
-def _folds(layer: OrderLayer, tile: Tile) -> int:
-    kernel = zip((layer.rows, layer.columns, layer.channels), (tile.rows, tile.columns, tile.channels), strict=True)
-    return prod(-(-size // step) for size, step in kernel)
+    count = rows * columns
+    whole = time.load + time.positions(columns, 0, count)
+    beyond = count * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
+    if not beyond or config.prefetch:
+        return rounds * (whole + time.tail)
+    each = tile.filters * tile.groups
+    cycles = whole + time.tail
+    for number in range(1, rounds):
+        wanted = tile.neurons * count - number * each * beyond
+        position = max(-(-wanted // tile.neurons), 0)
+        missing = sum(done < wanted - (position - 1) * tile.neurons for done in time.counted) - len(time.counted) + 1
+        early = time.load + time.positions(columns, 0, position) + time.tail + missing if position else 0
+        cycles += max(whole, min(early, whole + time.tail))
+    return cycles
 
 
 def _rounds(layer: OrderLayer, tile: Tile) -> tuple[int, int, int]:
@@ -335,41 +357,123 @@ def best_tile(layer: OrderLayer, config: MaeriConfig, neurons: int | None = None
     Raises:
         TargetError: none fits.
     """
-    tiles = list(_tiles(layer, config, neurons or config.multipliers))
-    least = [_folds(layer, tile) * prod(_rounds(layer, tile)) for tile in tiles]
+    found = fastest(layer, config, neurons or config.multipliers, config.multipliers)
+    if found is None:
+        what = f"no tile of a sum of {layer.taps} products fits {config.multipliers} multipliers"
+        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def fastest(
+    layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool = False, divide: int = 0
+) -> tuple[Tile, int] | None:
+    """The tile with the fewest cycles, and those; None where none fits.
+
+    Args:
+        layer: what is computed.
+        config: on what.
+        neurons: virtual neurons at most.
+        room: multipliers at most.
+        whole: whether each sum of a filter comes from the same virtual neuron, as large as the kernel where that fits.
+        divide: what tiles along the channels (rows, of a dense layer) must divide; 0 for anything.
+    """
+    tiles = [
+        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or divide % _along(layer, tile) == 0
+    ]
+    least = [steps(layer, tile, layer.taps) * prod(_rounds(layer, tile)) for tile in tiles]
+    if whole:  # as few steps as can be
+        fewest = min((steps(layer, tile, layer.taps) for tile in tiles), default=0)
+        tiles = [tile for tile in tiles if steps(layer, tile, layer.taps) == fewest]
+        least = [fewest * prod(_rounds(layer, tile)) for tile in tiles]
     best: tuple[Tile, int] | None = None
     for number in sorted(range(len(tiles)), key=least.__getitem__):
         if best is not None and least[number] >= best[1]:
             break
         cycles = uniform_cycles(layer, tiles[number], config)
         best = (tiles[number], cycles) if best is None or cycles < best[1] else best
-    if best is None:
-        what = f"no tile of a sum of {layer.taps} products fits {config.multipliers} multipliers"
-        raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
     return best
 
 
-def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int) -> Iterator[Tile]:
+@lru_cache(maxsize=1024)
+def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[Tile, ...]:
+    """Tiles of all shapes, as wide as all multipliers, seven eighths of them, and so on, and as a port or two."""
+    ports = config.distribution if config.ports else 1
+    rooms = {max(ports * part // 8, 1) for part in range(1, 9)} | {1, min(2, ports)}
+    found = dict[Tile, None]()
+    for room in sorted(rooms, reverse=True):
+        width = room * (config.multipliers // ports)
+        found |= dict.fromkeys(_tiles(layer, config, width, width, False))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[Tile, ...], ...]:
+    """For each number of ports, tiles that side by side compute the layer soonest, each some of its positions; by the
+    speed each has alone. `single`: of tiles of one position."""
+    fastest_of: dict[int, tuple[float, Tile]] = {}
+    for tile in every_tile(layer, config):
+        if single and tile.out_rows * tile.out_columns > 1:
+            continue
+        ports, cycles = _estimate(layer, tile, config)
+        if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
+            fastest_of[ports] = cycles, tile
+    best: list[tuple[float, tuple[Tile, ...]]] = [(0.0, ())]
+    for room in range(1, config.distribution + 1):
+        found = best[-1]
+        for ports, (cycles, tile) in sorted(fastest_of.items()):
+            if ports <= room and best[room - ports][0] + 1 / cycles > found[0] * (1 + 1e-9):
+                found = best[room - ports][0] + 1 / cycles, (*best[room - ports][1], tile)
+        best.append(found)
+    return tuple(tiles for _, tiles in best)
+
+
+def _estimate(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[int, float]:
+    """Ports a tile takes, and about how many cycles of the layer."""
+    folds = steps(layer, tile, layer.taps)
+    extra = 0 if config.accumulation_buffer or folds == 1 else 1
+    weights, first, later, _ = (max(each.values(), default=0) for each in _counted(config, layer, tile, extra, 0))
+    rounds, rows, columns = _rounds(layer, tile)
+    size = tile.size + extra
+    step = folds if not extra else (folds - 1) * (size.bit_length() + 3) + 1
+    position = max(step, folds * later)
+    whole = folds * weights + rows * (max(step, folds * first) + (columns - 1) * position) + size.bit_length() + 5
+    return -(-size * tile.neurons // config.port_width), float(rounds * whole)
+
+
+def _along(layer: OrderLayer, tile: Tile) -> int:
+    """Channels of the result a tile computes at a time."""
+    return tile.out_rows if layer.filters == layer.groups == 1 else tile.filters * tile.groups
+
+
+def _tiles(layer: OrderLayer, config: MaeriConfig, neurons: int, room: int, whole: bool) -> Iterator[Tile]:
     """Whole kernels, rows of them or single taps, of some channels; as many filters, rows and columns as fit."""
     kernels = [(layer.rows, layer.columns), (1, layer.columns), (1, 1)]
-    room = config.multipliers - (0 if config.accumulation_buffer else 1)
     for rows, columns in dict.fromkeys(kernels):
         for channels in range(1, min(layer.channels, room // max(rows * columns, 1)) + 1):
-            taps = rows * columns * channels
-            size = taps + (0 if config.accumulation_buffer or taps == layer.taps else 1)
-            folds = config.fold and layer.taps <= taps * config.weight_depth
-            if taps == layer.taps or folds:
-                most = min(config.multipliers // size, neurons) if size > 1 else 1  # neighbours share an adder
-                for split in _splits(layer, most):
-                    yield Tile(rows, columns, channels, *split)
+            shape = Tile(rows, columns, channels)
+            folds = steps(layer, shape, layer.taps)
+            size = shape.size + (0 if config.accumulation_buffer or folds == 1 else 1)
+            if folds > 1 and (not config.fold or folds > config.weight_depth):
+                continue
+            most = min(room // size, neurons) if size > 1 else 1  # neighbours share an adder
+            for split in _splits(layer, most, whole):
+                yield Tile(rows, columns, channels, *split)
 
 
-def _splits(layer: OrderLayer, most: int) -> Iterator[tuple[int, int, int, int]]:
-    """(filters, groups, rows, columns) side by side, as many as fit."""
-    sizes = (range(1, min(size, most, 8) + 1) for size in (layer.out_rows, layer.out_columns))
+def _splits(layer: OrderLayer, most: int, whole: bool) -> Iterator[tuple[int, int, int, int]]:
+    """(filters, groups, rows, columns) side by side, as many as fit, and as few as take as many rounds."""
+    wide = most if layer.filters == layer.groups == 1 else 8
+    sizes = [range(1, 2 if whole else min(size, most, wide) + 1) for size in (layer.out_rows, layer.out_columns)]
     for rows, columns in product(*sizes):
         left = most // (rows * columns)
-        if not left:
-            continue
-        filters = min(layer.filters, left)
-        yield filters, min(layer.groups, left // filters), rows, columns
+        if left:
+            filters = _even(layer.filters, left)
+            yield filters, _even(layer.groups, left // filters), rows, columns
+            for fewer in {min(layer.filters, left)} - {filters}:
+                yield fewer, _even(layer.groups, left // fewer), rows, columns
+
+
+def _even(size: int, most: int) -> int:
+    """The fewest at a time that take no more rounds than the most."""
+    return -(-size // -(-size // most))

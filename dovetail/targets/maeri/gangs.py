@@ -1,0 +1,154 @@
+"""Gangs: virtual neurons in step, on ports of their own that several multipliers share."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import gcd
+
+import numpy as np
+
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.floor import Floor, Room, start_of
+from dovetail.targets.maeri.network import OrderLayer, Work
+from dovetail.targets.maeri.order import Item, Segment, grid, timing_of
+from dovetail.targets.maeri.rules import Unit
+from dovetail.targets.maeri.timing import Tile, Timing, by_ports, fastest, timing
+from dovetail.targets.maeri.tree import Range
+
+
+def in_one_gang(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by virtual neurons in step on whole ports, of several widths."""
+    work, config = floor.network.works[unit.work], floor.config
+    width, most = config.port_width if config.ports else config.multipliers, min(room.most, room.region.size)
+    seen = set[Tile]()
+    while most:
+        found = fastest(
+            _part(work, unit), config, most, room.region.size, room.whole and not work.turned, _steps(work, unit)
+        )
+        if found is None:
+            return
+        tile, _ = found
+        most = min(tile.neurons, most) // 2
+        if tile in seen:
+            continue
+        seen.add(tile)
+        time = timing(config, work.layer, tile, work.layer.taps)
+        ports = -(-time.size * tile.neurons // width)
+        free = (
+            floor.free[room.region.start : room.region.end].reshape(-1, width).max(axis=1)
+            if config.ports
+            else floor.free.max(keepdims=True)
+        )
+        windows = np.lib.stride_tricks.sliding_window_view(free, min(ports, len(free))).max(axis=1)
+        for at in dict.fromkeys((int(windows.argmin()), 0)):
+            place = Range(room.region.start + at * width, time.size * tile.neurons)
+            begins = timing(config, work.layer, tile, work.layer.taps, place.start)
+            start = start_of(work, begins, max(int(windows[at]), room.held), room)
+            yield (Item(unit.work, tile, place, start, _segments(work, unit, tile), (0, work.layer.taps)),)
+
+
+def side_by_side(floor: Floor, unit: Unit, room: Room) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by several gangs, each some of its positions, so that they end together."""
+    work, config = floor.network.works[unit.work], floor.config
+    if room.whole or room.most < config.multipliers or not config.ports or unit.end - unit.first < work.channels:
+        return
+    width, ports = config.port_width, room.region.size // config.port_width
+    for used, single in product((ports, ports // 2), (False, True)):
+        tiles, at, gangs = by_ports(work.layer, config, single)[used], room.region.start, list[Item]()
+        for tile in sorted(tiles, key=lambda tile: -tile.neurons * tile.size):
+            time = timing(config, work.layer, tile, work.layer.taps, at)
+            end = at + -(-time.size * tile.neurons // width) * width
+            start = start_of(work, time, max(int(floor.free[at:end].max()), room.held), room)
+            place = Range(at, time.size * tile.neurons)
+            gangs.append(Item(unit.work, tile, place, start, _segments(work, unit, tile), (0, work.layer.taps)))
+            at = end
+        if len(gangs) > 1 and len({(gang.tile.out_rows, gang.tile.out_columns) for gang in gangs}) == 1:
+            yield _dealt(work, config, gangs, False)
+            yield _dealt(work, config, gangs, True)
+
+
+def _dealt(work: Work, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool) -> tuple[Item, ...]:
+    """Share a layer out to gangs of which each could compute all of it: positions to those of different tiles, then,
+    `by_filters`, one filter after the other to those of the same."""
+    rows, columns = grid(work, gangs[0].tile)
+    count = rows * columns
+    alike: dict[tuple[Tile, int], list[Item]] = {}
+    for number, gang in enumerate(gangs):
+        alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
+    groups = [(group, timing_of(group[0], work, config)) for group in alike.values()]
+
+    def until(group: Sequence[Item], time: Timing, positions: int) -> int:
+        """When gangs of a tile have done so many positions of all filters."""
+        each = -(-positions * len(group[0].segments) // len(group))
+        loads, left = divmod(each, positions)
+        cycles = loads * time.positions(columns, columns - 1, positions) + time.positions(columns, columns - 1, left)
+        return max(gang.start for gang in group) + (loads + (left > 0)) * time.load_after(1) + cycles + 2 * time.tail
+
+    def fitting(group: Sequence[Item], time: Timing, limit: int) -> int:
+        """Positions gangs of a tile do until a cycle."""
+        return bisect_left(range(1, count + 1), limit + 1, key=lambda positions: until(group, time, positions))
+
+    latest = max(until(group, time, count) for group, time in groups)
+    limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(*group, at) for group in groups))
+    done, items = 0, list[Item]()
+    for group, time in groups:
+        share = min(fitting(group, time, limit), count - done)
+        items += _in_turn(group, done, share) if share else ()
+        done += share
+    return tuple(items)
+
+
+def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:
+    """Deal out positions [first, first + count) of every filter, as many to each of some equal gangs."""
+    segments = gangs[0].segments
+    total = len(segments) * count
+    for number, gang in enumerate(gangs):
+        low, high = total * number // len(gangs), total * (number + 1) // len(gangs)
+        parts = []
+        while low < high:
+            which, done = divmod(low, count)
+            size = min(count - done, high - low)
+            parts.append(Segment(segments[which].channel, first + done, size))
+            low += size
+        if parts:
+            yield replace(gang, segments=tuple(parts))
+
+
+def _part(work: Work, unit: Unit) -> OrderLayer:
+    """A unit as a layer of its own."""
+    layer, count = work.layer, unit.end - unit.first
+    if count == work.channels:
+        return layer
+    if work.turned:
+        return replace(layer, in_rows=count)
+    if layer.groups == 1:
+        return replace(layer, filters=count)
+    return replace(layer, groups=count, filters=1) if layer.filters == 1 else replace(layer, groups=1, filters=1)
+
+
+def _steps(work: Work, unit: Unit) -> int:
+    """What sizes of tiles along the channels must divide, so that they end where the unit does; 0 for any."""
+    return (
+        0
+        if unit.end - unit.first == work.channels
+        else gcd(unit.first, unit.end)
+        if work.turned
+        else unit.end - unit.first
+    )
+
+
+def _segments(work: Work, unit: Unit, tile: Tile) -> tuple[Segment, ...]:
+    """A unit's filters, as many at a time as a tile has."""
+    rows, columns = grid(work, tile)
+    if work.turned:
+        return (Segment(0, unit.first // tile.out_rows, -(-(unit.end - unit.first) // tile.out_rows)),)
+    whole = unit.end - unit.first == work.channels
+    if whole:
+        groups, filters = range(0, work.layer.groups, tile.groups), range(0, work.layer.filters, tile.filters)
+        firsts = [group * work.layer.filters + filter_ for group in groups for filter_ in filters]
+    else:
+        firsts = list(range(unit.first, unit.end, tile.filters * tile.groups))
+    return tuple(Segment(first, 0, rows * columns) for first in firsts)

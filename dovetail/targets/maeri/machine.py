@@ -1,0 +1,406 @@
+"""The hardware itself, cycle by cycle: what an item's multipliers, ports, adders and lines do, and when.
+
+Written from the description of the hardware (shared sheet; stonne-simulator/stonne@22634b8 src) and from nothing of the
+scheduler's: it reads sizes, places and segments of an order, never how long somebody thinks they take. An event is a
+port's queue, an adder tree's or a line's turn; the events of a stretch of positions are one array, and a stretch that
+was played before (same shape and place, as many positions) is not played again.
+
+- A sequencer puts the weights of a step, then the inputs of a step, into the ports' queues, one step per cycle; a port
+  sends one value per cycle, to any of its own multipliers. A multiplier keeps its weights and multiplies what comes.
+- A multiplier passes its input on to its left neighbour, which needs none sent where that is its next one.
+- A sum climbs the tree by a link per cycle; then the accumulation buffer, the line, and the memory take a cycle each.
+- A line takes one sum per cycle. The memory takes half of the sums that wait, of an item.
+- The next filter's weights are sent when the memory has counted this one's sums, or into a second place before that.
+- Without an accumulation buffer a sum goes from the memory through a port to the virtual neuron's first multiplier.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.network import OrderLayer
+
+Cycles = npt.NDArray[np.int64]
+
+
+class Boxed(Hashable, Protocol):
+    """How many of each dimension are computed at a time (a `Tile`)."""
+
+    @property
+    def rows(self) -> int:
+        """Of the kernel."""
+
+    @property
+    def columns(self) -> int:
+        """Of the kernel."""
+
+    @property
+    def channels(self) -> int:
+        """Of the input."""
+
+    @property
+    def filters(self) -> int:
+        """Of one group."""
+
+    @property
+    def groups(self) -> int:
+        """Side by side."""
+
+    @property
+    def out_rows(self) -> int:
+        """Of the result."""
+
+    @property
+    def out_columns(self) -> int:
+        """Of the result."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether a step is any `channels` products rather than a box."""
+
+
+class Part(Protocol):
+    """So many positions of an output channel, from the first on (a `Segment`)."""
+
+    @property
+    def first(self) -> int:
+        """In tiles, rows first."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Positions computed one after the other with the same weights, in cycles from the first weight's."""
+
+    begins: Cycles
+    """When the first input of each position is sent."""
+    ends: Cycles
+    """The cycle after each position's last product."""
+    arrives: Cycles
+    """[virtual neuron, position]: when its sum is at its line."""
+    exists: Cycles
+    """From when all sums of each position are in memory."""
+    weights: Cycles
+    """When each port has sent its weights."""
+    spare: Cycles
+    """Cycles in which each port sends nothing while positions are computed."""
+    clear: int
+    """The cycle from which further inputs give sums that meet none of these on their lines."""
+    counts: tuple[int, ...]
+    """Sums of the last position in memory after each cycle up to the last of `exists`."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """An item's multipliers, set up."""
+
+    places: tuple[tuple[int, int], ...]
+    """[first, end) of each virtual neuron."""
+    steps: int
+    """Of a sum."""
+    lines: tuple[int, ...]
+    """The line of each virtual neuron."""
+    climbs: tuple[int, ...]
+    """Cycles from its last product to its line."""
+    weights: Cycles
+    """Values of weights of a step, by port."""
+    first: Cycles
+    """Inputs of a step at the start of a row."""
+    later: Cycles
+    """Of a step beside the position before."""
+    feeds: npt.NDArray[np.bool_]
+    """[virtual neuron, port]: whether one sends to the other."""
+    back: tuple[tuple[int, int], ...]
+    """(links from the first multiplier, port) of sums that go round; none with an accumulation buffer."""
+
+
+@lru_cache(maxsize=8192)
+def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Fabric:
+    """Set up virtual neurons from multiplier `at` on that add up `taps` products of each sum."""
+    box = tile.rows * tile.columns * tile.channels
+    area = layer.rows * layer.columns
+    across = (layer.rows / tile.rows, layer.columns / tile.columns, taps / area / tile.channels)
+    steps = int(np.ceil(taps / box)) if tile.flat else int(np.prod(np.ceil(across)))
+    round_trip = steps > 1 and not config.accumulation_buffer
+    width = box + round_trip
+    owner, held, now, before = [], [], [], []
+    for number in range(tile.groups * tile.filters * tile.out_rows * tile.out_columns):
+        rest, column = divmod(number, tile.out_columns)
+        rest, row = divmod(rest, tile.out_rows)
+        group, filter_ = divmod(rest, tile.filters)
+        for tap in range(box):
+            owner.append((number, at + number * width + round_trip + tap))
+            channel, inside = divmod(tap, tile.rows * tile.columns)
+            r, s = divmod(inside, tile.columns)
+            held.append((group, filter_, tap))
+            y = column * layer.stride + s
+            seen: tuple[Hashable, ...] = (number, tap) if tile.flat else (group, channel, row * layer.stride + r, y)
+            now.append(seen)
+            before.append(seen if tile.flat else (*seen[:3], y - layer.stride * tile.out_columns))
+    given = [place + 1 < len(now) and _passes(owner, now, before, place) for place in range(len(now))]
+    if tile.flat or layer.columns % tile.columns:  # a row of the kernel ends within a step
+        given = [False] * len(now)
+    ports = [_port(config, multiplier) for _, multiplier in owner]
+    every = sorted({*ports, *(_port(config, at + number * width) for number in range(owner[-1][0] + 1))})
+    feeds = np.zeros((owner[-1][0] + 1, len(every)), bool)
+    for (number, _), port in zip(owner, ports, strict=True):
+        feeds[number, every.index(port)] = True
+    places = tuple((at + number * width, at + (number + 1) * width) for number in range(owner[-1][0] + 1))
+    trees = [_tree(config.multipliers, *place) for place in places]
+    distance = 1 + config.accumulation_buffer + (config.distribution < config.multipliers)
+    return Fabric(
+        places,
+        steps,
+        tuple(_line(config.multipliers, config.collection, level, switch) for level, switch, _, _ in trees),
+        tuple(links + distance for _, _, _, links in trees),
+        _sent(config, every, ports, held, [False] * len(now)),
+        _sent(config, every, ports, now, [False] * len(now)),
+        _sent(config, every, ports, now, given),
+        feeds,
+        tuple((links, _port(config, first)) for (first, _), (_, _, links, _) in zip(places, trees, strict=True))
+        if round_trip
+        else (),
+    )
+
+
+def _passes(owner: Sequence[tuple[int, int]], now: Sequence[Hashable], before: Sequence[Hashable], place: int) -> bool:
+    """Whether the right neighbour had, a position ago, what this multiplier wants."""
+    return owner[place][0] == owner[place + 1][0] and before[place + 1] == now[place]
+
+
+def _port(config: MaeriConfig, multiplier: int) -> int:
+    return multiplier * config.distribution // config.multipliers if config.ports else 0
+
+
+def _sent(
+    config: MaeriConfig, every: Sequence[int], ports: Sequence[int], values: Sequence[Hashable], given: Sequence[bool]
+) -> Cycles:
+    """Cycles in which each port sends these values once."""
+    found = {(port, value) for port, value, own in zip(ports, values, given, strict=True) if not own}
+    counts = np.array([sum(port == each for port, _ in found) for each in every], np.int64)
+    return counts if config.ports else -(-counts // config.distribution)
+
+
+def _tree(multipliers: int, first: int, end: int) -> tuple[int, int, int, int]:
+    """Level and number of the switch a range's sum leaves from; links to there from its first and its farthest
+    multiplier. Neighbouring switches under different parents have a link: the one with fewer values below sends over
+    it, unless its other neighbour works for the same sum."""
+    level = multipliers.bit_length() - 1
+    width = {place: 1 for place in range(first, end)}  # what comes up, and how many links it has come
+    height, mine, own = dict.fromkeys(width, 0), first, 0
+    while len(width) > 1 or level == multipliers.bit_length() - 1:
+        level -= 1
+        up = sorted({place // 2 for place in width})
+        values = {place: sum(child in width for child in (2 * place, 2 * place + 1)) for place in up}
+        height = {place: 1 + max(height.get(2 * place, 0), height.get(2 * place + 1, 0)) for place in up}
+        mine, own, total = mine // 2, own + 1, len(width)
+        width = dict.fromkeys(up, 1)
+        for sender, receiver in ((up[0], up[0] + 1), (up[-1], up[-1] - 1)):
+            linked = max(sender, receiver) % 2 == 0
+            fewer = values[sender] < total - values[sender] or (receiver < sender and values[sender] * 2 == total)
+            if linked and fewer and sender in width and receiver in width and len(width) > 1:
+                height[receiver] = max(height[receiver], height.pop(sender) + 1)
+                del width[sender]
+                if mine == sender:
+                    mine, own = receiver, own + 1
+    (switch,) = width
+    return level, switch, own, height[switch]
+
+
+def _line(multipliers: int, lines: int, level: int, switch: int) -> int:
+    """Lines are dealt out to double switches from the root down, then to those that stand alone."""
+    depth = multipliers.bit_length() - 1
+    doubles = [(upper, left) for upper in range(depth) for left in range(1, (1 << upper) - 1, 2)]
+    alone = [(upper, edge) for upper in range(depth) for edge in sorted({0, (1 << upper) - 1})]
+    if (level, switch) in alone:
+        return (2 * len(doubles) + alone.index((level, switch))) % lines
+    return doubles.index((level, switch - (switch % 2 == 0))) % lines
+
+
+@lru_cache(maxsize=8192)
+def stretch(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, span: tuple[int, int]) -> Stretch:
+    """Play `span[1]` positions from column `span[0]` of a row on."""
+    made = fabric(config, layer, tile, taps, at)
+    columns = -(-layer.out_columns // tile.out_columns)
+    numbers = np.arange(span[1])
+    opens = (numbers == 0) | ((numbers + span[0]) % columns == 0)
+    steps, weights = made.steps, made.weights * made.steps
+    asked = steps + steps * numbers  # when the sequencer turns to a position
+    back = np.array([sum(port == each for _, port in made.back) for each in _used(config, made)], np.int64)
+    if not config.ports:
+        back = -(-back // config.distribution)
+    work = steps * np.where(opens, made.first[:, None], made.later[:, None]) + (steps - 1) * back[:, None]
+    sent = _served(asked, work, weights)
+    done = np.stack([np.where(feeds[:, None], sent, 0).max(axis=0) for feeds in made.feeds])
+    done = np.maximum(done, asked + steps)
+    if made.back:
+        done = np.maximum(done, _round_trips(config, made, span[1], int(weights.max())))
+    spare = done.max() - weights - work.sum(axis=1)
+    arrives = done + np.array(made.climbs)[:, None]
+    order = np.empty_like(arrives)
+    for line in set(made.lines):
+        users = [number for number, other in enumerate(made.lines) if other == line]
+        order[users] = in_turn(arrives[users])
+    exists = order.max(axis=0) + 1
+    begins = np.where(work > 0, sent - work, np.iinfo(np.int64).max).min(axis=0)
+    clear = max(int(done.max()), int((order.max(axis=1) - made.climbs).max()) + 1 - steps)
+    late, counts = _taken(order) if not made.back else (0, (len(made.places),))
+    return Stretch(begins, done.max(axis=0), arrives, exists + late, weights, np.maximum(spare, 0), clear, counts)
+
+
+def _used(config: MaeriConfig, made: Fabric) -> list[int]:
+    """The ports that send something."""
+    return sorted({_port(config, place) for first, end in made.places for place in range(first, end)})
+
+
+def _served(asked: Cycles, work: Cycles, busy: Cycles) -> Cycles:
+    """[port, job]: when each job of a queue is done, one after the other, none before it is asked for."""
+    total = np.cumsum(work, axis=1)
+    begins = np.where(work > 0, asked[None, :] - (total - work), np.iinfo(np.int64).min // 2)
+    return np.asarray(np.maximum(np.maximum.accumulate(begins, axis=1), busy[:, None]) + total, np.int64)
+
+
+def in_turn(arrives: Cycles) -> Cycles:
+    """When a line has taken each sum: one per cycle, the first that comes first."""
+    flat = arrives.reshape(-1)
+    sequence = np.argsort(flat, kind="stable")
+    turn = np.arange(len(flat))
+    found = np.empty_like(flat)
+    found[sequence] = np.maximum.accumulate(flat[sequence] - turn) + turn
+    return found.reshape(arrives.shape)
+
+
+def _taken(order: Cycles) -> tuple[int, tuple[int, ...]]:
+    """How much later than its line the memory takes the last sum, and its sums of the last position by cycle."""
+    if len(order) == 1:
+        return 0, (1,)
+    last, opens = order[:, -min(order.shape[1], 24) :], int(order[:, -1].min())
+    cycles, counts = np.unique(last.reshape(-1), return_counts=True)
+    coming = dict(zip(cycles.tolist(), counts.tolist(), strict=True))
+    cycle, waiting, total, found = int(cycles[0]), 0, int(counts.sum()), list[tuple[int, int]]()
+    own, gone = total - len(order), 0
+    while gone < total:
+        waiting += coming.get(cycle, 0)
+        gone += waiting - waiting // 2
+        waiting //= 2
+        found.append((cycle, gone - own))
+        cycle += 1
+    tail = [max(count, 0) for at, count in found if at >= opens]
+    return cycle - 1 - int(cycles[-1]), tuple(tail)
+
+
+@dataclass(frozen=True)
+class Played:
+    """An item from its first weight to its last sum; arrays by position, in its order."""
+
+    begins: Cycles
+    """When the first input of each is sent."""
+    ends: Cycles
+    """The cycle after its last product."""
+    exists: Cycles
+    """From when its sums are in memory, if no other item's meet them on their lines."""
+    arrives: Cycles
+    """[virtual neuron, position]: when each sum is at its line."""
+    lines: tuple[int, ...]
+    """Of the virtual neurons."""
+    places: tuple[tuple[int, int], ...]
+    """[first, end) of the virtual neurons."""
+    steps: int
+    """Of a sum: weights a multiplier holds."""
+
+    @property
+    def until(self) -> int:
+        """The cycle from which its multipliers and adders do nothing more."""
+        return int(self.exists.max())
+
+
+def play(
+    config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, start: int, parts: Sequence[Part]
+) -> Played:
+    """Play an item whose first weight is sent in cycle `start`, on the multipliers from `at` on."""
+    made = fabric(config, layer, tile, taps, at)
+    columns, rows = -(-layer.out_columns // tile.out_columns), -(-layer.out_rows // tile.out_rows)
+    beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
+    whole = all(part.first == 0 and part.count == rows * columns for part in parts)
+    cycle, found, before, early = start, list[tuple[Stretch, int]](), None, 0
+    for part in parts:
+        own = stretch(config, layer, tile, taps, at, (part.first % columns, part.count))
+        if before is not None and config.prefetch:
+            missing = int(np.maximum(own.weights - before.spare, 0).max())
+            cycle = found[-1][1] + before.clear + missing - int(own.weights.max())
+        found.append((own, cycle))
+        early += beyond * tile.filters * tile.groups if whole else 0
+        cycle = (
+            max(_counted(own, len(made.places), early), int(own.ends[-1]), own.clear - int(own.weights.max())) + cycle
+        )
+        before = own
+    joined = {
+        name: np.concatenate([getattr(own, name) + at_cycle for own, at_cycle in found], axis=-1)
+        for name in ("begins", "ends", "exists", "arrives")
+    }
+    return Played(**joined, lines=made.lines, places=made.places, steps=made.steps)
+
+
+def _counted(own: Stretch, neurons: int, early: int) -> int:
+    """When the memory has counted as many sums as the image has: `early` ones of beyond its edge count as well."""
+    wanted = neurons * len(own.ends) - early
+    if wanted <= 0:
+        return 0
+    position, part = divmod(wanted - 1, neurons)
+    missing = sum(count <= part for count in own.counts) - len(own.counts) + 1
+    return int(own.exists[position]) + missing
+
+
+_PLAYED = 600
+"""Steps of a virtual neuron played as events where sums go round; longer stretches go on at the same pace."""
+
+
+def _round_trips(config: MaeriConfig, made: Fabric, positions: int, begin: int) -> Cycles:
+    """[virtual neuron, position]: when its last product can be added, each step's sum having come back before."""
+    steps = min(made.steps, _PLAYED // 2)
+    count = max(1, min(positions, _PLAYED // steps))
+    shared = int(config.distribution < config.multipliers)
+    neurons = range(len(made.places))
+    events = [(made.climbs[number] - shared, 0, made.lines[number], number) for number in neurons]
+    heapq.heapify(events)  # (cycle, stage, line, virtual neuron); stages: 0 at the line, 1 at the memory, 2 at a port
+    line_free, port_free, waiting = dict[int, int](), dict[int, int](), list[tuple[int, int, int]]()
+    taken = [list[int]() for _ in neurons]
+    cycle = 0
+    while events or waiting:
+        cycle = cycle + 1 if waiting else events[0][0]
+        while events and events[0][0] <= cycle:
+            at, stage, line, number = heapq.heappop(events)
+            if stage == 0:
+                line_free[line] = max(at, line_free.get(line, 0)) + 1
+                heapq.heappush(events, (line_free[line], 1, line, number))
+            else:
+                heapq.heappush(waiting, (at, line, number))
+        for _, _, number in [heapq.heappop(waiting) for _ in range(-(-len(waiting) // 2))]:
+            taken[number].append(cycle)
+            links, port = made.back[number]
+            part, sums = len(taken[number]) % steps, len(taken[number])
+            if part:
+                port_free[port] = max(cycle, port_free.get(port, -1) + 1)
+                gone = port_free[port] + shared + links + 1
+                heapq.heappush(events, (gone, 0, made.lines[number], number))
+                if part == steps - 1 and sums < steps * count - 1:  # the next sum begins with a zero
+                    heapq.heappush(events, (gone + 1, 0, made.lines[number], number))
+    pace = (made.steps * positions) / (steps * count)
+    found = np.empty((len(made.places), positions), np.int64)
+    for number in neurons:
+        own = np.array([0, *taken[number][steps - 1 :: steps][:count]]) - made.climbs[number] + shared
+        own[0] = 0
+        which = np.arange(1, positions + 1) * count / positions
+        found[number] = begin + np.ceil(np.interp(which, np.arange(count + 1), own) * pace)
+    return found

@@ -1,0 +1,145 @@
+"""MAERI's rules: every kind is kept, checked by code of its own, and refused with the smallest set that clashes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import ModelError, TargetError
+from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.kept import broken
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.network import network
+from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.rules import Pin, Rules, load_rules
+from dovetail.targets.maeri.simulate import simulate
+from maeri_trials import many
+from networks import limited_net
+
+TRIALS = int(os.environ.get("MAERI_TRIALS", "60"))
+"""Random cases; 2000 for all of them."""
+CONFIG = MaeriConfig(64, 32, 16)
+
+
+def three_branches() -> tuple[Graph, Mapping[str, Array]]:
+    """Three convolutions that read the same image."""
+    net = limited_net("branches", 9, 9, 3)
+    outputs = [net.convolution(net.x, count, kernel, relu=True) for count, kernel in ((8, 3), (6, 1), (4, 5))]
+    return net.builder.finish(outputs), net.inputs()
+
+
+A, B, C = "Conv", "Conv_2", "Conv_3"
+KEPT: Mapping[str, Rules] = {
+    "chain": Rules(before=((C, A, B),)),
+    "apart": Rules(apart=((A, B, C),)),
+    "together": Rules(together=((A, B, C),)),
+    "multipliers": Rules(pin=(Pin(A, (0, 24)), Pin(B, (32, 64)))),
+    "time": Rules(pin=(Pin(A, None, 500), Pin(B, None, 0, 400))),
+    "priority": Rules(priority=((C, B, A),)),
+    "at most of a layer": Rules(at_most_of=((A, 3), ("convolution", 7))),
+    "at most": Rules(at_most=4),
+    "whole filters of one": Rules(whole_filters=(A,)),
+    "channels": Rules(before=((f"{A}[0:4]", f"{B}[2:6]", f"{A}[4:8]"),), apart=((f"{C}[0:2]", f"{C}[2:4]"),)),
+}
+
+
+@pytest.mark.parametrize("config", [CONFIG, MaeriConfig()], ids=["shared ports", "full bandwidth"])
+@pytest.mark.parametrize("name", KEPT)
+def test_rules_are_kept(name: str, config: MaeriConfig) -> None:
+    graph, inputs = three_branches()
+    schedule = arrange(network(graph), config, KEPT[name])
+    assert simulate(schedule, inputs).cycles <= schedule.makespan
+    assert not broken(schedule, KEPT[name])
+
+
+def spoilt(name: str) -> Order:
+    """The order without rules, all of it from the start: what it breaks is found."""
+    graph, _ = three_branches()
+    order = arrange(network(graph), MaeriConfig())
+    if name == "time":
+        return order
+    moved = {"multipliers": 30, "together": 0}.get(name, 0)
+    items = tuple(
+        replace(
+            item,
+            start=7 * item.work if name == "together" else 0,
+            place=replace(item.place, start=item.place.start % 8 + moved),
+        )
+        for item in order.items
+    )
+    return replace(order, items=items)
+
+
+@pytest.mark.parametrize("name", sorted(set(KEPT) - {"whole filters of one", "priority"}))
+def test_what_is_broken_is_found(name: str) -> None:
+    assert broken(spoilt(name), KEPT[name])
+
+
+CLASHES: Mapping[str, tuple[Rules, str]] = {
+    "circle": (
+        Rules(before=((A, B), (B, C), (C, A), (A, C))),
+        f"{C} before {A}; {A} before {C}\n|{A} before {C}; {C} before {A}\n",
+    ),
+    "together and apart": (
+        Rules(before=((A, B),), together=((B, C),), apart=((C, B),)),
+        r"together: \[.*\]; apart: \[.*\]\n",
+    ),
+    "together and before": (Rules(together=((A, B),), before=((B, A),)), "together: .*before|before.*together"),
+    "more together than may be": (Rules(at_most=2, together=((A, B, C),)), r"together: .*; at_most: 2"),
+    "priority and before": (Rules(priority=((A, B),), before=((B, A),)), "priority: .*before|before.*priority"),
+    "a pin nothing fits": (Rules(pin=(Pin(A, (3, 4)),)), r"pin: Conv to multipliers \[3, 4\)"),
+    "two pins": (Rules(pin=(Pin(A, (0, 16)), Pin(A, (32, 64)))), r"pin: .*\[0, 16\].*\[32, 64\]"),
+    "pinned times": (
+        Rules(before=((A, B),), pin=(Pin(A, None, 500), Pin(B, None, 0, 400))),
+        f"pin: {A} from cycle 500; pin: {B} to cycle 400; {A} before {B}",
+    ),
+    "itself": (Rules(apart=((A, A),)), "keeps a layer from itself"),
+}
+
+
+@pytest.mark.parametrize("name", CLASHES)
+def test_contradictions_name_the_smallest_set(name: str) -> None:
+    graph, _ = three_branches()
+    rules, message = CLASHES[name]
+    with pytest.raises(ModelError, match=message):
+        arrange(network(graph), CONFIG, rules)
+
+
+def test_a_deadline_that_cannot_be_kept() -> None:
+    graph, _ = three_branches()
+    with pytest.raises(TargetError, match="the rules want it by 30"):
+        arrange(network(graph), CONFIG, Rules(pin=(Pin(A, None, 0, 30),)))
+
+
+def test_rules_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(
+        "before: [[a, b, c]]\ntogether: [[a, 'b[0:4]']]\npriority: [[c, a]]\nwhole_filters: [a]\n"
+        "at_most: {network: 8, a: 2, depthwise: 3}\npin: [{what: a, multipliers: [0, 16], begin: 10, end: 900}]\n"
+    )
+    assert load_rules(file) == Rules(
+        before=(("a", "b", "c"),),
+        at_most=8,
+        whole_filters=("a",),
+        together=(("a", "b[0:4]"),),
+        pin=(Pin("a", (0, 16), 10, 900),),
+        priority=(("c", "a"),),
+        at_most_of=(("a", 2), ("depthwise", 3)),
+    )
+    for text in ("pin: [{what: a, where: 3}]", "pin: [a]", "pin: [{what: a, multipliers: [1]}]", "together: [[a]]"):
+        file.write_text(text)
+        with pytest.raises(ModelError):
+            load_rules(file)
+
+
+def test_random_layers_engines_and_rules() -> None:
+    """None asks to be reported; outputs are exact, rules kept. `MAERI_TRIALS=2000` for the full count."""
+    found = many(5_000, TRIALS)
+    print(found.most_common(12))
+    assert found["ordered"] >= TRIALS // 3
