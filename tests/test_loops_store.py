@@ -47,7 +47,7 @@ class Maker:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
+    return sorted(folder.glob("*.loops"))
 
 
 def test_the_second_run_finds_what_the_first_has_made(tmp_path: Path) -> None:

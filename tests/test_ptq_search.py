@@ -43,7 +43,7 @@ needs_iss = pytest.mark.skipif(
 )
 
 
-CYCLES = 12_900
+CYCLES = 10_500
 """Of `varied` on ne16: between what it takes with 2-bit and with 8-bit weights."""
 
 
