@@ -18,6 +18,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip, Quantize, Requantize, Rounding, multiplier_arrays
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import generate, linear_sum
+from dovetail.kernels.c import summand, total
 from dovetail.kernels.linear_sum import Summed, summed
 from dovetail.kernels.quantising import steps_of
 from dovetail.run import open_build, run_build
@@ -212,3 +213,10 @@ def test_cycles_of_a_quantisation(target: str, most: float, tmp_path: Path) -> N
         cycles = cycles_of(graph, target, {"a": values}, tmp_path / str(number))
         print(target, round(cycles, 2), "cycles a float")
         assert cycles <= most
+
+
+def test_a_sum_of_what_binds_looser_has_parentheses() -> None:
+    """A line without limits behind it is a shift, and what adds to it must not add to its number of bits."""
+    assert total("x", 3) == "x + 3" and total("(x * 5) >> 2", 3) == "((x * 5) >> 2) + 3"
+    assert total("a ? b : c", "d") == "(a ? b : c) + d" and total("f(a >> 2, b)", 1) == "f(a >> 2, b) + 1"
+    assert summand("x * 5 + y") == "x * 5 + y" and summand("t[a >> 1]") == "t[a >> 1]"

@@ -114,13 +114,26 @@ def variable(name: str, size: int) -> str:
 def total(*terms: str | int) -> str:
     """The sum of C expressions and numbers, zeros dropped and numbers gathered at the end."""
     number = sum(term for term in terms if isinstance(term, int))
-    texts = [term for term in terms if isinstance(term, str) and term != "0"]
+    texts = [summand(term) for term in terms if isinstance(term, str) and term != "0"]
     if not texts:
         return str(number)
     joined = " + ".join(texts)
     if number:
         joined += f" + {number}" if number > 0 else f" - {-number}"
     return joined
+
+
+_LOOSER = frozenset((">>", "<<", "?", ":", "<", ">", "<=", ">=", "==", "!=", "&", "|", "^", "&&", "||"))
+
+
+def summand(text: str) -> str:
+    """The expression, in parentheses where it binds looser than a sum."""
+    depth = 0
+    for word in text.split(" "):
+        if depth == 0 and word in _LOOSER:
+            return f"({text})"
+        depth += word.count("(") + word.count("[") - word.count(")") - word.count("]")
+    return text
 
 
 def wrapped(text: str) -> str:

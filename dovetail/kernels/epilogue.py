@@ -24,7 +24,7 @@ from dovetail.ir.operators.arithmetic import (
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import FixedDivide, Sigmoid16, sigmoid_table
 from dovetail.ir.types import Array, DType
-from dovetail.kernels.c import atom, c_type, integer, product, real, times, total
+from dovetail.kernels.c import atom, c_type, integer, product, real, summand, times, total
 from dovetail.kernels.kernel import INT32, RULES, Expression, Index, Scope, Unsupported, expression_of, rule
 from dovetail.kernels.linear_sum import Summed, summed
 
@@ -194,10 +194,10 @@ def _offset(scope: Scope, node: Node, operator: Offset, x: Expression) -> Expres
 @rule(Add, 2)
 def _add(scope: Scope, node: Node, operator: Add, a: Expression, b: Expression) -> Expression:
     if a.c_type == "float":
-        return Expression(scope.define("term", "float", f"{a.text} + {atom(b.text)}"), "float")
+        return Expression(scope.define("term", "float", f"{summand(a.text)} + {atom(b.text)}"), "float")
     low, high = a.low + b.low, a.high + b.high
     if INT32[0] <= low and high <= INT32[1]:
-        return Expression(f"{a.text} + {atom(b.text)}", "int32_t", low, high)
+        return Expression(f"{summand(a.text)} + {atom(b.text)}", "int32_t", low, high)
     return Expression(f"wrap_add({a.text}, {b.text})", "int32_t", *INT32)
 
 
@@ -229,7 +229,7 @@ def _dequantize(scope: Scope, node: Node, operator: Dequantize, x: Expression) -
         if zero_point.any() and x.reach > 1 << 62:
             raise Unsupported("Dequantize of int64 is not computed on the core.")
         x = Expression(f"(int64_t){atom(x.text)}", "int64_t")
-    text = f"(float)({x.text} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"
+    text = f"(float)({summand(x.text)} - {place}) * {scale}" if zero_point.any() else f"(float){atom(x.text)} * {scale}"
     return Expression(scope.define("real", "float", text), "float")
 
 
