@@ -14,6 +14,7 @@ SMLAD). A word of four int8 becomes two such pairs, the first of taps 0 and 2, t
 
 from __future__ import annotations
 
+import dovetail.target as dt
 from dovetail.target import (
     Core,
     CoreInstruction,
@@ -23,7 +24,6 @@ from dovetail.target import (
     Quantisation,
     RegisterMemory,
     Target,
-    costs,
 )
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
@@ -276,9 +276,9 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
 
 _SMALL = KernelCycles(mac=7.8, requantise=70.0)
 _PLAIN = {
-    "0plus": (costs.CORTEX_M0PLUS, _SMALL),
-    "3": (costs.CORTEX_M3, KernelCycles(mac=3.9, requantise=20.0)),
-    "23": (costs.CORTEX_M23, _SMALL),
+    "0plus": (dt.costs.CORTEX_M0PLUS, _SMALL),
+    "3": (dt.costs.CORTEX_M3, KernelCycles(mac=3.9, requantise=20.0)),
+    "23": (dt.costs.CORTEX_M23, _SMALL),
 }
 """Cores without the DSP extension: what their instructions take, and kernels in the benchmark networks on `iss`."""
 _DSP = KernelCycles(mac=1.6, requantise=8.0, reduced=4.5)
