@@ -330,19 +330,10 @@ def test_firmware_is_loaded_by_the_agent(build: Build, secret: Path, tmp_path: P
         assert (tmp_path / "loaded").read_bytes() == b"firmware"
 
 
-def test_tuning_over_three_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials go to whichever board is free; what is found is what one board finds."""
-    from dovetail.tools.tune import measure
-
-    seen: list[str] = []
-    boards = tuple(Board(f"tcp:127.0.0.1:{port}", tmp_path / "uart.c") for port in (1, 2, 3))
-    task = measure.Task(b"", "riscv", None, "board")
-    with measure.runner(1, None, boards) as run:
-        for number, outcome in run(task, [{}] * 3):
-            seen.append(f"{number}: {outcome.error}")
-    assert len(seen) == 3
-    assert Request(Path("x"), "riscv", Path("log"), boards=boards).boards == boards
-    twice = Request(Path("x.onnx"), "riscv", tmp_path / "log", measure="board", boards=boards[:1] * 2)
+def test_a_board_is_named_once(tmp_path: Path) -> None:
+    """Trials on several boards are in tests/test_board.py."""
+    board = Board("tcp:127.0.0.1:1", tmp_path / "uart.c")
+    twice = Request(Path("x.onnx"), "riscv", tmp_path / "log", measure="board", boards=(board, board))
     with pytest.raises(DovetailError, match="this board is named twice"):
         tune(twice, lambda now: None, lambda text: None)
 

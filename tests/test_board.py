@@ -30,6 +30,8 @@ from dovetail.sim.board import Decoder, Frame, FrameSession, Kind, encode
 from dovetail.sim.line import Board, open_link
 from dovetail.targets import load_target
 from dovetail.tools.arrays import seeded_inputs
+from dovetail.tools.prove import read_graph
+from dovetail.tools.tune.measure import make_task, runner
 from firmware import require_chip
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="lines are POSIX")
@@ -381,6 +383,30 @@ def test_tuning_on_a_board(
     assert "nobody answers" in refused(capsys, *new, "--on", "tcp:127.0.0.1:1", "--board-io", rig.UART_IO)
     assert "every trial is another firmware" in refused(capsys, *new, "--on", "gdb")
     assert "cannot share one board" in refused(capsys, *new, "--on", "gdb", "--jobs", 2)
+
+
+def test_trials_are_spread_over_boards(builds: dict[str, Path], tmp_path: Path) -> None:
+    """Each of two boards gets some, and what comes back is what one board says."""
+    require_chip()
+    (tmp_path / "load.py").write_text(LOADER)
+    build = open_build(builds["ne16"])
+    graph = read_graph(build)
+    task, found, loads = make_task(graph, (), "ne16", None, "board"), {}, []
+    with ExitStack() as stack:
+        boards = []
+        for number in range(2):
+            control = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            where = stack.enter_context(bench(build, control))
+            mark = tmp_path / f"loaded_{number}"
+            script = f"{sys.executable} {tmp_path / 'load.py'} {control.getsockname()[1]} {{elf}}"
+            boards.append(Board(where, rig.UART_IO, f"sh -c 'echo x >> {mark}; {script}'"))
+            loads.append(mark)
+        run = stack.enter_context(runner(1, None, boards))
+        for number, outcome in run(task, [{}] * 4):
+            assert outcome.error is None or not outcome.error, outcome.error
+            found[number] = outcome.cycles
+    assert sorted(found) == [0, 1, 2, 3] and len(set(found.values())) == 1 and (found[0] or 0) > 0
+    assert sum(mark.read_text().count("x") for mark in loads) == 4 and all(mark.exists() for mark in loads)
 
 
 def children() -> set[int]:

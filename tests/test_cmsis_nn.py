@@ -120,7 +120,7 @@ def test_no_network_is_slower_with_the_library(name: str, tmp_path: Path) -> Non
         given = {name: np.zeros(compiled.graph.types[name].shape, np.int8) for name in compiled.graph.inputs}
         result = run_build(open_build(tmp_path / target.name, target), "iss", [given])
         cycles.append(result.simulation.inferences[0].total_cycles or 0)
-    assert cycles[0] <= cycles[1]
+    assert 0 < cycles[0] <= cycles[1]
 
 
 def test_the_faster_of_library_and_core() -> None:
