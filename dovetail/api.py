@@ -211,8 +211,8 @@ def compile(
         asked.tell(sentence)
 
     compiled = compile_model(Path(model), machine, replace(asked, settings=numbers, tell=tell), progress)
-    kept = None if folder is not None else TemporaryDirectory(prefix="dovetail-")
-    place = Path(folder) if folder is not None else Path(kept.name) / "build" if kept else Path()
+    kept = TemporaryDirectory(prefix="dovetail-") if folder is None else None
+    place = Path(kept.name, "build") if kept else Path(str(folder))
     write_project(compiled.project, place, replace=replace_folder)
     built = _knowing(running.open_build(place, machine), asked.operators)
     return Build(place, (*said, *compiled.unit.notes), built, kept)
