@@ -4,10 +4,10 @@ same end as without kills.
     python scripts/kills.py --kills 200
 
 Each command runs once undisturbed. Then it is killed (SIGKILL to it and every process it started) at a random moment
-of that time, until there were so many kills; after each one, what lies in its folder is compared with what the whole run
-left, file by file, and every few kills it is let run to its end. A failure is a file that is neither absent nor whole,
-a trial or a point that was finished and is gone, another end, or a status other than 0. The same seed gives the same
-delays.
+of that time, until there were so many kills; after each one, what lies in its folder is compared with what the whole
+run left, file by file, and every few kills it is let run to its end. A failure is a file that is neither absent nor
+whole, a trial or a point that was finished and is gone, another end, or a status other than 0. The same seed gives the
+same delays.
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def disturbed(command: Command, kills: int, generator: random.Random) -> int:
             if status == 0:
                 begin_again(trial)
                 before = frozenset()
-        print(
-            f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults {sorted(set(faults))[:3] or ''}"
-        )
+        print(f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults", *sorted(set(faults))[:3])
     return len(faults)
 
 

@@ -216,7 +216,12 @@ def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False)
         elif folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             os.rename(folder, old)  # onto an empty folder
-        os.rename(temporary, folder)
+        try:
+            os.rename(temporary, folder)
+        except BaseException:
+            if old is not None:
+                os.rename(old, folder)
+            raise
     except OSError as error:
         hint = "choose another folder with -o, or free space and give permission"
         raise BuildError(f"cannot write there: {error.strerror}", where=str(place), hint=hint) from None
