@@ -37,7 +37,8 @@ from test_maeri_schedule import CONFIGS, Made, shared_network
 def files_of(graph: Graph, config: MaeriConfig, rules: Rules | None = None) -> Mapping[str, bytes]:
     """The images of a network's first order, by form."""
     order = arrange(network(graph), config, rules or Rules())
-    return {name.split("/")[1].removesuffix(".bin"): data for name, data in images(order, phases(order)).items()}
+    files, _ = images(order, phases(order))
+    return {name.split("/")[1].removesuffix(".bin"): data for name, data in files.items()}
 
 
 def check(data: bytes, graph: Graph, inputs: Mapping[str, Array]) -> Image:
@@ -320,6 +321,17 @@ def test_what_has_no_image() -> None:
     ordered = ordering(graph, request)
     assert not any(name.startswith("image/") for name in ordered.files)
     assert any("No image for an FPGA" in note and "no step for Conv2d" in note for note in ordered.notes)
+
+
+def test_features_that_have_no_room() -> None:
+    """Those of 16 bits take twice as much."""
+    graph, inputs = mixed(1)
+    free = read_image(files_of(graph, MaeriConfig())["int8"])
+    config = MaeriConfig(feature_memory=free.memory - len(free.constants) + 64)
+    order = arrange(network(graph), config)
+    files, refused = images(order, phases(order))
+    check(files["image/int8.bin"], graph, inputs)
+    assert len(files) == 1 and "features of 16 bits need" in refused[0]
 
 
 def test_inputs_of_another_size() -> None:

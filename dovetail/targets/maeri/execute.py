@@ -314,7 +314,8 @@ def _layer(image: Image, step: LayerStep, own: Sequence[Item], x: Array, number:
     name = builder.input("x", TensorType((1, *stored.shape), kind))
     net = network(builder.finish([_sums_node(builder, step, name, kind, zero, weights, "sums")]))
     items = tuple(replace(item, work=0) for item in own)
-    order = Order(net, image.config, items, image.makespan)
+    alone = replace(image.config, feature_memory=0, prefetch_buffer=0)  # of all steps, `check` has counted them
+    order = Order(net, alone, items, image.makespan)
     (found,) = simulate(order, {name: stored[None].astype(kind.numpy)}).outputs.values()
     sums = found.astype(np.int64).reshape(step.result.rows, step.result.columns, -1)
     sums >>= form.feature_shift + form.weight_shift  # what the multipliers keep of their products

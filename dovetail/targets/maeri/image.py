@@ -75,11 +75,8 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     if request.inputs is not None:
         request.progress("simulating")
         notes.append(_simulated(order, request.inputs))
-    try:
-        files = images(order, spans)
-    except ModelError as error:
-        files = {}
-        notes.append(f"No image for an FPGA: {error.where}: {error.what}.")
+    files, refused = images(order, spans)
+    notes += refused
     if files and request.inputs is not None:
         notes.append(_executed(order, files, request.inputs))
     rows = tuple(cells for _, cells in _rows(order))
@@ -99,15 +96,19 @@ def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
     return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
 
 
-def images(order: Order, spans: Sequence[Phase]) -> dict[str, bytes]:
-    """The programming images, by file."""
+def images(order: Order, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list[str]]:
+    """The programming images, by file; sentences that say why there is none."""
     trees = {phase.configuration: tuple(tree_words(order.config, phase.tree)) for phase in spans}
     words = tuple(trees[number] for number in sorted(trees))
     numbers = tuple((phase.start, phase.configuration) for phase in spans)
     infos = [tuple(layer_words(order.config, work.layer, tile)) for work, tile in _first_tiles(order)]
-    return {
-        f"image/{name}.bin": write_image(programmed(order, form, infos, words, numbers)) for name, form in FORMS.items()
-    }
+    files, refused = dict[str, bytes](), dict[str, None]()
+    for name, form in FORMS.items():
+        try:
+            files[f"image/{name}.bin"] = write_image(programmed(order, form, infos, words, numbers))
+        except ModelError as error:
+            refused[f"No image for an FPGA: {error.where}: {error.what}."] = None
+    return files, list(refused)
 
 
 def _executed(order: Order, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:

@@ -69,12 +69,16 @@ def programmed(
         phases: (first cycle, configuration) of each phase.
 
     Raises:
-        ModelError: something of the network is no step of an image; says what.
+        ModelError: something of the network is no step of an image, or there is no room; says what.
     """
     net = _network(order.network.graph)
     memory = _Constants(form)
     addresses = [memory.add(match) for match in net.matches]
     features, size = _placed(net, _lives(order, net), form, memory.end())
+    room, needed = order.config.feature_memory, size - memory.end()
+    if room and needed > room:
+        what = f"features of {8 * form.element} bits need {needed:,} bytes, the memory of features has {room:,}"
+        raise ModelError(what, where=net.graph.name, hint="raise feature_memory")
 
     def place(value: str) -> Place:
         kept = net.kept[value]
