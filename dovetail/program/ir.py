@@ -23,6 +23,7 @@ import numpy as np
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
+from dovetail.program.series import Loop
 from dovetail.target.pattern import Match
 
 CORE = "core"
@@ -300,6 +301,8 @@ class Program:
     states: tuple[Kept, ...] = ()
     moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
     """What is brought where before a statement, by its index; the number of statements stands for the end."""
+    loops: tuple[Loop, ...] = ()
+    """Stretches of the statements that repeat, in order (`loops.rolled`)."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -35,6 +36,7 @@ from dovetail.program.ir import (
     queue_of,
     stream_of,
 )
+from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Command, Core, Engine, LibraryCall, Operand, Rows, Target
@@ -91,8 +93,6 @@ class Unit:
     """C name -> C type and initialisers of each block of a compact kernel."""
     commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]]
     """Statement index of a launch -> C name and content of each command."""
-    tickets: Mapping[int, str]
-    """Statement index -> C variable that holds its ticket, where something waits for it."""
     lists: tuple[CommandList, ...] = ()
     """The lists of engines that take such, in order."""
     optimize: Optimize = Optimize.SPEED
@@ -169,6 +169,39 @@ class Unit:
         return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
 
     @property
+    def starts(self) -> dict[int, int]:
+        """Statement of a list -> the one whose ticket stands for it: the first."""
+        return {index: one.statements[0] for one in self.lists for index in one.statements}
+
+    @cached_property
+    def tasks(self) -> dict[str, Place]:
+        """C name of a command that is started by itself -> where its words are: those of a layer lie side by side."""
+        found: dict[str, Place] = {}
+        ends: dict[str, int] = {}
+        for array, name, words in self._words():
+            found[name] = Place(array, ends.get(array, 0))
+            ends[array] = found[name].offset + len(words)
+        return found
+
+    @cached_property
+    def task_words(self) -> dict[str, list[int]]:
+        """C name of an array of tasks -> its words."""
+        found: dict[str, list[int]] = {}
+        for array, _, words in self._words():
+            found.setdefault(array, []).extend(words)
+        return found
+
+    def _words(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Array, name and words of each command that is started by itself."""
+        listed = {index for one in self.lists for index in one.statements}
+        for index, commands in self.commands.items():
+            for name, command in commands if index not in listed else ():
+                if isinstance(command, Command):
+                    layer = self.program.layers[self.program.statements[index].layer]
+                    alone = name == f"{self.model}_{layer}_task"
+                    yield name if alone else f"{self.model}_{layer}_tasks", name, command.words
+
+    @property
     def started(self) -> dict[int, CommandList]:
         """The list that is started at a statement, by its index."""
         return {one.statements[0]: one for one in self.lists}
@@ -187,6 +220,11 @@ class Unit:
 
     def first_byte(self, view: View) -> str:
         """C expression of where a view begins: an array and an offset."""
+        place = self.place(view)
+        return f"{place.base} + {place.offset}" if place.offset else place.base
+
+    def place(self, view: View) -> Place:
+        """Where a view begins, in an array of C."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
         if buffer.role is Role.CONSTANT and buffer.address is not None:
             base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
@@ -196,7 +234,7 @@ class Unit:
             assert buffer.address is not None
             base = self.arena_name(buffer.memory)
             offset += buffer.address - self.target.memory(buffer.memory).base
-        return f"{base} + {offset}" if offset else base
+        return Place(base, offset)
 
     def driver_headers(self) -> list[str]:
         """The headers of the engines' drivers, by bare name."""
@@ -224,7 +262,7 @@ def make_unit(
         _list(program, target, commands, f"{model}_list_{number}", indices)
         for number, indices in enumerate(lists(program.statements))
     )
-    known = (calls, functions, constants, blocks, commands, _tickets(program), made)
+    known = (calls, functions, constants, blocks, commands, made)
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
@@ -309,10 +347,11 @@ def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
     """Addresses and strides of a launch's operands by value or constant name, the result as "result"; the address of
     constants that are read where they lie is their place in the launch's blob."""
     views = {**launch.operands, "result": launch.result}
+    blob = min((launch.operands[name].offset for name in launch.packed), default=0)
     found = {}
     for name, view in views.items():
         address = program.buffers[view.buffer].address  # none where the linker places it
-        found[name] = Operand((address or 0) + view.offset, view.strides)
+        found[name] = Operand(view.offset - blob if address is None else address + view.offset, view.strides)
     return found
 
 
@@ -321,22 +360,6 @@ def read_in_place(program: Program) -> frozenset[str]:
     launches = (s for s in program.statements if isinstance(s, Launch) and not s.stream)
     views = [view for launch in launches for view in launch.operands.values()]
     return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
-
-
-def _tickets(program: Program) -> dict[int, str]:
-    found: dict[int, str] = {}
-    first = {index: own[0] for own in lists(program.statements) for index in own}
-    for statement in program.statements:
-        if not isinstance(statement, Wait) or statement.stream or statement.statement in found:
-            continue
-        waited = program.statements[first.get(statement.statement, statement.statement)]
-        verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
-        verb = "listed" if statement.statement in first else verb
-        layer = program.layers[waited.layer]
-        count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
-        name = found.get(first.get(statement.statement, -1), f"{layer}_{verb}_{count}")
-        found |= {statement.statement: name, first.get(statement.statement, statement.statement): name}
-    return found
 
 
 @dataclass
