@@ -35,6 +35,7 @@ from dovetail.program.transfers import transfers
 
 MOST_LAG = 3
 """How many turns later something may be waited for: each is a ticket more that is kept."""
+_REPORT = "report this with the model and the target: loops made by Dovetail must say what the program does"
 _MOST_PERIOD = 64
 _LEAST_SAVED = 3
 """Statements a loop must save to be one: its head, its end and its first comment take lines too."""
@@ -87,7 +88,8 @@ def turn_of(program: Program, loop: Loop, index: int) -> Statement:
         return _copy_in(program, body, layer, given)
     own = program.statements[index]
     if not isinstance(own, Launch | Call) or len(own.operands) + 2 != len(given):
-        raise ProgramError("a loop repeats something else than the program does", where=print_statement(program, index))
+        where = f"statement {print_statement(program, index).strip()}"
+        raise ProgramError("a loop repeats something else than the program does", where=where, hint=_REPORT)
     views = [_at(program, view, place) for view, place in zip(_views(own), given[1:], strict=True)]
     operands = dict(zip(own.operands, views, strict=False))
     return replace(own, layer=layer, operands=operands, result=views[-1])
@@ -138,7 +140,7 @@ def check_loops(program: Program) -> None:
     """
     ends = [(loop.first, loop.stop) for loop in program.loops]
     if any(stop > after for (_, stop), (after, _) in pairwise([*ends, (len(program.statements), 0)])):
-        raise ProgramError("loops lie over one another, or over the end", where=program.name)
+        raise ProgramError("loops lie over one another, or over the end", where=program.name, hint=_REPORT)
     for loop in program.loops:
         for index in range(loop.first, loop.stop):
             turn, number = loop.place(index)
@@ -148,7 +150,7 @@ def check_loops(program: Program) -> None:
             if said != found or _form(program, body, 0) != _form(program, own, 0):
                 odd = next((pair for pair in zip(said, found, strict=False) if pair[0] != pair[1]), (body, own))
                 what = f"turn {turn} of a loop says {odd[0]} where the program has {odd[1]}"
-                raise ProgramError(what, where=f"statement {print_statement(program, index).strip()}")
+                raise ProgramError(what, where=f"statement {print_statement(program, index).strip()}", hint=_REPORT)
 
 
 def rolled(program: Program) -> Program:
@@ -238,7 +240,7 @@ class _Search:
         return iter(sorted(found, key=lambda loop: loop.first))
 
     def _best(self, begin: int, end: int) -> Loop | None:
-        best, saved = None, _LEAST_SAVED - 1
+        best, saved = None, _LEAST_SAVED - 1.0
         for most, first, period, count in self._repeats(begin, end):
             if most <= saved:
                 break

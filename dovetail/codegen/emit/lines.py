@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dovetail import kernels
-from dovetail.codegen.emit.unit import CommandList, Unit, dma_transfers
+from dovetail.codegen.emit.lists import CommandList, dma_transfers
+from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
 from dovetail.program.series import Number, Place, Series

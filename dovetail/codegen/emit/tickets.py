@@ -51,8 +51,9 @@ class Tickets:
         """What stands before a call that gives a ticket."""
         if name is None:
             return "(void)"
-        known, _ = name in self.declared, self.declared.add(name)
-        return f"{name} = " if known else f"uint32_t {name} = "
+        kind = "" if name in self.declared else "uint32_t "
+        self.declared.add(name)
+        return f"{kind}{name} = "
 
     def _part(self, part: str | Hole | Ticket) -> str:
         if isinstance(part, Ticket):

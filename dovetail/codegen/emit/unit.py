@@ -11,6 +11,7 @@ import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.emit.lists import CommandList, command_list
 from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
@@ -30,32 +31,14 @@ from dovetail.program.ir import (
     Program,
     Role,
     View,
-    Wait,
     lists,
     overwritten,
     queue_of,
-    stream_of,
 )
 from dovetail.program.series import Place
-from dovetail.program.transfers import Transfer, strips, transfers
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Command, Core, Engine, LibraryCall, Operand, Rows, Target
+from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
 from dovetail.user_file import asking
-
-
-@dataclass(frozen=True)
-class CommandList:
-    """What an engine is started with once: commands of statements that follow one another."""
-
-    name: str
-    """C name of its words."""
-    engine: str
-    statements: tuple[int, ...]
-    """Indices, its own waits included."""
-    words: tuple[int, ...]
-    counts: Mapping[int, int]
-    """Statement index -> commands it became, without waits."""
-
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 """Statement index -> the kernel it calls and the C name of each of the kernel's constants, and of its block."""
@@ -259,68 +242,11 @@ def make_unit(
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
     commands = {index: _commands(program, target, regions, model, launch) for index, launch in launches}
     made = tuple(
-        _list(program, target, commands, f"{model}_list_{number}", indices)
+        command_list(program, target, commands, f"{model}_list_{number}", indices)
         for number, indices in enumerate(lists(program.statements))
     )
     known = (calls, functions, constants, blocks, commands, made)
     return Unit(program, regions, target, model, *known, optimize, delay)
-
-
-def _list(
-    program: Program,
-    target: Target,
-    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]],
-    name: str,
-    indices: tuple[int, ...],
-) -> CommandList:
-    """The words of statements that follow one another in an engine's list."""
-    engine = target.engine(stream_of(program.statements[indices[0]]))
-    assert engine.stream is not None
-    words: list[int] = []
-    ended: dict[int, int] = {}
-    """Statement -> commands of its queue up to its last."""
-    counts: dict[str, int] = {}
-    own: dict[int, int] = {}
-    for index in indices:
-        statement = program.statements[index]
-        if isinstance(statement, Wait):
-            if statement.statement in ended:  # else it is of a list before
-                words += engine.stream.wait(statement.queue, counts[statement.queue] - ended[statement.statement])
-            continue
-        if isinstance(statement, Copy):
-            made = list(dma_commands(program, engine, statement))
-        else:
-            made = [command.words for _, command in commands[index] if isinstance(command, Command)]
-        queue, own[index] = queue_of(statement, program.dma), len(made)
-        ended[index] = counts[queue] = counts.get(queue, 0) + len(made)
-        words += [word for command in made for word in command]
-    return CommandList(name, engine.name, indices, (*words, *engine.stream.end), own)
-
-
-def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple[int, ...]]:
-    """The words of the commands of an engine's own DMA that carry out a copy: one for each plane of rows."""
-    assert engine.dma is not None
-    source, target = (program.buffers[view.buffer] for view in (copy.source, copy.destination))
-    assert source.address is not None and target.address is not None
-    for rows in dma_rows(copy):
-        first, second = source.address + rows.source, target.address + rows.destination
-        strides = (rows.source_row_stride, rows.destination_row_stride)
-        load = target.memory == engine.memory
-        yield engine.dma.move(Rows(first, second, rows.row_bytes, rows.rows, *strides, load))
-
-
-def dma_rows(copy: Copy) -> Iterator[Transfer]:
-    """A copy in planes of rows, as many rows to a plane as can be."""
-    for whole in transfers(copy):
-        if whole.planes > whole.rows:
-            strides = (whole.source_plane_stride, whole.destination_plane_stride)
-            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
-            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
-        else:
-            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
-        for number in range(inner[0]):
-            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
-            yield replace(turned, source=places[0], destination=places[1], planes=1)
 
 
 def _commands(
@@ -504,8 +430,3 @@ def _packings(call: Call) -> dict[str, Layout]:
     converts = isinstance(call.graph.nodes[0].operator, Relayout)
     found = ((name, view.layout) for name, view in views.items())
     return {name: layout for name, layout in found if layout is not None and (converts or layout.packed)}
-
-
-def dma_transfers(copy: Copy) -> list[Transfer]:
-    """What a DMA is asked for to carry out a copy, in order: borders as strips."""
-    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]
