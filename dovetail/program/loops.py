@@ -27,10 +27,11 @@ from dovetail.program.ir import (
     View,
     Wait,
     print_statement,
+    print_view,
     queue_of,
     stream_of,
 )
-from dovetail.program.series import Loop, Number, Place, alike, series
+from dovetail.program.series import Loop, Number, Place, Series, alike, series
 from dovetail.program.transfers import transfers
 
 MOST_LAG = 3
@@ -130,6 +131,37 @@ def carried_out(program: Program) -> Iterator[tuple[int, Statement]]:
     own = {index: loop for loop in program.loops for index in range(loop.first, loop.stop)}
     for index, statement in enumerate(program.statements):
         yield index, turn_of(program, own[index], index) if index in own else statement
+
+
+def print_program(program: Program) -> str:
+    """The whole program as text: buffers by address, then numbered statements; of loops the first turn, and what each
+    further turn adds."""
+    lines = [f"program {program.name}"]
+    for buffer in sorted(program.buffers.values(), key=lambda b: (b.memory, b.address or -1, b.name)):
+        place = "by the linker" if buffer.address is None else f"0x{buffer.address:08x}"
+        lines.append(
+            f"  buffer {buffer.name}: {buffer.nbytes} bytes in {buffer.memory} at {place} ({buffer.role.value})"
+        )
+    within = {index: loop for loop in program.loops for index in range(loop.first, loop.stop)}
+    for index in range(len(program.statements) + 1):
+        loop = within.get(index)
+        for move in program.moves.get(index, ()):
+            lines.append(f"        {'to' if move.to_engine else 'from'} {move.engine}: {print_view(move.view)}")
+        if loop and index == loop.first:
+            lines.append(f"  {loop.count} times, statements {loop.first} to {loop.stop - 1}:")
+        if loop is None and index < len(program.statements):
+            lines.append(print_statement(program, index))
+        elif loop and index < loop.first + loop.period:
+            lines.append(f"  {print_statement(program, index)}{_changes(loop.numbers[index - loop.first])}")
+    return "\n".join(lines) + "\n"
+
+
+def _changes(own: Sequence[Series]) -> str:
+    """What becomes of the places in a statement from turn to turn, results last."""
+    rules = ["a table" if one.table else f"{one.step:+d}" if one.step else f"{one.swing:+d} in turns" for one in own]
+    found = [rule for one, rule in zip(own, rules, strict=True) if isinstance(one.first, Place)]
+    moving = any(not one.is_constant for one in own if isinstance(one.first, Place))
+    return f" [{', '.join(rule.replace('+0 in turns', '-') for rule in found)}]" if moving else ""
 
 
 def check_loops(program: Program) -> None:

@@ -96,7 +96,7 @@ def _lines(unit: Unit, index: int, statement: Statement) -> Iterator[Line]:
     if isinstance(statement, Begin):
         return
     if stream_of(statement):
-        yield from (_list_start(unit, one) for first, one in unit.started.items() if first == index)
+        yield from [_list_start(unit, unit.started[index])] if index in unit.started else []
     elif isinstance(statement, Wait):
         yield _wait(unit, statement)
     elif isinstance(statement, Call) and statement.core:
@@ -152,7 +152,8 @@ def moves(unit: Unit, index: int) -> list[str]:
 
 
 def _wait(unit: Unit, wait: Wait) -> Line:
-    waited, ticket = unit.program.statements[wait.statement], Ticket(wait.statement)
+    waited = unit.program.statements[wait.statement]
+    ticket = Ticket(unit.starts.get(wait.statement, wait.statement))
     if isinstance(waited, Call):
         return Line((*called("core_wait", f"{waited.core}u", ticket), ";"))
     if wait.queue == unit.program.dma and not stream_of(waited):

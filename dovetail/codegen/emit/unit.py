@@ -151,7 +151,7 @@ class Unit:
         copies = (s for s in self.program.statements if isinstance(s, Copy))
         return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
 
-    @property
+    @cached_property
     def starts(self) -> dict[int, int]:
         """Statement of a list -> the one whose ticket stands for it: the first."""
         return {index: one.statements[0] for one in self.lists for index in one.statements}
@@ -184,7 +184,7 @@ class Unit:
                     alone = name == f"{self.model}_{layer}_task"
                     yield name if alone else f"{self.model}_{layer}_tasks", name, command.words
 
-    @property
+    @cached_property
     def started(self) -> dict[int, CommandList]:
         """The list that is started at a statement, by its index."""
         return {one.statements[0]: one for one in self.lists}
