@@ -114,9 +114,10 @@ def _drain(config: MaeriConfig, size: int) -> int:
 
 
 def _cost(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[float, float]:
-    """(cycles of all multipliers, cycles of all ports) a layer takes on a tile, both as if always in use."""
+    """(cycles of all multipliers, cycles of all ports) a layer takes on a tile, both as if always in use; the last of its
+    filters on other tiles, if they do not fill this one."""
     folds = steps(layer, tile, layer.taps)
-    rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
+    rounds = layer.filters / tile.filters * (layer.groups / tile.groups)
     rows, columns = -(-layer.out_rows // tile.out_rows), -(-layer.out_columns // tile.out_columns)
     weights, first, later = traffic(config, layer, tile)
     used = tile.size * tile.neurons
