@@ -17,7 +17,7 @@ was played before (same shape and place, as many positions) is not played again.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -131,6 +131,8 @@ class Fabric:
     """[first, end) of each virtual neuron."""
     lines: tuple[int, ...]
     """The line of each virtual neuron."""
+    entries: tuple[int, ...]
+    """Which of the line's inputs."""
     climbs: tuple[int, ...]
     """Cycles from its last product to its line."""
     back: tuple[tuple[int, int], ...]
@@ -149,7 +151,8 @@ def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: i
     return Fabric(
         wired,
         places,
-        tuple(line for line, _, _ in exits),
+        tuple(line for (line, _), _, _ in exits),
+        tuple(entry for (_, entry), _, _ in exits),
         tuple(links + distance for _, _, links in exits),
         tuple((own, _port(config, first)) for first, (_, own, _) in zip(starts, exits, strict=True))
         if round_trip
@@ -242,21 +245,28 @@ def _tree(multipliers: int, first: int, end: int) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=8192)
-def _exit(multipliers: int, lines: int, first: int, end: int) -> tuple[int, int, int]:
-    """A range's line, and links to where its sum leaves the tree from its first and its farthest multiplier."""
+def _exit(multipliers: int, lines: int, first: int, end: int) -> tuple[tuple[int, int], int, int]:
+    """A range's line and which of its inputs, and links to where its sum leaves the tree from its first and its
+    farthest multiplier."""
     level, switch, own, links = _tree(multipliers, first, end)
-    return _numbered(multipliers)[level, switch] % lines, own, links
+    return _wired_to(multipliers, lines)[level, switch], own, links
 
 
-@lru_cache(maxsize=16)
-def _numbered(multipliers: int) -> Mapping[tuple[int, int], int]:
-    """Adders by (level, switch): double switches from the root down, two with a number, then those that stand alone.
-    Lines are dealt out to them in turn."""
+@lru_cache(maxsize=64)
+def _wired_to(multipliers: int, lines: int) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """(line, input of it) of each adder (level, switch). Lines are dealt out to double switches from the root down, two
+    inputs each, then to those that stand alone."""
     levels = range(multipliers.bit_length() - 1)
     doubles = [(upper, left) for upper in levels for left in range(1, (1 << upper) - 1, 2)]
     alone = [(upper, edge) for upper in levels for edge in sorted({0, (1 << upper) - 1})]
-    halves = {(upper, left + half): number for number, (upper, left) in enumerate(doubles) for half in (0, 1)}
-    return {**halves, **{place: 2 * len(doubles) + number for number, place in enumerate(alone)}}
+    found = {
+        (upper, left + half): (number % lines, number // lines * 2 + half)
+        for number, (upper, left) in enumerate(doubles)
+        for half in (0, 1)
+    }
+    for number, place in enumerate(alone):
+        found[place] = (2 * len(doubles) + number) % lines, 2 * len(doubles) // lines + 1 + number // lines
+    return found
 
 
 @lru_cache(maxsize=8192)
@@ -325,7 +335,8 @@ def _flow(
         work = work + (steps - 1) * trips[0][:, None]
     sent = _served(asked, work, weights)
     done = np.stack([sent[feeds].max(axis=0) for feeds in wired.feeds])
-    done = np.maximum(done, asked + steps)
+    turns = steps * numbers  # a multiplier does one step a cycle
+    done = np.maximum.accumulate(np.maximum(done, asked + steps) - turns, axis=1) + turns
     if trips is not None:
         done = np.maximum(done, trips[1] + int(weights.max()))
     total = np.cumsum(work, axis=1)
@@ -431,15 +442,20 @@ def play(
             cycle = found[-1][1] + before.clear + missing - int(own.weights.max())
         found.append((own, cycle))
         early += beyond * tile.filters * tile.groups if whole else 0
-        cycle = (
-            max(_counted(own, len(made.places), early), int(own.ends[-1]), own.clear - int(own.weights.max())) + cycle
-        )
+        cycle += max(_counted(own, len(made.places), early), _ready(own, bool(made.back)))
         before = own
     joined = {
         name: np.concatenate([getattr(own, name) + at_cycle for own, at_cycle in found], axis=-1)
         for name in ("begins", "ends", "exists", "arrives")
     }
     return Played(**joined, lines=made.lines, places=made.places, steps=made.wired.steps)
+
+
+def _ready(own: Stretch, round_trip: bool) -> int:
+    """When the next weights can be sent, if the memory has counted its sums: all inputs are sent; those of sums that
+    still go round too."""
+    last = int((own.weights + own.sent[:, -1]).max()) if round_trip else int(own.ends[-1])
+    return max(last, own.clear - int(own.weights.max()))
 
 
 def _counted(own: Stretch, neurons: int, early: int) -> int:
@@ -453,45 +469,87 @@ def _counted(own: Stretch, neurons: int, early: int) -> int:
 
 
 _PLAYED = 600
-"""Steps of a virtual neuron played as events where sums go round; longer stretches go on at the same pace."""
+"""Steps of a virtual neuron played as events where sums go round, unless all comes again before."""
 
 
 def _round_trips(config: MaeriConfig, made: Fabric, positions: int) -> Cycles:
     """[virtual neuron, position]: when its last product can be added, each step's sum having come back before; from the
-    last weight on."""
-    steps = min(made.wired.steps, _PLAYED // 2)
-    count = max(1, min(positions, _PLAYED // steps))
-    shared = int(config.distribution < config.multipliers)
-    neurons = range(len(made.places))
-    events = [(made.climbs[number] - shared, 0, made.lines[number], number) for number in neurons]
-    heapq.heapify(events)  # (cycle, stage, line, virtual neuron); stages: 0 at the line, 1 at the memory, 2 at a port
-    line_free, port_free, waiting = dict[int, int](), dict[int, int](), list[tuple[int, int, int]]()
-    taken = [list[int]() for _ in neurons]
-    cycle = 0
-    while events or waiting:
-        cycle = cycle + 1 if waiting else events[0][0]
-        while events and events[0][0] <= cycle:
-            at, stage, line, number = heapq.heappop(events)
-            if stage == 0:
-                line_free[line] = max(at, line_free.get(line, 0)) + 1
-                heapq.heappush(events, (line_free[line], 1, line, number))
-            else:
-                heapq.heappush(waiting, (at, line, number))
-        for _, _, number in [heapq.heappop(waiting) for _ in range(-(-len(waiting) // 2))]:
-            taken[number].append(cycle)
-            links, port = made.back[number]
-            part, sums = len(taken[number]) % steps, len(taken[number])
-            if part:
-                port_free[port] = max(cycle, port_free.get(port, -1) + 1)
-                gone = port_free[port] + shared + links + 1
-                heapq.heappush(events, (gone, 0, made.lines[number], number))
-                if part == steps - 1 and sums < steps * count - 1:  # the next sum begins with a zero
-                    heapq.heappush(events, (gone + 1, 0, made.lines[number], number))
-    pace = (made.wired.steps * positions) / (steps * count)
+    last weight on. Where everything is as it was some positions before, it goes on so."""
+    shared, steps = int(config.distribution < config.multipliers), made.wired.steps
+    if len(made.places) == 1:  # nobody in the way
+        each = (steps - 1) * (made.back[0][0] + shared + 2) + 1
+        return np.arange(1, positions + 1)[None] * each
+    round_ = _Round(config, made, shared, positions)
+    seen: dict[Hashable, tuple[int, list[int]]] = {}
+    cycles, sums = 0, [0] * len(round_.taken)
+    while not cycles and min(map(len, round_.taken)) < min(steps * positions, max(_PLAYED, 2 * steps)):
+        round_.turn()
+        if round_.opened:
+            counts = [len(own) for own in round_.taken]
+            before = seen.setdefault(round_.state(), (round_.cycle, counts))
+            cycles = round_.cycle - before[0]
+            sums = [(now - then) // steps for now, then in zip(counts, before[1], strict=True)]
     found = np.empty((len(made.places), positions), np.int64)
-    for number in neurons:
-        own = np.array([0, *taken[number][steps - 1 :: steps][:count]]) - made.climbs[number] + shared
-        own[0] = 0
-        which = np.arange(1, positions + 1) * count / positions
-        found[number] = np.ceil(np.interp(which, np.arange(count + 1), own) * pace)
+    for number, own in enumerate(round_.taken):
+        ends = own[steps - 1 :: steps][:positions]
+        again, later = (sums[number], cycles) if sums[number] else (len(ends) - 1, ends[-1] - ends[0])
+        while len(ends) < positions:
+            ends.append(ends[-again] + later)
+        found[number] = np.array(ends) - made.climbs[number] + shared
     return found
+
+
+class _Round:
+    """Sums on their way round: at lines' inputs, in the memory's queue, at ports and in the tree."""
+
+    def __init__(self, config: MaeriConfig, made: Fabric, shared: int, positions: int) -> None:
+        self.made, self.shared, self.last, self.cycle = made, shared, made.wired.steps * positions, -1
+        self.inputs = config.multipliers // config.collection + 1
+        self.events = [(climb - shared, number) for number, climb in enumerate(made.climbs)]
+        heapq.heapify(self.events)  # (cycle at its line's input, virtual neuron)
+        self.queues: dict[int, dict[int, deque[int]]] = {line: {} for line in sorted(set(made.lines))}
+        self.next = dict.fromkeys(self.queues, 0)
+        self.picked, self.waiting, self.port_free = list[int](), deque[int](), dict[int, int]()
+        self.taken = [list[int]() for _ in made.places]
+        self.opened = False
+
+    def state(self) -> Hashable:
+        """All that what comes next depends on, in cycles from now."""
+        ports = sorted((port, free - self.cycle) for port, free in self.port_free.items() if free >= self.cycle)
+        queues = [sorted((each, tuple(queue)) for each, queue in own.items() if queue) for own in self.queues.values()]
+        parts = tuple(len(own) % self.made.wired.steps for own in self.taken)
+        events = tuple(sorted((at - self.cycle, number) for at, number in self.events))
+        here = tuple(self.waiting), tuple(self.picked), tuple(self.next.values()), tuple(ports)
+        return events, *here, tuple(map(tuple, queues)), parts
+
+    def turn(self) -> None:
+        """One cycle: the memory takes half of the sums that wait, and each line one, its inputs asked in turn."""
+        busy = self.picked or self.waiting or any(any(own.values()) for own in self.queues.values())
+        self.cycle = self.cycle + 1 if busy else max(self.events[0][0], self.cycle + 1)
+        self.waiting.extend(self.picked)
+        for _ in range(-(-len(self.waiting) // 2)):
+            self._take(self.waiting.popleft())
+        self.opened = bool(self.taken[0]) and self.taken[0][-1] == self.cycle
+        self.opened = self.opened and len(self.taken[0]) % self.made.wired.steps == 0
+        while self.events and self.events[0][0] <= self.cycle:
+            _, number = heapq.heappop(self.events)
+            own = self.queues[self.made.lines[number]]
+            own.setdefault(self.made.entries[number], deque()).append(number)
+        self.picked = []
+        for line, own in self.queues.items():
+            asked = (((self.next[line] + further) % self.inputs) for further in range(self.inputs))
+            found = next((entry for entry in asked if own.get(entry)), None)
+            if found is not None:
+                self.picked.append(own[found].popleft())
+                self.next[line] = (found + 1) % self.inputs
+
+    def _take(self, number: int) -> None:
+        """A sum is in memory, and goes back if more is to be added."""
+        own, (links, port), steps = self.taken[number], self.made.back[number], self.made.wired.steps
+        own.append(self.cycle)
+        if part := len(own) % steps:
+            self.port_free[port] = max(self.cycle, self.port_free.get(port, -1) + 1)
+            gone = self.port_free[port] + self.shared + links + 1
+            heapq.heappush(self.events, (gone, number))
+            if part == steps - 1 and len(own) < self.last - 1:  # the next sum begins with a zero
+                heapq.heappush(self.events, (gone + 1, number))
