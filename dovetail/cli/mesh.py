@@ -87,7 +87,10 @@ def mesh(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
     ] = "throughput",
-    mapping: Annotated[Path | None, option(help="A mapping.json to use instead, edited or not.")] = None,
+    mapping: Annotated[
+        Path | None,
+        option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
+    ] = None,
     faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
     inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
@@ -111,8 +114,9 @@ def mesh(
     from dovetail.compile import Options, prepare
     from dovetail.mesh.choice import Objective
     from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.files import mapping_json, picture, read_mapping, sentence
+    from dovetail.mesh.files import mapping_json, mapping_yaml, picture, sentence
     from dovetail.mesh.mapping import map_network, measure
+    from dovetail.mesh.own import read_mapping
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
 
@@ -127,7 +131,7 @@ def mesh(
         regions = partition(graph, known)
         show("cutting into pieces, placing, routing")
         if mapping is not None:
-            mapped = read_mapping(mapping, graph, regions, topology)
+            mapped = read_mapping(mapping, graph, regions, topology, Objective(objective))
         else:
             mapped = map_network(graph, regions, topology, Objective(objective))
         show("computing every piece")
@@ -142,6 +146,7 @@ def mesh(
         if folder is not None:
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
+                files["mapping.yaml"] = mapping_yaml(mapped)
                 files.update(emit_mesh(mapped.parts, *mapped.whole, known).files)
             else:
                 say("the network is not on the mesh as a whole: no programs are written")
