@@ -7,9 +7,10 @@ those with most clocks first, each on the element with the fewest so far that ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from dovetail.mesh.marked import Marked, read_marked
 from dovetail.mesh.own_boxes import Boxes, boxes_wished
 from dovetail.mesh.own_routes import routed
 from dovetail.mesh.partition import Partitioned, Section, Stage, boxed_stage, boxes_of, slot_choices
+from dovetail.mesh.parts import check_parts, wishes_of_parts
 from dovetail.mesh.placement import Placed, shared_bytes, tables_of
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import loads_of, traffic_of
@@ -31,26 +33,36 @@ from dovetail.target.mesh import Mesh
 
 
 def read_mapping(
-    path: Path, graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
+    path: Path | None,
+    graph: Graph,
+    regions: Sequence[Region],
+    topology: Topology,
+    objective: Objective,
+    parts: Mapping[str, Graph] = MappingProxyType({}),
 ) -> Mapped:
     """A network mapped as a file asks.
 
     Args:
-        path: the file; docs/mesh.md describes it.
+        path: the file, if there is one; docs/mesh.md describes it.
         graph: the integer graph, and regions: its regions.
         topology: the mesh.
-        objective: what parts left out are chosen for, where the file does not say.
+        objective: what is left out is chosen for it, where the file does not say.
+        parts: what elements compute, by the elements' names; see `parts.py`.
 
     Raises:
+        ModelError: a part computes something else than the network.
         PlanError: the file is damaged, names what is not there, or contradicts itself (with the lines); a piece, or
             those on one element, do not fit.
     """
     layers = layers_of(graph, regions)
-    wishes = wishes_of(read_marked(path), graph.name, layers, topology)
+    wishes = wishes_of(read_marked(path), graph.name, layers, topology) if path else Wishes()
+    wishes = wishes_of_parts(wishes, parts, layers, topology) if parts else wishes
     objective = Objective(wishes.objective) if wishes.objective else objective
     if not (wishes.layers or wishes.groups or wishes.routes):
         return map_network(graph, regions, topology, objective)
-    return complete(wishes, graph, regions, topology, objective)
+    found = complete(wishes, graph, regions, topology, objective)
+    check_parts(found, parts)
+    return found
 
 
 def complete(
