@@ -57,9 +57,8 @@ def read_mapping(
     layers = layers_of(graph, regions)
     wishes = wishes_of(read_marked(path), graph.name, layers, topology) if path else Wishes()
     wishes = wishes_of_parts(wishes, parts, layers, topology) if parts else wishes
-    objective = Objective(wishes.objective) if wishes.objective else objective
     if not (wishes.layers or wishes.groups or wishes.routes):
-        return map_network(graph, regions, topology, objective)
+        return map_network(graph, regions, topology, Objective(wishes.objective or objective))
     found = complete(wishes, graph, regions, topology, objective)
     check_parts(found, parts)
     return found
@@ -70,6 +69,7 @@ def complete(
 ) -> Mapped:
     """As `read_mapping`, of wishes that were read."""
     layers = layers_of(graph, regions)
+    objective = Objective(wishes.objective or objective)
     book = _Book(topology, wishes)
     given = [boxes_wished(wishes.layers[x.name], x, topology.mesh) if x.name in wishes.layers else None for x in layers]
     for layer, boxes in zip(layers, given, strict=True):

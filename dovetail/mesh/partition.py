@@ -200,7 +200,11 @@ def boxed_stage(
 def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
     """[pieces, 8] the boxes of a cut in equal parts, as `Stage.boxes`."""
     shape = (cut.rows, cut.columns, cut.channels, cut.sums)
-    sizes, steps = (*layer.image, layer.summed), (*grain(layer, mesh), layer.unit)
+    sizes = (*layer.image, layer.summed)
+    steps = [
+        step if parts <= -(-size // step) else 1  # more parts than the array computes side by side: a user's own
+        for size, parts, step in zip(sizes, shape, (*grain(layer, mesh), layer.unit), strict=True)
+    ]
     limits = [bounds(size, parts, step) for size, parts, step in zip(sizes, shape, steps, strict=True)]
     index = np.indices(shape).reshape(4, -1)
     spans = [(limit[place], limit[place + 1]) for limit, place in zip(limits, index, strict=True)]
