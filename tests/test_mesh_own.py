@@ -152,6 +152,18 @@ def test_an_empty_file_is_our_own_mapping(tmp_path: Path) -> None:
     assert mapping_json(found) == mapping_json(mapped(tiny("ic_resnet8"), CHIP))
 
 
+def test_a_small_wish_on_many_chips_costs_nothing() -> None:
+    """What is left out is as without a file, slabs of chips included; a wish is kept beside it."""
+    usual = mapped(tiny("ic_resnet8"), MESH.resized(chips=6))
+    slots = list(usual.parts.sections[0].stages[0].slots)
+    assert mapping_json(own(f"schema: 2\nlayers: {{conv_0: {{slots: {slots}}}}}", topology(6))) == mapping_json(usual)
+    here = list(usual.topology.position(int(usual.whole[0].element[40])))
+    found = own(f"schema: 2\nlayers: {{softmax_12: {{on: {here}}}}}", topology(6))
+    moved = found.whole[0].element != usual.whole[0].element
+    assert elements_of(found, "softmax_12") == {int(usual.whole[0].element[40])} and moved.sum() == 2
+    check_own(found)
+
+
 def layered(lines: str, head: str = "") -> str:
     """A file with some layers; the first of `lines` is line 3 where there is no head."""
     return f"schema: 2\n{head}layers:\n{lines}"

@@ -119,12 +119,12 @@ def partition_mesh(graph: Graph, regions: Sequence[Region], topology: Topology, 
     """
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
-    found = _resident(layers, topology, objective)
+    found = resident(layers, topology, objective)
     sections = (found,) if found else sections_of(layers, topology)
     return Partitioned(graph, layers, outputs, topology.mesh, objective, sections)
 
 
-def _resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
+def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
     """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
     mesh, elements = topology.mesh, len(topology.elements)
     chips, capacity = len(topology.places), topology.capacity
