@@ -32,6 +32,7 @@ from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one
+from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
@@ -223,12 +224,15 @@ def compile_graph(
         chosen = choose(regions, choices or {}, target)
         progress("placing")
         assignment = assign(graph, chosen, target, options.pins, choices or {})
+        joint = replace(assignment, regions=side_by_side(assignment.regions, target))
         try:
-            return placed(graph, assignment)
+            return placed(graph, joint)
         except PlanError:
-            if all(region.slot is None for region in assignment.regions):
+            if any(region.slot is not None for region in assignment.regions):
+                return placed(graph, one_by_one(assignment))
+            if not any(region.held for region in joint.regions):
                 raise
-        return placed(graph, one_by_one(assignment))
+        return placed(graph, assignment)
 
     def placed(graph: Graph, assignment: Assignment) -> _Planned:
         """The stages behind engine assignment."""

@@ -272,6 +272,7 @@ def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) ->
         names = layer["operators"] if whole_names else map(short_name, layer["operators"])
         operators = "\n".join(names) or "(added by Dovetail)"
         where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
+        where += f", beside {', '.join(layer['beside'])}" if layer["beside"] else ""
         where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
         said = [layer["reason_not_offloaded"], *_compared(layer)]
         said += [*layer["offloads_not_used"], *layer["instructions_not_used"]]

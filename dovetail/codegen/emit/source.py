@@ -26,7 +26,7 @@ from dovetail.kernels.c import (
 from dovetail.kernels.kernel import declarations
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
 from dovetail.program.transfers import Transfer, transfers
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, CValue, Engine, LibraryCall, Pointer, Struct
 
 _ROUNDED = {
@@ -237,6 +237,7 @@ Stretch = tuple[int, list[int]]
 def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
     """The static functions of the layers that do something, in order: one for each, or for all that take turns."""
     stretches: list[Stretch] = []
+    side = beside(unit.regions)
     for index, statement in enumerate(unit.program.statements):
         if isinstance(statement, Begin):
             stretches.append((statement.layer, []))
@@ -254,6 +255,7 @@ def _layer_functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
         for layer in layers:
             region = unit.regions[layer]
             where = _where(unit, region, [index for own, members in group if own == layer for index in members])
+            where += f" beside {', '.join(side[region.name])}" if region.name in side else ""
             origin = one_line(", ".join(region.origins))[:160]
             text.append(f"/* {region.name} on {where}: {origin or 'made by the compiler'} */")
         for one in (unit.started[index] for _, members in group for index in members if index in unit.started):

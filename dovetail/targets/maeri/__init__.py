@@ -7,7 +7,7 @@ does that. `dovetail schedule` orders a whole network on it; compiled, each laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -21,9 +21,10 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
+from dovetail.targets.maeri.joint import side_by_side
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import OrderLayer, Work, network
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.order import Item, Order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, encode
 from dovetail.targets.maeri.timing import addition_cycles
@@ -38,6 +39,10 @@ DRIVER = queue_driver(
     masked=" The interrupt stays\n * "
     "masked, so no handler runs, and wfi returns at once when the line is high already.",
 )
+
+
+HANDING_CYCLES = 24
+"""Core cycles of `maeri_hold` and `maeri_start`."""
 
 
 def _order(match: dt.Match, config: MaeriConfig) -> Order:
@@ -86,25 +91,27 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     return Task(sizes, Kind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
 
 
-def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:
-    """The launch of a region."""
+def task(
+    match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig, items: tuple[Item, ...] = ()
+) -> Task:
+    """The launch of a region, with the items of an order of several, if given."""
     if not match.has("layer"):
         return addition(match, operands)
-    order, linear, window = _order(match, config), layers.linear_of(match), layers.window_of(match)
+    work, linear, window = network(match.graph).works[0], layers.linear_of(match), layers.window_of(match)
     stage = None
     if match.has("clip"):
         layer = layers.layer_of(match)
         stage = Stage(operands["scales"].address, layer.output_zero_point, layer.low, layer.high, NOWHERE, 0)
     return Task(
-        layer=order.network.works[0].layer,
-        kind=_kind(order.network.works[0]),
+        layer=work.layer,
+        kind=_kind(work),
         zero_point=linear.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
         source=_lies(match, operands, "x"),
         result=_lies(match, operands, "result"),
         weights=operands["weights"].address,
         bias=operands["sums"].address,
-        items=order.items,
+        items=items or _order(match, config).items,
         padding=(*window.before, *window.after),
         stage=stage,
     )
@@ -166,6 +173,35 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
     return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in found)
 
 
+def _joint(config: MaeriConfig) -> dt.Joint:
+    """Layers side by side; additions take all ports and lines."""
+
+    def order(launches: Sequence[dt.Launched]) -> Order | None:
+        if not all(launch.match.has("layer") for launch in launches):
+            return None
+        works = [network(launch.match.graph).works[0] for launch in launches]
+        return side_by_side(tuple((work.layer, _kind(work)) for work in works), config)
+
+    def cycles(launches: Sequence[dt.Launched]) -> int | None:
+        stage = STAGE_CYCLES if any(one.match.has("clip") for one in launches) else 0
+        if len(launches) == 1 and not launches[0].match.has("layer"):
+            return addition_cycles(config, launches[0].match.result.elements) + STAGE_CYCLES
+        found = order(launches)
+        return None if found is None else found.makespan + stage
+
+    def commands(launches: Sequence[tuple[dt.Launched, Mapping[str, dt.Operand]]]) -> list[tuple[dt.Command, ...]]:
+        joint, made = order([launch for launch, _ in launches]), list[tuple[dt.Command, ...]]()
+        assert joint is not None, "it was asked for its cycles before"
+        for number, (launch, operands) in enumerate(launches):
+            items = tuple(item for item in joint.items if item.work == number)
+            words = encode(task(launch.match, operands, config, items))
+            function = "maeri_start" if number == len(launches) - 1 else "maeri_hold"
+            made.append((dt.Command(function, (len(words), *words), constants=True),))
+        return made
+
+    return dt.Joint(config.joint, cycles, commands, HANDING_CYCLES)
+
+
 def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> dt.Target:
     """The chip with an engine of this configuration.
 
@@ -190,6 +226,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         device=dt.DeviceModel(f"{HERE}.device:MaeriDevice", base=0x43D00000, size=0x100, arguments=asdict(config)),
         wait="maeri_wait",
         prepare="maeri_init",
+        joint=_joint(config) if config.joint > 1 else None,
     )
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(

@@ -46,6 +46,8 @@ class MaeriConfig:
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
     padding: bool = True
     """Whether a task may surround its image with the zero point; else what it reads is padded in memory."""
+    joint: int = 3
+    """Tasks that may begin together, each with multipliers and ports of its own; 1 where one follows the other."""
     requantise: bool = True
     """Whether each line of the collection bus ends in a stage that scales, rounds and limits sums to int8, as
     TensorFlow Lite Micro does, and adds images; else the engine gives 32-bit sums. The public RTL has none."""
@@ -61,6 +63,8 @@ class MaeriConfig:
         for name in ("distribution", "collection"):
             if getattr(self, name) > self.multipliers:
                 raise _error(f"{name} must be at most the {self.multipliers} multipliers, is {getattr(self, name)}")
+        if self.joint < 1:
+            raise _error(f"joint must be at least 1, is {self.joint}")
         if self.weight_depth < 1 or self.prefetch < 0:
             raise _error(
                 f"weight_depth must be at least 1 and prefetch at least 0, are {self.weight_depth} and {self.prefetch}"
