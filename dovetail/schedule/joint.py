@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 
 from dovetail.schedule.partition import Region
+from dovetail.schedule.tiles import tile_match
 from dovetail.target.description import Engine, Joint, Launched, Target
 from dovetail.user_file import asking
 
@@ -149,8 +150,18 @@ class _Search:
             if len(turn) > 1 and self.asked >= MOST_ASKED:
                 return None
             self.asked += len(turn) > 1
-            own = [self.regions[index] for index in turn]
-            launched = [Launched(one.offload.name, one.match) for one in own if one.offload and one.match]
-            with asking(f"the cycles of {self.engine.name} for {', '.join(one.name for one in own)} side by side"):
-                self.cycles[turn] = self.joint.cycles(launched)
+            own = [self.launched(index) for index in turn]
+            known = [one for one in own if one is not None]
+            names = ", ".join(self.regions[index].name for index in turn)
+            with asking(f"the cycles of {self.engine.name} for {names} side by side"):
+                self.cycles[turn] = self.joint.cycles(known) if len(known) == len(own) else None
         return self.cycles[turn]
+
+    def launched(self, index: int) -> Launched | None:
+        """A region as it is launched: as a whole; None where it cannot be."""
+        region = self.regions[index]
+        assert region.offload is not None
+        try:
+            return Launched(region.offload.name, tile_match(region, region.extent)[1])
+        except ValueError:
+            return None

@@ -21,9 +21,8 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
-from dovetail.targets.maeri.joint import side_by_side
-from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, Work, network
+from dovetail.targets.maeri.joint import Part, alone, side_by_side
+from dovetail.targets.maeri.network import OrderLayer, network
 from dovetail.targets.maeri.order import Item, Order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, encode
@@ -46,7 +45,12 @@ HANDING_CYCLES = 24
 
 
 def _order(match: dt.Match, config: MaeriConfig) -> Order:
-    return arrange(network(match.graph), config)
+    return alone(_part(match), config)
+
+
+def _part(match: dt.Match) -> Part:
+    work = network(match.graph).works[0]
+    return work.layer, Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
@@ -76,10 +80,6 @@ def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> Str
     return Strided(place.address, place.strides[-2], 0, place.strides[-1])
 
 
-def _kind(work: Work) -> Kind:
-    return Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
-
-
 def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     """The launch of an addition."""
     added, shape = layers.addition_of(match), match.result.shape
@@ -97,14 +97,14 @@ def task(
     """The launch of a region, with the items of an order of several, if given."""
     if not match.has("layer"):
         return addition(match, operands)
-    work, linear, window = network(match.graph).works[0], layers.linear_of(match), layers.window_of(match)
+    (layer, kind), linear, window = _part(match), layers.linear_of(match), layers.window_of(match)
     stage = None
     if match.has("clip"):
-        layer = layers.layer_of(match)
-        stage = Stage(operands["scales"].address, layer.output_zero_point, layer.low, layer.high, NOWHERE, 0)
+        whole = layers.layer_of(match)
+        stage = Stage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
     return Task(
-        layer=work.layer,
-        kind=_kind(work),
+        layer=layer,
+        kind=kind,
         zero_point=linear.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
         source=_lies(match, operands, "x"),
@@ -179,8 +179,7 @@ def _joint(config: MaeriConfig) -> dt.Joint:
     def order(launches: Sequence[dt.Launched]) -> Order | None:
         if not all(launch.match.has("layer") for launch in launches):
             return None
-        works = [network(launch.match.graph).works[0] for launch in launches]
-        return side_by_side(tuple((work.layer, _kind(work)) for work in works), config)
+        return side_by_side(tuple(_part(launch.match) for launch in launches), config)
 
     def cycles(launches: Sequence[dt.Launched]) -> int | None:
         stage = STAGE_CYCLES if any(one.match.has("clip") for one in launches) else 0

@@ -32,6 +32,16 @@ def of_parts(parts: Sequence[Part]) -> Network:
     return layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0, ()) for layer, kind in parts])
 
 
+@lru_cache(maxsize=1024)
+def alone(part: Part, config: MaeriConfig) -> Order:
+    """The order of one layer; its `makespan` is the scheduler's.
+
+    Raises:
+        TargetError: it does not fit.
+    """
+    return arrange(of_parts((part,)), config)
+
+
 @lru_cache(maxsize=256)
 def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
     """The order of layers beside each other that ends first, of those tried; its `makespan` is what the machine takes.
