@@ -19,10 +19,10 @@ from dovetail.program.ir import (
     Statement,
     View,
     load,
-    print_statement,
     side_by_side,
     store,
 )
+from dovetail.program.printed import print_statement
 from dovetail.target.description import Target
 
 

@@ -29,13 +29,13 @@ from dovetail.program.ir import (
     byte_places,
     in_order_of,
     overwritten,
-    print_statement,
     queue_of,
     reads,
     stream_of,
     touches,
     writes,
 )
+from dovetail.program.printed import print_statement
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
+from dovetail.codegen.emit.commands import dma_rows
 from dovetail.codegen.emit.firmware import runtime_path
-from dovetail.codegen.emit.unit import Unit, dma_rows
+from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import CoreKernel

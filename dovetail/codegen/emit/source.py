@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from dovetail import kernels
+from dovetail.codegen.emit.commands import CommandList, dma_transfers
 from dovetail.codegen.emit.firmware import FIXED
-from dovetail.codegen.emit.unit import CommandList, StackNeed, Unit, dma_transfers, read_in_place
+from dovetail.codegen.emit.unit import StackNeed, Unit, read_in_place
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels.c import (
     array_definition,
