@@ -78,6 +78,8 @@ class Region:
     """Whether it is computed beside the next region of its engine, which starts both. (Set by the joint stage.)"""
     box: Box | None = None
     """The part of the result that is computed, in one of `parts`; None for all of it."""
+    core: int | None = None
+    """Number of the one core the user pinned it to; None for as many as make it fastest."""
 
     @property
     def place(self) -> str:
