@@ -225,24 +225,27 @@ def compile_graph(
         chosen = choose(regions, choices or {}, target)
         progress("placing")
         assignment = assign(graph, chosen, target, options.pins, choices or {})
-        joint = replace(assignment, regions=side_by_side(assignment.regions, target))
         try:
-            return placed(graph, joint)
+            return placed(graph, assignment)
         except PlanError:
-            if any(region.slot is not None for region in assignment.regions):
-                return placed(graph, one_by_one(assignment))
-            if not any(region.held for region in joint.regions):
+            if all(region.slot is None for region in assignment.regions):
                 raise
-        return placed(graph, assignment)
+        return placed(graph, one_by_one(assignment))
 
     def placed(graph: Graph, assignment: Assignment) -> _Planned:
         """The stages behind engine assignment."""
         progress("choosing layouts")
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
-        cores = pipeline.cores if pipeline else None
-        found = plan(laid, target, reserved(graph, target), near, cores, progress)
-        return _Planned(assignment, laid, found, next(p.peak for p in found.placements if p.memory == target.values))
+        asked = (target, reserved(graph, target), near, pipeline.cores if pipeline else None, progress)
+        joint = side_by_side(laid, target)
+        try:
+            found = plan(joint, *asked)
+        except PlanError:
+            if not any(region.held for region in joint.regions):
+                raise
+            joint, found = laid, plan(laid, *asked)
+        return _Planned(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
 
     def in_stripes(striped: Striped) -> tuple[_Planned, int]:
         """A program in stripes, and its activations' bytes."""

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.codegen.emit import write_project
-from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
+from dovetail.compile import Compiled, Options, compile_graph, prepare, sample_inputs
 from dovetail.errors import ProgramError, SimulationError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.program.interpret import check_program
@@ -43,6 +43,7 @@ from dovetail.targets.maeri.task import Kind, Strided, Task, encode
 from dovetail.tools.explain import Explained
 from firmware import require_chip
 from networks import branches, image_net, mixed_kernels
+from test_end_to_end import network_file
 
 NARROW = MaeriConfig(64, 16, 16)
 """Ports and lines shared by four multipliers."""
@@ -103,6 +104,17 @@ def test_branches_work_at_the_same_time(
         overlap += sum(job.end - job.start for job in own) - (end - begin)
     print(make.__name__, config.distribution, found.total_cycles, alone.total_cycles, overlap)
     assert overlap >= least
+
+
+def test_shortcuts_of_resnet8() -> None:
+    """Its two convolutions of 1x1 begin with one of 3x3 each (that the outputs are exact `test_maeri_target` says)."""
+    graph = prepare(network_file("ic_resnet8"), target(MaeriConfig()), Options())
+    program = compile_graph(graph, target(MaeriConfig()), Options(), interpret=False).plan.program
+    launched = [one for one in program.statements if isinstance(one, Launch)]
+    kernels = {one.layer: one.match.array("weights").shape[1] for one in launched if one.match.has("layer")}
+    groups = set(side_by_side(program.statements).values())
+    layers = [[program.statements[index].layer for index in group] for group in groups]
+    assert [sorted(kernels[layer] for layer in own) for own in layers] == [[1, 3], [1, 3]]
 
 
 def test_what_people_read(tmp_path: Path) -> None:
@@ -262,10 +274,11 @@ def test_turns_end_first(drawn: tuple[list[list[int]], list[int], dict[tuple[int
         SimpleNamespace(
             name=str(n), output=str(n), graph=SimpleNamespace(inputs=[str(m) for m in own]), engine=engine,
             is_view=False, offload=SimpleNamespace(name=str(n)), match=object(), shares=(), extent=(),
+            still=False, mover="",
         )
         for n, own in enumerate(reads)
     ]  # fmt: skip
-    search = joint._Search(cast("Sequence[Region]", regions), engine, ways)
+    search = joint._Search(cast("Sequence[Region]", regions), engine, ways, {})
     run = tuple(range(len(reads)))
     assert len({search.kin(index) for index in run}) == 1
     with patch.object(joint, "tile_match", lambda region, extent: (None, region.match)):

@@ -1,16 +1,18 @@
 """Which regions an engine computes side by side, where it can (`Engine.joint`): those that read nothing of each other.
 
-Looked for are the turns that end first, by the engine's own cycles and the core's for handing over. Only regions that
-wait for the same work of the core, and that the same work of the core waits for, change places: then nothing else can
-end later.
+Looked for are the turns that end first, by the engine's own cycles and the core's for handing over. Only regions change
+places between which the core does nothing, that wait for the same work of the core, and that the same work of the core
+waits for: then nothing else can end later. (A copy of the core's waits for its own operand only.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 
+from dovetail.schedule.layout import LaidOut
+from dovetail.schedule.layout.choose import Inside
 from dovetail.schedule.partition import Region
 from dovetail.schedule.tiles import tile_match
 from dovetail.target.description import Engine, Joint, Launched, Target
@@ -43,22 +45,23 @@ class _Way:
         return self.ends[-1] if self.ends else 0, -len(self.turns), self.turns
 
 
-def side_by_side(regions: Sequence[Region], target: Target) -> tuple[Region, ...]:
-    """The regions, those that are computed side by side one behind the other and all but the last of them held.
+def side_by_side(laid: LaidOut, target: Target) -> LaidOut:
+    """The network with regions that are computed side by side one behind the other, all but the last of them held.
 
     Args:
-        regions: in an order that computes every value before it is read.
-        target: the machine; what has several engines, or regions in pieces, stays as it is.
+        laid: the network; what has regions in pieces stays as it is.
+        target: the machine; so does what is for several engines.
     """
+    regions = laid.regions
     engine = target.engines[0] if len(target.engines) == 1 else None
     if engine is None or engine.joint is None or not target.works_in_place(engine):
-        return tuple(regions)
-    search = _Search(regions, engine, engine.joint)
+        return laid
+    search = _Search(regions, engine, engine.joint, laid.inside)
     mine = [index for index, region in enumerate(regions) if region.engine is not None and not region.shares]
     turns: list[_Turn] = []
-    for _, run in groupby(mine, key=search.kin):
+    for _, run in groupby(mine, key=lambda index: (search.kin(index), sum(n < index for n in search.others))):
         turns += search.turns(tuple(run))
-    return _in_turn(regions, turns, mine, search)
+    return replace(laid, regions=_in_turn(regions, turns, mine, search))
 
 
 def _in_turn(
@@ -86,6 +89,8 @@ class _Search:
     regions: Sequence[Region]
     engine: Engine
     joint: Joint
+    inside: Mapping[str, Inside]
+    """The values that lie inside others: where they are joined, nothing is done for them."""
     cycles: dict[_Turn, int | None] = field(default_factory=dict)
     """Of sets of regions the engine was asked about."""
     asked: int = 0
@@ -93,19 +98,36 @@ class _Search:
 
     def __post_init__(self) -> None:
         """Follow values from maker to reader."""
-        of_value = {region.output: index for index, region in enumerate(self.regions)}
+        made = {region.output: index for index, region in enumerate(self.regions)}
         inputs = [region.graph.inputs for region in self.regions]
-        self.makers = [{of_value[value] for value in values if value in of_value} for values in inputs]
+        self.of_operand = [{value: made[value] for value in values if value in made} for values in inputs]
+        self.makers = [set(operands.values()) for operands in self.of_operand]
+        self.waits = [
+            {value for value in one.graph.inputs if value not in self.inside or self.inside[value].outer != one.output}
+            for one in self.regions
+        ]
+        """What a region waits for until it does something."""
+        self.others = [
+            n
+            for n, one in enumerate(self.regions)
+            if one.engine is None and not (one.is_view or one.still) and (self.waits[n] or not one.mover)
+        ]
+        """What the core, or a DMA, does."""
         self.before: list[set[int]] = []
         """What a region is computed from, directly or not."""
         for makers in self.makers:
             self.before.append(makers.union(*(self.before[maker] for maker in makers)))
 
-    def kin(self, index: int) -> tuple[frozenset[int], frozenset[int]]:
-        """What the core, or a DMA, does before a region and after it."""
-        others = [number for number, region in enumerate(self.regions) if region.engine is None and not region.is_view]
-        before, after = self.before[index].intersection(others), (n for n in others if index in self.before[n])
-        return frozenset(before), frozenset(after)
+    def kin(self, index: int) -> tuple[frozenset[int], frozenset[tuple[int, str]]]:
+        """What the core, or a DMA, does before a region and after it; what of it waits for each operand by itself, for
+        which."""
+        after: set[tuple[int, str]] = set()
+        for other in self.others:
+            made, moves = self.of_operand[other], self.regions[other].mover
+            read = ((value, maker) for value, maker in made.items() if value in self.waits[other])
+            waited = (value for value, maker in read if index == maker or index in self.before[maker])
+            after |= {(other, value if moves else "") for value in waited}
+        return frozenset(self.before[index].intersection(self.others)), frozenset(after)
 
     def turns(self, run: _Turn) -> tuple[_Turn, ...]:
         """The turns of regions that may change places that end first; one at a time where nothing is better."""
