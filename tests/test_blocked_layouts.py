@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.codegen.emit import emit_project, make_unit, write_project
-from dovetail.codegen.emit.commands import addressed_operands
+from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs
 from dovetail.errors import MissingExtraError, PlanError, ProgramError
 from dovetail.ir.graph import Graph, evaluate, verify
@@ -22,7 +22,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.legalize import adapt
 from dovetail.program.interpret import Machine, check_program
 from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
-from dovetail.program.printed import print_program
+from dovetail.program.loops import print_program
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import Build, run_build
 from dovetail.schedule.layout import LaidOut, choose_layouts

@@ -127,7 +127,7 @@ def compile_model(
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
     if print_program:
-        from dovetail.program.printed import print_program as text_of
+        from dovetail.program.loops import print_program as text_of
 
         say(text_of(compiled.plan.program).rstrip())
     for sentence in compiled.unit.notes:
@@ -272,7 +272,6 @@ def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) ->
         names = layer["operators"] if whole_names else map(short_name, layer["operators"])
         operators = "\n".join(names) or "(added by Dovetail)"
         where = f"{layer['engine']} ({layer['offload']})" if layer["offload"] else layer["engine"]
-        where += f", beside {', '.join(layer['beside'])}" if layer["beside"] else ""
         where = "\n".join(f"core {core}: {100 * own:.1f} %" for core, own in layer.get("cores", {}).items()) or where
         said = [layer["reason_not_offloaded"], *_compared(layer)]
         said += [*layer["offloads_not_used"], *layer["instructions_not_used"]]

@@ -19,10 +19,11 @@ from dovetail.program.ir import (
     Statement,
     View,
     load,
+    print_statement,
     side_by_side,
     store,
 )
-from dovetail.program.printed import print_statement
+from dovetail.program.loops import carried_out
 from dovetail.target.description import Target
 
 
@@ -55,7 +56,7 @@ def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dic
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
     final = _last_writes(program, kept)
-    for index, statement in enumerate(program.statements):
+    for index, statement in carried_out(program):
         machine.step(index, statement)
         for name in final.get(index, ()):
             actual = machine.read(program.values[name], machine.place(statement))

@@ -29,13 +29,14 @@ from dovetail.program.ir import (
     byte_places,
     in_order_of,
     overwritten,
+    print_statement,
     queue_of,
     reads,
     stream_of,
     touches,
     writes,
 )
-from dovetail.program.printed import print_statement
+from dovetail.program.loops import check_loops
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 
@@ -94,6 +95,7 @@ def verify(program: Program, target: Target) -> None:
             raise ProgramError(error.what, where=f"statement {line}", hint=error.hint or _REPORT) from None
     with _at(f"end of {program.name}"):
         _check_end(state)
+    check_loops(program)
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.emit.commands import addressed_operands
 from dovetail.codegen.emit.dump import expected_bytes
 from dovetail.codegen.emit.project import write_files
+from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled
 from dovetail.errors import TargetError
 from dovetail.ir.types import Array

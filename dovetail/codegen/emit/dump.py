@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.codegen.emit.commands import addressed_operands
 from dovetail.codegen.emit.project import write_files
-from dovetail.codegen.emit.unit import Unit
+from dovetail.codegen.emit.unit import Unit, addressed_operands
 from dovetail.errors import TargetError
 from dovetail.ir.layout import row_major
 from dovetail.ir.types import Array
