@@ -8,8 +8,8 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, permutations
 
 from dovetail.errors import DovetailError
+from dovetail.targets.maeri.clashes import grain
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.floor import grain
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import Network, OrderLayer
 from dovetail.targets.maeri.order import Order, ordered
