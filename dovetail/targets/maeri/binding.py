@@ -47,7 +47,7 @@ def binds(order: Order, item: Item) -> Binds:
         return Binds.BOTH if sends == time.folds and order.config.shared_ports else Binds.MULTIPLIERS
     if sends >= pace:
         return Binds.PORTS
-    return Binds.TREE if time.circular else Binds.LINES
+    return Binds.TREE if time.going else Binds.LINES
 
 
 @dataclass(frozen=True)
