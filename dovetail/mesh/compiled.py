@@ -22,7 +22,7 @@ from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
 from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 MODEL = "piece"
 """What the C names of a compiled piece begin with."""
@@ -239,10 +239,7 @@ def _constants(unit: Unit, before: bytes) -> tuple[str, str, bytes]:
         data += np.ascontiguousarray(array).tobytes()
     for name, (block, members) in unit.blocks.items():
         text.append(f"static const {block} {name} = {{{', '.join(members)}}};")
-    listed = {index for one in unit.lists for index in one.statements}
-    alone = [commands for index, commands in unit.commands.items() if index not in listed]
-    words = [(name, c.words) for commands in alone for name, c in commands if isinstance(c, Command)]
-    for name, content in (*words, *((one.name, one.words) for one in unit.lists)):
+    for name, content in (*unit.task_words.items(), *((one.name, one.words) for one in unit.lists)):
         numbers = ", ".join(f"0x{word & 0xFFFFFFFF:x}u" for word in content)
         text.append(f"static const uint32_t {name}[{len(content)}] = {{{numbers}}};")
     return "\n".join(lines) + "\n", "\n".join(text) + "\n", bytes(data)
