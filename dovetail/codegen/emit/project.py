@@ -18,7 +18,8 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
 from dovetail.codegen.emit.manifest import emitted_fields
-from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source, model_source
+from dovetail.codegen.emit.network import model_source
+from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
