@@ -141,13 +141,16 @@ class CompiledPieces:
 
 
 def with_compiler(target: Target) -> Target:
-    """The target with the compiler of its pieces, where its mesh describes no array; else as it is.
+    """The target as an element: with the compiler of its pieces where its mesh describes no array, else with that
+    array, which the element programs drive themselves, in place of engines.
 
     Raises:
         TargetError: it has several cores, or its core is this computer.
     """
-    if target.mesh is None or target.mesh.array is not None:
+    if target.mesh is None:
         return target
+    if target.mesh.array is not None:
+        return replace(target, engines=())
     if target.workers or instruction_set(target.core.isa).is_host:
         what = "an element has one core with firmware of its own"
         raise TargetError(what, where=target.name, hint="give the elements of the mesh one core of a chip")
