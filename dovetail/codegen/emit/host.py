@@ -29,12 +29,10 @@ def host_source(unit: Unit) -> str | None:
     engines = [engine for engine in unit.target.engines if engine.device]
     if not engines:
         return None
-    functions: list[str] = []
-    shared: dict[str, CoreKernel] = {}
+    made, held = _Kernels(), _Arrays(unit)
+    functions, helpers = made.functions, made.helpers
     table: dict[str, list[str]] = {}
     with_blob: dict[str, bool] = {}
-    helpers: list[str] = []
-    held = _Arrays(unit)
     listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
@@ -43,7 +41,7 @@ def host_source(unit: Unit) -> str | None:
         if not steps:
             continue
         name, command = steps[-1]
-        functions.append(_host_task(unit, launch, name, shared, functions, helpers, held))
+        functions.append(_host_task(unit, launch, name, made, held))
         if index in listed:
             continue
         with_blob.update((command.function, command.constants) for _, command in steps)
@@ -154,12 +152,28 @@ class _Arrays:
         return name
 
 
-def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
-    kernel = kernels.generate(graph, name)
-    if kernel.key not in shared:
-        shared[kernel.key] = kernel
-        functions.append(kernel.source)
-    return replace(kernel, name=shared[kernel.key].name)
+@dataclass
+class _Kernels:
+    """The kernels of the launches: functions, each once, and the helpers they call."""
+
+    functions: list[str] = field(default_factory=list)
+    helpers: list[str] = field(default_factory=list)
+    by_key: dict[str, CoreKernel] = field(default_factory=dict)
+    by_graph: dict[tuple[str, tuple[bytes, ...]], CoreKernel] = field(default_factory=dict)
+    """What tiles with the same constants share: text of a graph, and its constants."""
+
+    def of(self, graph: Graph, name: str) -> CoreKernel:
+        """The kernel of a graph, which has this name if it is the first of its kind."""
+        text = repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
+        key = text, tuple(array.tobytes() for array in graph.constants.values())
+        if key not in self.by_graph:
+            kernel = kernels.generate(graph, name)
+            if kernel.key not in self.by_key:
+                self.by_key[kernel.key] = kernel
+                self.functions.append(kernel.source)
+            self.by_graph[key] = replace(kernel, name=self.by_key[kernel.key].name)
+            self.helpers += kernel.helpers
+        return self.by_graph[key]
 
 
 def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
@@ -174,31 +188,21 @@ def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
         raise TargetError(what, where=launch.graph.name, hint="give the offload a limit that keeps it out") from None
 
 
-def _host_task(
-    unit: Unit,
-    launch: Launch,
-    name: str,
-    shared: dict[str, CoreKernel],
-    functions: list[str],
-    helpers: list[str],
-    held: _Arrays,
-) -> str:
-    """A function that gathers strided operands, computes, and scatters the result; `functions` gains the kernels that
-    are new, `helpers` the functions they call, `held` their constants."""
+def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arrays) -> str:
+    """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
+    new, `held` their constants."""
     steps = _computable(launch, unit.target)
     lines: list[str] = []
     if len(steps) == 1 and isinstance(steps[0], Graph):
-        kernel = _host_kernel(steps[0], f"compute_{name}", shared, functions)
-        helpers += kernel.helpers
-        lines = _host_kernel_call(unit, launch, kernel, helpers, held)
+        kernel = made.of(steps[0], f"compute_{name}")
+        lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
     else:
-        regions = [step for step in steps if isinstance(step, Region)]
-        made = [
-            None if region.is_view else _host_kernel(region.graph, f"compute_{name}_{number}", shared, functions)
-            for number, region in enumerate(regions)
+        parts = enumerate(step for step in steps if isinstance(step, Region))
+        pairs = [
+            (region, None if region.is_view else made.of(region.graph, f"compute_{name}_{number}"))
+            for number, region in parts
         ]
-        helpers += [helper for kernel in made if kernel for helper in kernel.helpers]
-        lines = _several_calls(unit, launch, list(zip(regions, made, strict=True)), helpers, held)
+        lines = _several_calls(unit, launch, pairs, made.helpers, held)
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
