@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from importlib import resources
 from typing import Any
 
@@ -31,6 +30,7 @@ from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.machine import play
 from dovetail.targets.maeri.network import Network, OrderLayer, Work, network
 from dovetail.targets.maeri.order import Item, Order, neurons
+from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.programming import programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
@@ -141,7 +141,7 @@ def _files(order: Order, spans: Sequence[Phase]) -> dict[str, bytes]:
     config = order.config
     files = {
         "schedule.json": _json(order, spans),
-        "schedule.html": _html(order),
+        "schedule.html": order_page(order),
         "trace.json": _trace(order),
         **{f"host/{name}": text for name, text in _host_files(order, spans).items()},
     }
@@ -315,6 +315,11 @@ def _summary(order: Order) -> str:
     )
 
 
+def order_page(order: Order) -> str:
+    """The picture of an order."""
+    return page(order, _summary(order), HEADINGS, _rows(order))
+
+
 def _json(order: Order, spans: Sequence[Phase]) -> str:
     """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
     data: dict[str, Any] = {
@@ -366,30 +371,6 @@ def _trace(order: Order) -> str:
         when = {"tid": track(item.place), "ts": item.start, "dur": order.end(item) - item.start}
         events.append(event("X", order.work(item).name, **when, args={"channels": channels}))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n"
-
-
-def _html(order: Order) -> str:
-    """The picture: multipliers against time, coloured by layer, in one page that needs nothing else."""
-    names, config = [work.name for work in order.network.works], order.config
-    colours = [f"hsl({number * 137 % 360} 65% {45 + number % 3 * 8}%)" for number in range(len(names))]
-    items = []
-    for item in order.items:
-        low, high = (pick(part.channel for part in item.segments) for pick in (min, max))
-        channels = str(low) if low == high else f"{low} to {high}"
-        items.append([item.work, item.start, order.end(item), item.place.start, item.place.end, channels])
-    sizes = {"makespan": order.makespan, "multipliers": config.multipliers}
-    data = {**sizes, "items": items, "colours": colours, "layers": names}
-    body = []
-    for number, (name, *others) in _rows(order):
-        swatch = f'<span class="swatch" style="background:{colours[number]}"></span>'
-        body.append(f"<tr><td>{swatch}{escape(name)}</td>{''.join(f'<td>{escape(text)}</td>' for text in others)}</tr>")
-    head = "".join(f"<th>{text}</th>" for text in HEADINGS)
-    return _template("order.html") % {
-        "title": escape(f"{order.network.graph.name} on {config.multipliers} multipliers"),
-        "summary": escape(_summary(order)),
-        "table": f"<table><tr>{head}</tr>{''.join(body)}</table>",
-        "data": json.dumps(data).replace("</", "<\\/"),
-    }
 
 
 def _host_files(order: Order, spans: Sequence[Phase]) -> dict[str, str]:
