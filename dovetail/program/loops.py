@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -231,12 +232,17 @@ def _memory(program: Program, view: View) -> str:
     return "" if buffer.role is Role.CONSTANT and buffer.address is None else buffer.memory
 
 
+def digest(array: Array) -> bytes:
+    """What stands for the contents of an array where many are compared."""
+    return blake2b(array.tobytes(), digest_size=16).digest()
+
+
 def _meaning(graph: Graph) -> Hashable:
     """What a graph computes, whatever its values are called."""
     order = dict.fromkeys((*graph.inputs, *(name for node in graph.nodes for name in (*node.inputs, node.output))))
     called = {name: number for number, name in enumerate(order)}
     nodes = tuple((repr(n.operator), tuple(called[name] for name in n.inputs), called[n.output]) for n in graph.nodes)
-    held = tuple((called[name], array.tobytes()) for name, array in graph.constants.items() if name in called)
+    held = tuple((called[name], digest(array)) for name, array in graph.constants.items() if name in called)
     return nodes, held, tuple(called[name] for name in graph.outputs)
 
 
@@ -291,8 +297,8 @@ class _Search:
         begins = np.cumsum([0, *(isinstance(one, Begin) for one in self.program.statements)])
         for period in range(1, min(_MOST_PERIOD, (end - begin) // 2) + 1):
             same = self.forms[begin : end - period] == self.forms[begin + period : end]
-            edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-            for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8))).reshape(-1, 2)
+            for low, high in edges[edges[:, 1] - edges[:, 0] >= period].tolist():
                 for phase in range(min((high - low) % period + 1, high - low)):
                     count, first = (high - low - phase) // period + 1, begin + low + phase
                     layers = begins[first + period] - begins[first]

@@ -18,6 +18,7 @@ from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
 from dovetail.program.ir import Copy, Launch, Role, View, reads
+from dovetail.program.loops import digest
 from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
@@ -120,6 +121,7 @@ class _Arrays:
     of_layer: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Layer -> constants that are fetched or read for it."""
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    """C type and digest -> expression."""
     definitions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -133,14 +135,14 @@ class _Arrays:
 
     def expression(self, layer: int, c_type: str, array: Array) -> str:
         """C for the first element of an array that a layer's kernel reads."""
-        held = array.tobytes()
-        if (c_type, held) not in self.known:
-            self.known[c_type, held] = self._in_firmware(layer, c_type, array, held) or self._new(c_type, array)
-        return self.known[c_type, held]
+        key = c_type, digest(array)
+        if key not in self.known:
+            self.known[key] = self._in_firmware(layer, c_type, array) or self._new(c_type, array)
+        return self.known[key]
 
-    def _in_firmware(self, layer: int, c_type: str, array: Array, held: bytes) -> str | None:
+    def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
         for name in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
-            start = self.unit.program.constants[name].tobytes().find(held)
+            start = self.unit.program.constants[name].tobytes().find(array.tobytes())
             if start >= 0 and start % array.itemsize == 0:
                 place = text_of(Place(f"{self.unit.model}_{name}", start))
                 return place if c_type == "uint8_t" else f"(const {c_type} *)(const void *)({place})"
@@ -160,12 +162,12 @@ class _Kernels:
     helpers: list[str] = field(default_factory=list)
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
     by_graph: dict[tuple[str, tuple[bytes, ...]], CoreKernel] = field(default_factory=dict)
-    """What tiles with the same constants share: text of a graph, and its constants."""
+    """What tiles with the same constants share: text of a graph, and digests of its constants."""
 
     def of(self, graph: Graph, name: str) -> CoreKernel:
         """The kernel of a graph, which has this name if it is the first of its kind."""
         text = repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
-        key = text, tuple(array.tobytes() for array in graph.constants.values())
+        key = text, tuple(map(digest, graph.constants.values()))
         if key not in self.by_graph:
             kernel = kernels.generate(graph, name)
             if kernel.key not in self.by_key:
