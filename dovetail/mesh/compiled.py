@@ -16,6 +16,7 @@ import numpy as np
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit.firmware import COPY, DMA_DRIVER, runtime_path
 from dovetail.codegen.emit.project import defines, driver_texts
+from dovetail.codegen.emit.source import constants_source
 from dovetail.codegen.emit.unit import Unit, read_in_place
 from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
@@ -233,16 +234,13 @@ def _check(unit: Unit) -> None:
 
 
 def _constants(unit: Unit, before: bytes) -> tuple[str, str, bytes]:
-    """Constants as places in the element's data, the definitions of what stays in the program, and the data."""
-    data, lines, text = bytearray(before), [], []
+    """Constants as places in the element's data, with what declares and defines those that stay in the program, and
+    the data."""
+    data, lines = bytearray(before), []
     blobs = {f"{unit.model}_{name}" for name in read_in_place(unit.program)}
     for name, (element, array) in unit.constants.items():
         data += bytes(-len(data) % (IN_PLACE_ALIGNMENT if name in blobs else 16))
         lines.append(f"#define {name} ((const {element} *)(const void *)(element_data + {len(data)}u))")
         data += np.ascontiguousarray(array).tobytes()
-    for name, (block, members) in unit.blocks.items():
-        text.append(f"static const {block} {name} = {{{', '.join(members)}}};")
-    for name, content in (*unit.task_words.items(), *((one.name, one.words) for one in unit.lists)):
-        numbers = ", ".join(f"0x{word & 0xFFFFFFFF:x}u" for word in content)
-        text.append(f"static const uint32_t {name}[{len(content)}] = {{{numbers}}};")
-    return "\n".join(lines) + "\n", "\n".join(text) + "\n", bytes(data)
+    declared, defined = constants_source(replace(unit, constants={}))
+    return "\n".join([*lines, declared]), defined, bytes(data)

@@ -398,6 +398,10 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
     senders = senders_of(placed)
     for pieces in placed.tenants.values():
         made = [element_program(*owner[number], target) for number in pieces]
+        if len(made) > 1 and target.mesh is not None and target.mesh.pieces is not None:
+            what = f"the pieces {', '.join(map(str, pieces))} share an element whose target computes them"
+            hint = "give each an element of its own: their buffers have fixed places"
+            raise PlanError(what, where=owner[pieces[0]][0].layer.name, hint=hint)
         texts = tuple(one.source for one in made)
         name = names.setdefault(texts, f"{owner[pieces[0]][0].layer.name}_{len(names)}")
         pairs = zip(pieces, made, strict=True)
