@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -64,18 +67,22 @@ def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> li
     return [*rows, row.rstrip(), "{", *indent(lines), "}"]
 
 
+_WORD = re.compile(r"\w+")
+_DEFINED = re.compile(r"const int32_t (\w+) = ")
+
+
 def words(lines: Iterable[str]) -> set[str]:
     """Every identifier and number in the text."""
-    return set(re.findall(r"\w+", " ".join(lines)))
+    return set(_WORD.findall(" ".join(lines)))
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
     """The lines less definitions of int32_t constants no other line names."""
-    kept = []
-    for number, line in enumerate(lines):
-        found = re.match(r"const int32_t (\w+) = ", line)
-        if not found or found.group(1) in words([*lines[:number], *lines[number + 1 :]]):
-            kept.append(line)
+    defined = [_DEFINED.match(line) for line in lines]
+    if not any(defined):
+        return list(lines)
+    naming = Counter(word for line in lines for word in set(_WORD.findall(line)))
+    kept = [line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1]
     return kept if len(kept) == len(lines) else without_unused(kept)
 
 
@@ -182,15 +189,15 @@ def one_line(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").replace("??", "? ?")
 
 
-def array_definition(declaration: str, values: Iterable[str]) -> str:
+def array_definition(declaration: str, values: Sequence[str]) -> str:
     """`declaration = { … };` wrapped to lines."""
-    lines, line = [], "   "
-    for value in values:
-        if len(line) + len(value) + 2 > _LINE:
-            lines.append(line)
-            line = "   "
-        line += f" {value},"
-    return "\n".join([f"{declaration} = {{", *lines, line, "};"]) + "\n"
+    ends, start = [0, *accumulate(len(value) + 2 for value in values)], 0
+    lines = [] if values and ends[1] <= _LINE - 3 else ["   "]
+    while start < len(values):
+        stop = max(bisect_right(ends, ends[start] + _LINE - 3, start) - 1, start + 1)
+        lines.append(f"    {', '.join(values[start:stop])},")
+        start = stop
+    return "\n".join([f"{declaration} = {{", *lines, "};"]) + "\n"
 
 
 def elements(array: Array) -> list[str]:
@@ -204,7 +211,7 @@ def elements(array: Array) -> list[str]:
         return list(map(integer, values))
     if array.dtype.name == "uint32":
         return [f"{value}u" for value in values]
-    return [str(int(value)) for value in values]
+    return list(map(str, values if array.dtype.kind != "b" else map(int, values)))
 
 
 def _float(value: float) -> str:
