@@ -15,7 +15,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import StackNeed
 from dovetail.compile import Compiled
-from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError
+from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError, PlanError
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
@@ -219,7 +219,11 @@ def firmware(
 
 def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
     """The compiled network with the stack it needs in header and description, as the compiler of its firmware says;
-    unchanged where there is no compiler, where the core is this computer, or where that is not known."""
+    unchanged where there is no compiler, where the core is this computer, or where that is not known.
+
+    Raises:
+        PlanError: fewer bytes of stack are reserved than it needs.
+    """
     from dovetail.codegen.build.toolchain import firmware_stack
 
     unit, target, project = compiled.unit, compiled.unit.target, compiled.project
@@ -242,6 +246,12 @@ def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
             return compiled
     if need is None:
         return compiled
+    if need > (reserved := target.core.stack):
+        what = f"it needs {need:,} bytes of stack as {compiler} compiles it, {reserved:,} are reserved"
+        room = -(-need // 64) * 64
+        raise PlanError(
+            what, where=target.name, hint=f"--set core.stack={room}, or Core(stack={room}) in the target's file"
+        )
     unit = replace(unit, stack=StackNeed(need, compiler))
     return replace(compiled, unit=unit, project=with_stack_said(project, unit))
 

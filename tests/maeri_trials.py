@@ -14,7 +14,7 @@ from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import Network, network
+from dovetail.targets.maeri.network import Network, Work, network
 from dovetail.targets.maeri.rules import KINDS, Pin, Rules
 from dovetail.targets.maeri.simulate import simulate
 from networks import limited_net
@@ -60,7 +60,10 @@ def random_rules(random: Random, net: Network, config: MaeriConfig) -> Rules:
 
     def what() -> str:
         """A layer, or some of its output channels."""
-        one = work[int(random.integers(len(work)))]
+        return part(work[int(random.integers(len(work)))])
+
+    def part(one: Work) -> str:
+        """The layer, or some of its output channels."""
         if random.random() < 0.7 or one.channels < 2:
             return one.name
         first = int(random.integers(one.channels - 1))
@@ -69,7 +72,11 @@ def random_rules(random: Random, net: Network, config: MaeriConfig) -> Rules:
     def chains(chance: float) -> tuple[tuple[str, ...], ...]:
         if random.random() > chance:
             return ()
-        return (tuple(what() for _ in range(int(random.integers(2, 4)))),)
+        count = int(random.integers(2, 4))
+        if random.random() < 0.15 or len(net.works) < count:  # often a contradiction
+            return (tuple(what() for _ in range(count)),)
+        places = random.choice(len(net.works), count, replace=False)
+        return (tuple(part(net.works[place]) for place in (sorted(places) if random.random() < 0.8 else places)),)
 
     pins = []
     if random.random() < 0.25:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from command_line import dovetail
 from dovetail import files
+from dovetail.codegen.emit.project import MANIFEST, Project, write_files, write_project
 from dovetail.errors import DovetailError
 from dovetail.run import open_build, run_build
 from dovetail.tools.arrays import seeded_inputs
@@ -110,3 +112,36 @@ def test_many_compile_and_build_at_once(build: Path, tmp_path: Path) -> None:
         contents.append({str(path.relative_to(folder)): path.read_bytes() for path in paths})
     assert all(content == contents[0] for content in contents)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def failing(last: int) -> Callable[[Path, Path], None]:
+    """A rename that fails at one of its turns."""
+    moves, made = os.rename, list[Path]()
+
+    def rename(source: Path, place: Path) -> None:
+        made.append(place)
+        if len(made) == last:
+            raise OSError(28, "No space left on device")
+        moves(source, place)
+
+    return rename
+
+
+def test_a_folder_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails on the way, the old one or the new one is whole; a link is replaced, not what it leads to."""
+    project, folder = Project({MANIFEST: "{}", "a/b.c": "new"}, (), ()), tmp_path / "build"
+    old = {MANIFEST: b"{}", "x.c": b"old"}
+    elsewhere = tmp_path / "elsewhere"
+    write_files(old, elsewhere)
+    folder.symlink_to(elsewhere)
+    write_project(project, folder, replace=True)
+    assert not folder.is_symlink() and (folder / "a/b.c").read_text() == "new"
+    assert (elsewhere / "x.c").read_bytes() == b"old"
+    write_files(old, folder, replace=True)
+    for last in (1, 2):
+        monkeypatch.setattr("dovetail.codegen.emit.project.os.rename", failing(last))
+        with pytest.raises(DovetailError, match="No space left"):
+            write_project(project, folder, replace=True)
+        monkeypatch.undo()
+        assert (folder / "x.c").read_bytes() == b"old", "the old one is there"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build", "elsewhere"]

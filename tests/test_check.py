@@ -15,8 +15,9 @@ from dovetail.target.pattern import apply, operand
 from dovetail.targets import load_target
 from dovetail.tools.check import suite
 from dovetail.tools.check.cases import _WEAK, QUICK, Limits, ask, base, choices, derive
+from dovetail.tools.check.findings import Checked, finding_text, junit, markdown, summary
 from dovetail.tools.check.layers import SIZES
-from dovetail.tools.check.suite import Checked, check, finding_text, junit, markdown, summary
+from dovetail.tools.check.suite import check
 from porting import order, port
 
 PLANTS = (

@@ -8,9 +8,10 @@ import pytest
 
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.tools.check.cases import Limits, base
+from dovetail.tools.check.findings import finding_text
 from dovetail.tools.check.layers import left_out
 from dovetail.tools.check.networks import through_policies
-from dovetail.tools.check.suite import Order, check, finding_text
+from dovetail.tools.check.suite import Order, check
 
 LIBRARY = Path(__file__).parent / "vendor_library" / "__init__.py"
 QUICK = (

@@ -12,9 +12,10 @@ import pytest
 from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools.check.cases import QUICK, base, derive
+from dovetail.tools.check.findings import finding_text
 from dovetail.tools.check.layers import TYPES
 from dovetail.tools.check.networks import through_policies
-from dovetail.tools.check.suite import Order, check, finding_text
+from dovetail.tools.check.suite import Order, check
 from porting import SMALL
 
 PORT = Path(__file__).parent / "rbe_port" / "rbe.py"

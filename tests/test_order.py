@@ -8,7 +8,20 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
 ORDER = (
-    *("version", "errors", "files", "user_file", "ir", "operators", "read", "quantize", "target", "legalize", "loops"),
+    *(
+        "version",
+        "errors",
+        "files",
+        "farm",
+        "user_file",
+        "ir",
+        "operators",
+        "read",
+        "quantize",
+        "target",
+        "legalize",
+        "loops",
+    ),
     *(
         "kernels",
         "program",

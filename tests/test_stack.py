@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Compiled, Options, compile_model
+from dovetail.errors import PlanError
 from dovetail.program.interpret import sample_inputs
 from dovetail.run import open_build, run_build, with_stack
 from dovetail.targets import load_target
@@ -140,3 +142,14 @@ def test_a_header_changes_only_what_includes_it(tmp_path: Path, monkeypatch: pyt
     assert made() == 5
     (tmp_path / "far.h").write_text("#define FAR 2")
     assert made() == 6, "which file it includes is not written out"
+
+
+def test_less_than_it_needs_is_refused(tmp_path: Path) -> None:
+    """At compile time: on the chip it would overwrite what lies below."""
+    require_chip()
+    (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
+    riscv = load_target("riscv")
+    small = replace(riscv, core=replace(riscv.core, stack=64))
+    with pytest.raises(PlanError, match=r"needs [\d,]+ bytes of stack .* 64 are reserved") as caught:
+        with_stack(compile_model(tmp_path / "digits.onnx", small, Options()))
+    assert "--set core.stack=" in caught.value.hint

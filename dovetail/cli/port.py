@@ -47,6 +47,8 @@ def check(
     full: Annotated[bool, typer.Option("--full", help="More and larger cases.")] = False,
     first: Annotated[bool, typer.Option("--first", help="Stop behind the first offload with findings.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds some 20 cases together may take.")] = 60.0,
+    jobs: opt.LocalJobs = 1,
+    scheduler: opt.Scheduler = None,
     junit: Annotated[Path | None, option(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, option(help="Write Markdown here.")] = None,
 ) -> None:
@@ -61,17 +63,17 @@ def check(
             _write(path, "")  # a file that cannot be written is told before the work, not after it
     with progress("reading the target") as report:
         from dovetail.targets import load_target
-        from dovetail.tools.check import suite
+        from dovetail.tools.check import findings, suite
         from dovetail.tools.check.cases import FULL, QUICK
 
         order = suite.Order(FULL if full else QUICK, tuple(sim or ()), tuple(only or ()), timeout, first)
-        found = suite.check(load_target(target), order, report)
-    for path, text in ((junit, suite.junit), (markdown, suite.markdown)):
+        found = suite.check(load_target(target), order, report, name=target, jobs=jobs, scheduler=scheduler)
+    for path, text in ((junit, findings.junit), (markdown, findings.markdown)):
         if path is not None:
             _write(path, text(found))
     for number, finding in enumerate(found.findings, 1):
-        say(f"{number}. {suite.finding_text(finding)}\n")
-    say(suite.summary(found))
+        say(f"{number}. {findings.finding_text(finding)}\n")
+    say(findings.summary(found))
     if found.findings:
         sys.exit(1)
 

@@ -291,6 +291,7 @@ def sweep(
     allow_float: opt.AllowFloat = False,
     optimize: Annotated[Literal["speed", "size"], typer.Option(help="As for dovetail compile.")] = "speed",
     jobs: Annotated[int | None, option(help="Processes; as many as there are processors if not given.")] = None,
+    scheduler: opt.Scheduler = None,
     page: opt.Page = Path("sweep.html"),
     json_file: opt.Json = None,
 ) -> None:
@@ -326,7 +327,7 @@ def sweep(
             folder = default_cache() / "sweep"
             if jobs is None:
                 jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            outcomes, repeated = sweeping.sweep(task, axes, jobs, folder, told)
+            outcomes, repeated = sweeping.sweep(task, axes, jobs, folder, told, scheduler)
         except KeyboardInterrupt:
             note("stopped; every point that has ended is kept. Run the same command to go on.")
             sys.exit(INTERRUPTED)

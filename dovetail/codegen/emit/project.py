@@ -209,12 +209,14 @@ def write_project(project: Project, folder: Path, replace: bool = False) -> None
 
 
 def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False) -> None:
-    """Write files, by relative path, into a temporary folder beside `folder`, then rename it there; raises BuildError
-    where the folder exists and `replace` is not given, or it cannot be written."""
+    """Write files, by relative path, into a temporary folder beside `folder`, then rename it there: whenever this
+    process ends, the folder is the old one, the new one or not there, and never a part of either. A link in its place
+    is replaced, not followed. Raises BuildError where the folder exists and `replace` is not given, or it cannot be
+    written."""
     if folder.exists() and not replace:
         hint = "choose another folder, or give --force to replace it"
         raise BuildError("the output folder exists", where=str(folder), hint=hint)
-    place, temporary = folder.parent, None
+    place, temporary, old = folder.parent, None, None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -224,15 +226,24 @@ def write_files(files: Mapping[str, bytes], folder: Path, replace: bool = False)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            os.rename(folder, old)  # onto an empty folder
+        try:
+            os.rename(temporary, folder)
+        except BaseException:
+            if old is not None:
+                os.rename(old, folder)
+            raise
     except OSError as error:
         hint = "choose another folder with -o, or free space and give permission"
         raise BuildError(f"cannot write there: {error.strerror}", where=str(place), hint=hint) from None
     finally:
-        if temporary is not None:  # gone where all went well
-            shutil.rmtree(temporary, ignore_errors=True)
+        for rest in (temporary, old):
+            if rest is not None:  # the first is gone where all went well
+                shutil.rmtree(rest, ignore_errors=True)
 
 
 def digest_of(files: Mapping[str, str]) -> str:

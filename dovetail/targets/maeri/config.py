@@ -42,6 +42,10 @@ class MaeriConfig:
     prefetch: int = 0
     """Further sets of weights a multiplier holds. Without one a multiplier either multiplies or gets weights; with one,
     the next filter's weights come in cycles in which the ports have no inputs to send."""
+    feature_memory: int = 0
+    """Bytes on the chip for the network's inputs and the layers' results; 0 for as many as an order needs."""
+    prefetch_buffer: int = 0
+    """Bytes on the chip that ports send weights and inputs from; 0 for as many as an order needs."""
     fold: bool = True
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
     padding: bool = True
@@ -61,10 +65,9 @@ class MaeriConfig:
         for name in ("distribution", "collection"):
             if getattr(self, name) > self.multipliers:
                 raise _error(f"{name} must be at most the {self.multipliers} multipliers, is {getattr(self, name)}")
-        if self.weight_depth < 1 or self.prefetch < 0:
-            raise _error(
-                f"weight_depth must be at least 1 and prefetch at least 0, are {self.weight_depth} and {self.prefetch}"
-            )
+        for name, least in (("weight_depth", 1), ("prefetch", 0), ("feature_memory", 0), ("prefetch_buffer", 0)):
+            if getattr(self, name) < least:
+                raise _error(f"{name} must be at least {least}, is {getattr(self, name)}")
 
     @property
     def levels(self) -> int:

@@ -16,10 +16,11 @@ from itertools import chain
 
 import numpy as np
 
-from dovetail.errors import TargetError
+from dovetail.errors import ModelError, TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.floor import Floor, Room, grain, start_of
 from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
+from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import Network, Times, Work
 from dovetail.targets.maeri.order import Item, Laid, Order, Segment, laid_out, ordered
 from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
@@ -105,7 +106,8 @@ def arrange(
     sizes: Mapping[int, int] | None = None,
     cautious: bool = False,
 ) -> Order:
-    """An order of a network.
+    """An order of a network. Where memories are too small for it, one in which layers come one after the other, with
+    fewer and fewer virtual neurons.
 
     Args:
         network: what to compute.
@@ -116,9 +118,25 @@ def arrange(
 
     Raises:
         ModelError: the rules name no layer, or contradict each other.
-        TargetError: a layer does not fit, or not as the rules say.
+        TargetError: a layer does not fit, or not as the rules say; or no order fits the memories.
     """
-    floor = Floor(network, config, asked(rules or Rules(), network, config))
+    rules = rules or Rules()
+    order = _arranged(network, config, rules, sizes or {}, cautious)
+    short, most = shortage(network, config, order.spans), rules.at_most or config.multipliers
+    while short is not None and most:
+        try:
+            order = _arranged(network, config, replace(rules, at_most=most), sizes or {}, True)
+        except (ModelError, TargetError):  # not without what the rules want at the same time
+            break
+        short, most = shortage(network, config, order.spans), most // 2
+    if short is not None:
+        raise short
+    return order
+
+
+def _arranged(network: Network, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool) -> Order:
+    """Lay out unit after unit."""
+    floor = Floor(network, config, asked(rules, network, config))
     waiting = set(floor.asked.units)
     while waiting:
         group = _next(floor, waiting)
@@ -128,7 +146,7 @@ def arrange(
                 latest = int(floor.free.max())
                 room = replace(room, ready=max(room.ready, latest + latest // 16 + 16))
                 room = replace(room, held=max(room.held, room.ready))
-            floor.add(group[0], _lay(floor, group[0], room, (sizes or {}).get(group[0].work)))
+            floor.add(group[0], _lay(floor, group[0], room, sizes.get(group[0].work)))
         else:
             _lay_together(floor, group)
         waiting -= set(group)

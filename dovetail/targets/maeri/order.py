@@ -93,6 +93,11 @@ class Order:
         """The cycle after an item's last sum has left."""
         return item.start + busy(item, self.network, self.config)
 
+    @property
+    def spans(self) -> list[tuple[Item, int, int]]:
+        """Every item, the cycle of its first weight, and the cycle after its last sum has left."""
+        return [(item, item.start, self.end(item)) for item in self.items]
+
     def timing(self, item: Item) -> Timing:
         """What an item's virtual neurons take."""
         return timing_of(item, self.work(item), self.config)

@@ -20,6 +20,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import Played, in_turn, play
+from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import Times, Work, exists_from
 from dovetail.targets.maeri.order import Item, Order, channels_of, grid
 from dovetail.targets.maeri.tree import Range, configure
@@ -82,6 +83,7 @@ def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
     """
     runs = _runs(order)
     _check_places(order, runs)
+    _check_memories(order, runs)
     _check_phases(order.config, runs)
     values: dict[str, Array] = {**order.network.graph.constants, **inputs}
     exists: dict[str, Times] = {}
@@ -110,6 +112,7 @@ def check(order: Order) -> int:
     """
     runs = _runs(order)
     _check_places(order, runs)
+    _check_memories(order, runs)
     _check_phases(order.config, runs)
     exists: dict[str, Times] = {}
     for number, work in enumerate(order.network.works):
@@ -207,6 +210,13 @@ def _check_places(order: Order, runs: list[_Run]) -> None:
             raise _wrong(f"multiplier {late} is in use until cycle {until[late]} by {by}", name)
         until[taken] = run.span[1]
         owner[taken] = [run] * (taken.stop - taken.start)
+
+
+def _check_memories(order: Order, runs: list[_Run]) -> None:
+    """What is alive at the same time fits the memories."""
+    short = shortage(order.network, order.config, [(run.item, *run.span) for run in runs])
+    if short is not None:
+        raise SimulationError(short.what, where=short.where, hint=short.hint)
 
 
 def _check_phases(config: MaeriConfig, runs: list[_Run]) -> None:

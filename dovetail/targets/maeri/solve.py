@@ -83,7 +83,10 @@ def best_order(
         for size in tried_sizes(network.works[number], config, False):
             if best.makespan <= least * CLOSE or time.process_time() + took > until:
                 return best
-            made = arrange(network, config, rules, {**chosen, number: size})
+            try:
+                made = arrange(network, config, rules, {**chosen, number: size})
+            except TargetError:  # the memories
+                continue
             if made.makespan < best.makespan:
                 best, chosen = made, {**chosen, number: size}
                 found("list, other sizes", best.makespan, least)

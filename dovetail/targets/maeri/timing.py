@@ -310,7 +310,8 @@ def _check(config: MaeriConfig, tile: Tile, taps: int, folds: int, extra: int) -
         raise TargetError(what, where="MAERI", hint="allow folding, or take more multipliers")
     if folds > config.weight_depth:
         what = f"a sum needs {folds} steps, a multiplier holds {config.weight_depth} weights"
-        raise TargetError(what, where="MAERI", hint="take larger virtual neurons")
+        hint = f"take larger virtual neurons, or --set weight_depth={folds}"
+        raise TargetError(what, where="MAERI", hint=hint)
 
 
 def addition_cycles(config: MaeriConfig, elements: int) -> int:

@@ -1,20 +1,18 @@
-"""The whole check: lint, cases, runs, shrinking, suspicions; findings for people, as Markdown, and as JUnit for CI."""
+"""The whole check: lint, cases, runs, shrinking, suspicions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from xml.etree import ElementTree
-
-import numpy as np
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import TargetError
-from dovetail.ir.operators.arithmetic import Rounding
-from dovetail.ir.types import Array
+from dovetail.farm import Lost, farm
 from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Engine, Offload, Target
+from dovetail.targets import load_target
 from dovetail.tools.check.cases import (
     Case,
     Limits,
@@ -26,8 +24,9 @@ from dovetail.tools.check.cases import (
     lint_target,
     nearest_failure,
 )
-from dovetail.tools.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS, Underivable, left_out
-from dovetail.tools.check.networks import NETWORKS, through_policies
+from dovetail.tools.check.findings import Checked, Finding, Tested
+from dovetail.tools.check.layers import Underivable, left_out
+from dovetail.tools.check.networks import through_policies
 from dovetail.tools.check.run import SECONDS, Outcome, has_model, in_no_time, run
 from dovetail.tools.check.suspect import Shrunk, alike, explained, shrink, suspicions
 
@@ -35,49 +34,6 @@ _MANY, _FEW = 9, 2
 """Rounds in which a failing case is made simpler, and where a usual mistake explains it on a chip."""
 _TILED = 3
 """Cases of each offload that are computed in tiles too."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong."""
-
-    title: str
-    suspicions: tuple[str, ...]
-    """The likeliest first."""
-    simulator: str = ""
-    """What it was found on; empty for declarations."""
-    outcome: Outcome | None = None
-    """In its smallest form; None for declarations."""
-    needed: tuple[str, ...] = ()
-    """Axes without whose settings all is well."""
-    also: tuple[str, ...] = ()
-    """Other offloads with the same suspicion."""
-
-
-@dataclass(frozen=True)
-class Tested:
-    """An offload's cases on one simulator."""
-
-    engine: str
-    offload: str
-    simulator: str = ""
-    cases: int = 0
-    failed: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
-    remark: str = ""
-    """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
-    left_out: tuple[str, ...] = ()
-    """Optional operators of the pattern that no layer is made with."""
-
-
-@dataclass
-class Checked:
-    """What `dovetail check` found."""
-
-    target: str
-    findings: list[Finding] = field(default_factory=list)
-    tested: list[Tested] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,8 +51,24 @@ class Order:
     """Whether to stop behind the first offload that something is wrong with."""
 
 
-def check(target: Target, order: Order, progress: Callable[[str], None] = lambda text: None) -> Checked:
+def check(
+    target: Target,
+    order: Order,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    name: str = "",
+    jobs: int = 1,
+    scheduler: str | None = None,
+) -> Checked:
     """Check a target.
+
+    Args:
+        target: what is checked.
+        order: how.
+        progress: told what is being done.
+        name: what other processes load the target by, a name or a path; needed for them only.
+        jobs: processes that carry out the cases of an offload each; what is found is the same.
+        scheduler: address of a Dask scheduler whose workers do so instead.
 
     Raises:
         TargetError: it has no engine, or a simulator that is asked for does not exist or does not fit.
@@ -110,16 +82,67 @@ def check(target: Target, order: Order, progress: Callable[[str], None] = lambda
     found = Checked(target.name)
     found.findings += [Finding(sentence, (sentence,)) for sentence in lint_target(target)]
     lints = len(found.findings)
-    for engine in target.engines:
-        for offload in engine.offloads:
-            enough = order.first and len(found.findings) > lints
-            if not enough and (not order.offloads or offload.name in order.offloads):
-                _offload(target, engine, offload, order, found, progress)
-    if order.offloads and not found.tested:
-        hint = f"there is {', '.join(o.name for e in target.engines for o in e.offloads)}"
+    every = [(engine, offload) for engine in target.engines for offload in engine.offloads]
+    wanted = [(e, o) for e, o in every if not order.offloads or o.name in order.offloads]
+    if order.offloads and not wanted:
+        hint = f"there is {', '.join(offload.name for _, offload in every)}"
         raise TargetError(f"there is no offload {' or '.join(order.offloads)}", where=target.name, hint=hint)
+    for engine in target.engines:
+        simulators(target, engine, order)  # else each offload would say that one is not there
+    alone = jobs == 1 and scheduler is None
+    with farm(jobs, scheduler, here=True) as spread:
+        try_one = partial(_tried, target, order, progress) if alone else partial(_tried_elsewhere, name, order)
+        ended = spread(try_one, [(engine.name, offload.name) for engine, offload in wanted])
+        for (engine, offload), tried in zip(wanted, _in_order(ended), strict=False):
+            if not alone:
+                progress(f"{engine.name} {offload.name}: its cases have ended")
+            _judged(target, engine, offload, order, tried, found, progress)
+            if order.first and len(found.findings) > lints:
+                break
     found.findings[:] = _merged(found.findings)
     return found
+
+
+@dataclass(frozen=True)
+class _OnOne:
+    """An offload's cases on a simulator."""
+
+    simulator: str
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What became of an offload's cases; may come from another process."""
+
+    lints: tuple[Finding, ...] = ()
+    remark: str = ""
+    """Why there are no cases, if there are none."""
+    runs: tuple[_OnOne, ...] = ()
+    """Up to the first simulator something failed on: what is wrong on the model is wrong everywhere."""
+
+
+def _in_order(ended: Iterator[tuple[int, _Tried | Lost]]) -> Iterator[_Tried]:
+    """By their numbers, each as soon as all before it have ended."""
+    early: dict[int, _Tried] = {}
+    wanted = 0
+    for number, tried in ended:
+        early[number] = (
+            _Tried((Finding(tried.value, (tried.value,)),), tried.value) if isinstance(tried, Lost) else tried
+        )
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted += 1
+
+
+@lru_cache(maxsize=2)
+def _target(name: str) -> Target:
+    return through_policies(load_target(name))
+
+
+def _tried_elsewhere(name: str, order: Order, place: tuple[str, str]) -> _Tried:
+    return _tried(_target(name), order, lambda text: None, place)
 
 
 def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
@@ -138,17 +161,14 @@ def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
     return order.simulators
 
 
-def _offload(
-    target: Target, engine: Engine, offload: Offload, order: Order, found: Checked, progress: Callable[[str], None]
-) -> None:
-    where = f"{engine.name} {offload.name}"
+def _tried(target: Target, order: Order, progress: Callable[[str], None], place: tuple[str, str]) -> _Tried:
+    """Make the cases of an offload, by the names of engine and offload, and carry them out."""
+    engine, where = target.engine(place[0]), " ".join(place)
+    offload = next(one for one in engine.offloads if one.name == place[1])
     progress(f"{where}: looking for layers it takes")
-    cases, remark = _cases(engine, offload, order, found)
-    if remark:
-        found.tested.append(Tested(engine.name, offload.name, remark=remark))
-        return
-    right: list[str] = []
-    for simulator in simulators(target, engine, order):
+    cases, remark, lints = _cases(engine, offload, order)
+    runs: list[_OnOne] = []
+    for simulator in simulators(target, engine, order) if not remark else ():
         began = time.monotonic()
         progress(f"{where}: {len(cases)} cases on {simulator}")
 
@@ -159,42 +179,60 @@ def _offload(
         if not any(outcome.failed for outcome in outcomes):
             tiled = run(target, _tiled(target, engine, offload, cases), simulator, order.seconds)
             outcomes += [outcome for outcome in tiled if not outcome.skipped]  # else no tile is as small
+        runs.append(_OnOne(simulator, tuple(outcomes), time.monotonic() - began))
+        if any(outcome.failed for outcome in outcomes):
+            break
+    return _Tried(lints, remark, tuple(runs))
+
+
+def _judged(
+    target: Target,
+    engine: Engine,
+    offload: Offload,
+    order: Order,
+    tried: _Tried,
+    found: Checked,
+    progress: Callable[[str], None],
+) -> None:
+    """Say what is wrong with an offload."""
+    where = f"{engine.name} {offload.name}"
+    found.findings += tried.lints
+    if tried.remark:
+        found.tested.append(Tested(engine.name, offload.name, remark=tried.remark))
+    right: list[str] = []
+    for one in tried.runs:
+        simulator, outcomes = one.simulator, one.outcomes
         before = tuple(found.findings)
         found.findings += _explained(target, offload, simulator, outcomes, order, right, before, progress)
-        failed, skipped = sum(one.failed for one in outcomes), [one.skipped for one in outcomes if one.skipped]
+        failed, skipped = sum(each.failed for each in outcomes), [each.skipped for each in outcomes if each.skipped]
         reason = skipped[0].splitlines()[0] if skipped else ""
-        counted = (len(outcomes), failed, len(skipped), time.monotonic() - began, reason)
-        unmade = () if any("made" in case.point for case in cases) else left_out(offload.pattern)
+        counted = (len(outcomes), failed, len(skipped), one.seconds, reason)
+        unmade = () if any("made" in each.case.point for each in outcomes) else left_out(offload.pattern)
         found.tested.append(Tested(engine.name, offload.name, simulator, *counted, unmade))
-        if all(one.skipped for one in outcomes if one.case.taken):
+        if all(each.skipped for each in outcomes if each.case.taken):
             sentence = f"{where}: no case was tried on {simulator}: {reason or 'there is none'}"
             found.findings.append(Finding(sentence, (f"nothing is known of it on {simulator}",), simulator))
-        if failed:
-            break  # what is wrong on the model is wrong everywhere
         right.append(simulator)
 
 
-def _cases(engine: Engine, offload: Offload, order: Order, found: Checked) -> tuple[list[Case], str]:
-    """The cases, and why there are none, if there are none; lints."""
-    where = f"{engine.name} {offload.name}"
+def _cases(engine: Engine, offload: Offload, order: Order) -> tuple[list[Case], str, tuple[Finding, ...]]:
+    """The cases, why there are none, if there are none, and lints."""
+    where, lints = f"{engine.name} {offload.name}", list[Finding]()
     try:
         starts = bases(offload)
         if not starts:
             sentence = f"{where}: no layer reaches it; of the usual one: {nearest_failure(offload)}"
-            found.findings.append(Finding(sentence, (sentence,)))
-            return [], "no layer reaches it"
+            return [], "no layer reaches it", (Finding(sentence, (sentence,)),)
         cases: list[Case] = []
         for start in starts:
-            found.findings += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
+            lints += [Finding(sentence, (sentence,)) for sentence in lint_cost(engine, offload, start)]
             cases += derive(engine, offload, start, order.limits)
-        return cases, ""
+        return cases, "", tuple(lints)
     except Underivable as error:
         sentence = f"{where}: no case was tried: {error}"
-        found.findings.append(Finding(sentence, (f"nothing is known of it: {error}",)))
-        return [], str(error)
+        return [], str(error), (*lints, Finding(sentence, (f"nothing is known of it: {error}",)))
     except Unasked as error:
-        found.findings.append(Finding(f"{where}: {error}", (str(error),)))
-        return [], "its declarations raise"
+        return [], "its declarations raise", (*lints, Finding(f"{where}: {error}", (str(error),)))
 
 
 def _tiled(target: Target, engine: Engine, offload: Offload, cases: Sequence[Case]) -> list[Case]:
@@ -305,127 +343,3 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
     for first, *others in groups.values():
         also = [other.outcome.case.offload for other in others if other.outcome is not None]
         yield replace(first, also=tuple(dict.fromkeys(also)))
-
-
-_SUSPICIONS = 4
-_AROUND = 3
-"""Elements shown on either side of the first wrong one, along the last two axes."""
-_MOST = 600
-"""Characters shown of an error."""
-
-
-def finding_text(finding: Finding) -> str:
-    """A finding on one screen: title, suspicions, the smallest case, expected and actual."""
-    outcome = finding.outcome
-    lines = [finding.title]
-    if outcome is None:
-        return finding.title
-    if finding.also:
-        lines.append(f"  also      {', '.join(finding.also)}")
-    for number, sentence in enumerate(finding.suspicions[:_SUSPICIONS]):
-        lines.append(f"  {'suspicion' if number == 0 else '       or'} {sentence}")
-    lines.append(f"  smallest  {_described(finding)}")
-    if finding.needed:
-        lines.append(f"  needs     {', '.join(axis.split(':')[0] for axis in finding.needed)}")
-    if outcome.error:
-        return "\n".join([*lines, f"  error     {outcome.error[:_MOST]}"])
-    assert outcome.actual is not None and outcome.expected is not None
-    return "\n".join([*lines, *_around(outcome.actual, outcome.expected)])
-
-
-def _described(finding: Finding) -> str:
-    """The settings of a case that are not as simple as can be, and all sizes."""
-    assert finding.outcome is not None
-    case, words = finding.outcome.case, []
-    for axis, value in case.point.items():
-        name = axis.split(":")[0]
-        if name in ("type", "result", "weight_type", "rounding"):
-            choices = {"type": TYPES, "result": TYPES, "weight_type": WEIGHTS, "rounding": tuple(Rounding)}[name]
-            if value:
-                words.append(f"{name} {getattr(choices[value], 'text', choices[value].value)}")
-        elif axis == "model":
-            words.append(f"from {NETWORKS[value - 1][0]}")
-        elif axis == "made" and "model" not in case.point:
-            words.append("from the port's own networks")
-        elif axis in SIZES and (value != LEAST[axis] or axis in ("rows", "columns", "channels", "outputs")):
-            words.append(f"{axis} {value}")
-        elif axis in NUMBERS and value and axis not in ("per_channel", "bias"):
-            words.append({"weights": "random weights", "x": "random x"}.get(axis, f"{name} {value}"))
-    room = f", with {case.room} bytes of memory" if case.room else ""
-    return ", ".join(words) + room
-
-
-def _around(actual: Array, expected: Array) -> Iterator[str]:
-    """Expected and actual elements around the first wrong one."""
-    wrong = np.argwhere(actual != expected)
-    first = tuple(int(index) for index in wrong[0])
-    yield (
-        f"  first     [{', '.join(map(str, first))}] of [{', '.join(map(str, expected.shape))}]: expected "
-        f"{expected[first]}, actual {actual[first]}; {len(wrong)} of {expected.size} elements differ"
-    )
-    window = [slice(index, index + 1) for index in first]
-    for axis in range(max(0, len(first) - 2), len(first)):
-        window[axis] = slice(max(0, first[axis] - _AROUND), first[axis] + _AROUND + 1)
-    for name, array in (("expected", expected), ("actual", actual)):
-        part = array[tuple(window)].reshape(-1, window[-1].stop and array[tuple(window)].shape[-1])
-        for number, row in enumerate(part):
-            yield f"  {name if number == 0 else '':9} {' '.join(f'{value:5}' for value in row.tolist())}"
-
-
-def summary(checked: Checked) -> str:
-    """The last line."""
-    cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
-    count = len(checked.findings)
-    more = f", {skipped} not tried" if skipped else ""
-    more += next((f" (e.g. {t.offload}: {t.remark})" for t in checked.tested if t.skipped), "")
-    named = (
-        ("without cases", [f"{t.offload} ({t.remark})" for t in checked.tested if not t.cases]),
-        ("no layer has", sorted({name for t in checked.tested for name in t.left_out})),
-    )
-    more += "".join(f"; {what}: {', '.join(names)}" for what, names in named if names)
-    return f"{checked.target}: {count or 'no'} finding{'' if count == 1 else 's'}, {cases} cases{more}"
-
-
-def markdown(checked: Checked) -> str:
-    """The whole report."""
-    lines = [f"# Check of {checked.target}", "", summary(checked), ""]
-    lines += ["| engine | offload | on | cases | failed | not tried | why |", "|---|---|---|---:|---:|---:|---|"]
-    for t in checked.tested:
-        cells = (t.engine, t.offload, t.simulator, t.cases, t.failed, t.skipped, t.remark)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    for number, finding in enumerate(checked.findings, 1):
-        lines += ["", f"## Finding {number}", "", "```text", finding_text(finding), "```"]
-    return "\n".join(lines) + "\n"
-
-
-def junit(checked: Checked) -> str:
-    """A suite per target, a test per offload and simulator, and one for the declarations."""
-    found = [(finding, _of(finding)) for finding in checked.findings]
-    tests = [("declarations", "declarations", 0.0, "")]
-    for t in checked.tested:
-        name = f"{t.offload} on {t.simulator}" if t.simulator else t.offload
-        tests.append((t.engine, name, t.seconds, "" if t.cases else t.remark))
-    suite = ElementTree.Element("testsuite", name=f"dovetail check {checked.target}", tests=str(len(tests)))
-    failures = skipped = 0
-    for engine, name, seconds, remark in tests:
-        case = ElementTree.SubElement(suite, "testcase", classname=engine, name=name, time=f"{seconds:.3f}")
-        texts = [finding for finding, places in found if name in places]
-        if texts:
-            failures += 1
-            failure = ElementTree.SubElement(case, "failure", message=texts[0].suspicions[0])
-            text = "\n\n".join(finding_text(finding) for finding in texts)
-            failure.text = "".join(c for c in text if c in "\t\n" or ord(c) >= 32)  # XML has no others
-        elif remark:
-            skipped += 1
-            ElementTree.SubElement(case, "skipped", message=remark)
-    suite.set("failures", str(failures))
-    suite.set("skipped", str(skipped))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _of(finding: Finding) -> tuple[str, ...]:
-    """The tests a finding belongs to."""
-    if finding.outcome is None:
-        return ("declarations",)
-    return tuple(f"{offload} on {finding.simulator}" for offload in (finding.outcome.case.offload, *finding.also))

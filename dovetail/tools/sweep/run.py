@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from multiprocessing import get_context
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import DovetailError, ModelError, PlanError, ProgramError, SimulationError, TargetError
+from dovetail.farm import LOST, farm
 from dovetail.files import keep_file, kept_file
 from dovetail.targets.fields import Axis, Value, points
-from dovetail.tools.tune.measure import begin_worker
 
 _TELLING = (ModelError, PlanError, ProgramError, SimulationError, TargetError)
 """Errors that belong to the point and would come again; others may be of the moment, such as a missing compiler."""
@@ -152,7 +149,9 @@ Told = Callable[[int, int, Settings, Outcome], None]
 """Told of every point as it ends: how many have ended, of how many, which it was, and what became of it."""
 
 
-def sweep(task: Task, axes: Sequence[Axis], jobs: int, folder: Path, told: Told) -> tuple[list[Outcome], int]:
+def sweep(
+    task: Task, axes: Sequence[Axis], jobs: int, folder: Path, told: Told, scheduler: str | None = None
+) -> tuple[list[Outcome], int]:
     """The outcome of every point, in the order of `points`, and how many were made earlier.
 
     Args:
@@ -161,12 +160,11 @@ def sweep(task: Task, axes: Sequence[Axis], jobs: int, folder: Path, told: Told)
         jobs: processes.
         folder: where outcomes are kept.
         told: told of every point as it ends.
+        scheduler: address of a Dask scheduler to use instead; its workers find model and target under the same paths.
 
     Raises:
-        DovetailError: `jobs` is below 1, or the model cannot be read.
+        DovetailError: `jobs` is below 1, the scheduler does not answer, or the model cannot be read.
     """
-    if jobs < 1:
-        raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
     every = points(axes)
     try:
         keys = [key_of(task, settings) for settings in every]
@@ -178,43 +176,15 @@ def sweep(task: Task, axes: Sequence[Axis], jobs: int, folder: Path, told: Told)
     found = {number: outcome for number, outcome in enumerate(earlier) if outcome is not None}
     repeated = len(found)
     wanted = [number for number in range(len(every)) if number not in found]
-    for number, outcome in _made(task, every, wanted, min(jobs, max(len(wanted), 1))):
-        if outcome.lasting:
-            keep_file(folder / f"{keys[number]}.json", json.dumps(asdict(outcome)).encode())
-        found[number] = outcome
-        told(len(found), len(every), every[number], outcome)
+    with farm(jobs, scheduler) as run:
+        for place, made in run(partial(measure, task), [every[number] for number in wanted]):
+            number = wanted[place]
+            outcome = Outcome(error=LOST.value, lasting=False) if made is LOST else made
+            if outcome.lasting:
+                keep_file(folder / f"{keys[number]}.json", json.dumps(asdict(outcome)).encode())
+            found[number] = outcome
+            told(len(found), len(every), every[number], outcome)
     return [found[number] for number in range(len(every))], repeated
-
-
-def _made(task: Task, every: Sequence[Settings], wanted: Sequence[int], jobs: int) -> Iterator[tuple[int, Outcome]]:
-    """Points as they end. Where a process dies, those it takes with it are made again, each in a process of its own."""
-    lost: list[int] = []
-    for number, outcome in _pooled(task, every, wanted, jobs):
-        if outcome is None:
-            lost.append(number)
-        else:
-            yield number, outcome
-    for number in sorted(lost):
-        for _, outcome in _pooled(task, every, [number], 1):
-            yield number, outcome or Outcome(error="the process that made it died, perhaps of memory", lasting=False)
-
-
-def _pooled(
-    task: Task, every: Sequence[Settings], wanted: Sequence[int], jobs: int
-) -> Iterator[tuple[int, Outcome | None]]:
-    """Points as they end, None for those that were lost when a process died."""
-    if not wanted:
-        return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=begin_worker)
-    try:
-        numbers = {pool.submit(measure, task, every[number]): number for number in wanted}
-        for future in as_completed(numbers):
-            try:
-                yield numbers[future], future.result()
-            except BrokenProcessPool:
-                yield numbers[future], None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def to_json(model: str, target: str, policy: str, axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> dict[str, Any]:

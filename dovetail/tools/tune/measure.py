@@ -9,14 +9,14 @@ import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dovetail.compile import Options, compile_graph, reserved, sample_inputs
 from dovetail.errors import BoardError, DovetailError, MissingExtraError, SimulationError
+from dovetail.farm import LOST, begin_worker, farm
 from dovetail.ir.graph import Graph, evaluate_all
 from dovetail.schedule.knobs import choose, region_space
 from dovetail.schedule.layout import choose_layouts
@@ -177,8 +177,6 @@ Choices = Mapping[str, Choice]
 Runner = Callable[[Task, Sequence[Choices]], Iterator[tuple[int, Outcome]]]
 """Makes a batch of trials of one task; gives the number in the batch and the outcome of each as it ends."""
 
-_CONNECT_SECONDS = 30
-
 
 @contextmanager
 def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> Iterator[Runner]:
@@ -193,43 +191,18 @@ def runner(jobs: int, scheduler: str | None, boards: Sequence[Board] = ()) -> It
         DovetailError: `jobs` is below 1, or the scheduler does not answer.
         MissingExtraError: Dask is asked for and not installed.
     """
-    if jobs < 1:
-        raise DovetailError(f"{jobs} jobs are too few: the least is 1", where="--jobs", hint="give 1 or more")
-    if scheduler is not None:
-        with _dask(scheduler) as run:
-            yield run
-    elif len(boards) > 1:
+    if len(boards) > 1 and scheduler is None:
         with _on_boards(boards) as run:
             yield run
-    elif jobs == 1:
-        own = boards[0] if boards else None
-        yield lambda task, batch: ((n, measure(replace(task, board=own), choices)) for n, choices in enumerate(batch))
-    else:
-        with _processes(jobs) as run:
-            yield run
+        return
+    own = boards[0] if boards else None
+    with farm(jobs, scheduler, here=True) as spread:
 
+        def made(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
+            for number, outcome in spread(partial(measure, replace(task, board=own)), batch):
+                yield number, Outcome(None, LOST.value) if outcome is LOST else outcome
 
-@contextmanager
-def _processes(jobs: int) -> Iterator[Runner]:
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=begin_worker)
-
-    def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
-        numbers = {pool.submit(measure, task, choices): number for number, choices in enumerate(batch)}
-        try:
-            for future in as_completed(numbers):
-                yield numbers[future], future.result()
-        except BrokenProcessPool:
-            hint = "the finished trials are in the log: run the command again, with fewer --jobs"
-            raise DovetailError("a worker process died", where="--jobs", hint=hint) from None
-
-    try:
-        yield run
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        yield made
 
 
 @contextmanager
@@ -258,48 +231,3 @@ def _on_boards(boards: Sequence[Board]) -> Iterator[Runner]:
     finally:
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def begin_worker() -> None:
-    """In a worker process: leave Ctrl-C to the parent, and end when the parent has been killed."""
-    import os
-    import signal
-    import threading
-    from multiprocessing import connection, parent_process
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _dask(address: str) -> Iterator[Runner]:
-    if find_spec("distributed") is None:
-        raise MissingExtraError("distributed", "tune", "--scheduler")
-    import distributed
-
-    dask: Any = distributed  # it has no types
-    try:
-        client = dask.Client(address, timeout=_CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
-        raise DovetailError(
-            f"there is no Dask scheduler: {error}", where=address, hint="start one with dask scheduler"
-        ) from None
-
-    def run(task: Task, batch: Sequence[Choices]) -> Iterator[tuple[int, Outcome]]:
-        futures = [client.submit(measure, task, choices, pure=False) for choices in batch]
-        numbers = {future.key: number for number, future in enumerate(futures)}
-        try:
-            for future in dask.as_completed(futures):
-                yield numbers[future.key], future.result()
-        finally:
-            client.cancel(futures)
-
-    with client:
-        yield run

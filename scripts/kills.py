@@ -1,0 +1,188 @@
+"""Kills long commands at random moments and looks at what is left: whole files only, no finished work lost, and the
+same end as without kills.
+
+    python scripts/kills.py --kills 200
+
+Each command runs once undisturbed. Then it is killed (SIGKILL to it and every process it started) at a random moment
+of that time, until there were so many kills; after each one, what lies in its folder is compared with what the whole
+run left, file by file, and every few kills it is let run to its end. A failure is a file that is neither absent nor
+whole, a trial or a point that was finished and is gone, another end, or a status other than 0. The same seed gives the
+same delays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EVERY = 5
+"""Kills between two runs to the end."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A long command."""
+
+    name: str
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """Files and folders it makes at once, in its folder."""
+    finished: Callable[[Path, Path], frozenset[str]] = lambda folder, cache: frozenset()
+    """What it must not lose, of its folder and its cache."""
+
+
+def trials(folder: Path, cache: Path) -> frozenset[str]:
+    """The whole lines of a tuning log."""
+    log = folder / "net.jsonl"
+    lines = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
+    return frozenset(line.decode() for line in lines)
+
+
+def kept(folder: Path, cache: Path) -> frozenset[str]:
+    """The points of sweeps."""
+    return frozenset(
+        path.name for path in (cache / "sweep").glob("*.json") if path.with_name(path.name + ".sha256").exists()
+    )
+
+
+COMMANDS = (
+    Command("compile", ("compile", "net.onnx", "--target", "ne16", "-o", "built", "--force"), ("built",)),
+    Command(
+        "quantize",
+        ("quantize", "float.onnx", "--data", "data.npz", "--target", "ne16", "--samples", "64", "-o", "small.onnx"),
+        ("small.onnx",),
+    ),
+    Command(
+        "tune",
+        *(("tune", "net.onnx", "--target", "ne16", "--measure", "model", "--trials", "6", "-o", "net.toml"),),
+        ("net.toml",),
+        trials,
+    ),
+    Command(
+        "sweep",
+        ("sweep", "net.onnx", "--target", "ne16", "--set", "l1.size=32K,64K", "--jobs", "1", "-o", "sweep.html"),
+        ("sweep.html",),
+        kept,
+    ),
+    Command("mesh", ("mesh", "net.onnx", "--target", "spinnaker2", "--chips", "1", "-o", "mesh", "--force"), ("mesh",)),
+)
+
+
+def contents(path: Path) -> Mapping[str, bytes]:
+    """Every file of a folder, or a file, by name."""
+    if path.is_file():
+        return {path.name: path.read_bytes()}
+    return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
+
+
+@dataclass
+class Trial:
+    """A command in its folder, with its cache."""
+
+    command: Command
+    folder: Path
+
+    @property
+    def cache(self) -> Path:
+        """Its cache."""
+        return self.folder / "cache"
+
+    def run(self, delay: float | None) -> int | None:
+        """Run it; its status, None where it was killed after `delay` seconds."""
+        environment = {**os.environ, "DOVETAIL_CACHE": str(self.cache)}
+        arguments = [sys.executable, "-m", "dovetail", *self.command.arguments]
+        process = subprocess.Popen(
+            arguments, cwd=self.folder, env=environment, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            told = process.communicate(timeout=delay)[1]
+            if process.returncode:
+                print(told.decode()[-600:])
+            return process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return None
+
+    def outputs(self) -> Mapping[str, Mapping[str, bytes]]:
+        """What is there of its outputs."""
+        places = {name: self.folder / name for name in self.command.outputs}
+        return {name: contents(place) for name, place in places.items() if place.exists()}
+
+
+def main() -> int:
+    """Kill, look, tell; the status is 1 where anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", help="only this command; may be repeated")
+    given = parser.parse_args()
+    wrong = 0
+    for command in COMMANDS:
+        if not given.only or command.name in given.only:
+            wrong += disturbed(command, given.kills, random.Random(f"{given.seed} {command.name}"))
+    return int(wrong > 0)
+
+
+def disturbed(command: Command, kills: int, generator: random.Random) -> int:
+    """Kill a command so often; how much was wrong."""
+    with tempfile.TemporaryDirectory() as place:
+        whole, trial = Trial(command, Path(place) / "whole"), Trial(command, Path(place) / "killed")
+        for one in (whole, trial):
+            models(one.folder)
+        began = time.monotonic()
+        if whole.run(None) != 0:
+            print(f"{command.name}: it fails without being killed")
+            return 1
+        seconds, wanted = time.monotonic() - began, whole.outputs()
+        done, ended, faults, before = 0, 0, [], trial.command.finished(trial.folder, trial.cache)
+        while done < kills:
+            status = trial.run(None if ended < done // EVERY else generator.uniform(0, seconds))
+            ended, done = ended + (status is not None), done + (status is None)
+            found, now = trial.outputs(), command.finished(trial.folder, trial.cache)
+            faults += [f"status {status}"] if status else []
+            faults += [f"{name} is not whole" for name in found if found[name] != wanted[name]]
+            faults += ["an output is missing"] if status == 0 and found != wanted else []
+            faults += [f"lost: {sorted(before - now)[:2]}"] if before - now else []
+            before = now
+            if status == 0:
+                begin_again(trial)
+                before = frozenset()
+        print(f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults", *sorted(set(faults))[:3])
+    return len(faults)
+
+
+def begin_again(trial: Trial) -> None:
+    """Without outputs, logs and points, sometimes with: the cache of what was built stays."""
+    for path in trial.folder.iterdir():
+        if path.suffix not in (".onnx", ".npz") and path.name != "cache" and path.name != "built":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(trial.cache / "sweep", ignore_errors=True)
+    (trial.folder / "small.onnx").unlink(missing_ok=True)
+
+
+def models(folder: Path) -> None:
+    """The models and data of all commands."""
+    folder.mkdir()
+    for arguments in (
+        ("digits", "-o", "net.onnx"),
+        ("digits", "--float", "-o", "float.onnx", "--calibration", "data.npz"),
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "dovetail", "zoo", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
