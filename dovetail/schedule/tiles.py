@@ -115,7 +115,7 @@ class Known:
         """What a tile takes by its shapes."""
         if (place := (region.name, size)) not in self.sizes:
             tile = _first_part(region, size)
-            self.sizes[place], self._tile = tile and _tile_size(region, tile), (place, tile)
+            self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
         return self.sizes[place]
 
     def cost(self, region: Region, size: Shape, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
@@ -206,7 +206,9 @@ def _dma_bound(tiling: Tiling, region: Region, known: Known) -> bool:
         known.costs.get((region.name, tiling.shape)),
         zip(box_shape(region.extent), tiling.shape, strict=True),
     )
-    return isinstance(first, TileCost) and tiling.fetching + tiling.moving > first.cycles * prod(-(-a // b) for a, b in sizes)
+    return isinstance(first, TileCost) and tiling.fetching + tiling.moving > first.cycles * prod(
+        -(-a // b) for a, b in sizes
+    )
 
 
 def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
@@ -410,8 +412,8 @@ def tile_match(region: Region, box: Box, tile: Tile | None = None) -> tuple[Tile
     """
     assert region.offload is not None
     tile, offload = tile or _laid_part(region, box), region.offload
-    match = match_again(region.match, tile.graph) if region.match is not None else None
-    match = match or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
+    again = match_again(region.match, tile.graph) if region.match is not None else None
+    match = again or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(region, match))
