@@ -31,7 +31,7 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
-from dovetail.schedule.assign import Assignment, assign, first, one_by_one
+from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
 from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
@@ -90,7 +90,8 @@ class Options:
     arena: str | None = None
     """C name of an array of the user's own for the values, which networks may share; None for an array of the build."""
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Layer, or operator of the model -> the engine that shall compute it, "core", or several engines joined by "+"."""
+    """Layer, or operator of the model -> the engine that shall compute it, "core", one of several cores by its number
+    ("core1"), or several engines joined by "+"."""
 
     def rounding_of(self, model: Path | None, target: Target) -> Rounding:
         """The rounding for a model file, TFLite Micro's without one; raises TargetError for a policy there is not."""
@@ -304,6 +305,9 @@ def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[
     if options.memory_budget is not None:
         hint = "leave one of them out"
         raise TargetError("a pipeline cannot be computed in stripes", where="--memory-budget, --pipeline", hint=hint)
+    if any(pinned_core(pin) is not None for pin in options.pins.values()):
+        what = "a pipeline gives every layer its core itself"
+        raise TargetError(what, where="--pin, --pipeline", hint="leave one of them out")
     found = pipelined(graph, target)
     if check:
         check_pipeline(graph, found, [sample_inputs(graph, seed) for seed in range(found.delay + 2)])

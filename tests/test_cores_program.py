@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 from collections import deque
@@ -16,7 +17,7 @@ import pytest
 from core_kernel_cases import Maker
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
-from dovetail.errors import ProgramError, TargetError
+from dovetail.errors import PlaceError, ProgramError, TargetError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.operators.arithmetic import Add, Clip
 from dovetail.ir.operators.linear import Conv2d
@@ -114,6 +115,31 @@ def test_no_order_of_the_stages_of_a_pipeline_changes_a_result(seed: int) -> Non
     assert found.pipeline is not None and len(found.pipeline.stages) == len(target.cores)
     assert sum(stage.share for stage in found.pipeline.stages) == pytest.approx(1)
     check_orders(found, graph, target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_pinned_to_a_core_is_computed_there_alone(seed: int) -> None:
+    graph, target = tangled(seed), unlike(1.0, 0.5, 2.0)
+    names = [region.name for region in compiled(graph, target).regions if region.place == CORE]
+    wanted = dict(zip(names, ("core2", "core1", "core0"), strict=False))
+    found = compiled(graph, target, pins=wanted)
+    for name, core in wanted.items():
+        layer = next(place for place, region in enumerate(found.regions) if region.name == name)
+        assert [f"core{call.core}" for call in calls(found.plan.program) if call.layer == layer] == [core]
+    check_orders(found, graph, target, 2)
+
+
+def test_pins_to_cores_that_are_not_there_are_refused() -> None:
+    graph, target = tangled(0), unlike(1.0, 1.0)
+    name = next(region.name for region in compiled(graph, target).regions)
+    for pin, say in (("core2", "use core, core0, core1$"), ("core0+core1", "name one place"), ("core01", "use core, ")):
+        with pytest.raises(PlaceError) as told:
+            compiled(graph, target, pins={name: pin})
+        assert re.search(say, told.value.hint)
+    with pytest.raises(PlaceError, match="'core1', which riscv does not have"):
+        compiled(graph, RISCV, pins={name: "core1"})
+    with pytest.raises(TargetError, match="gives every layer its core itself"):
+        compiled(graph, target, pins={name: "core1"}, pipeline=True)
 
 
 def calls(program: Program) -> list[Call]:

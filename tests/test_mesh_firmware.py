@@ -21,6 +21,7 @@ from dovetail.target.mesh import Grid
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from networks import image_net
 from test_mesh_mapping import mapped, tiny
+from test_mesh_own import HAND, own, own_of
 
 pytestmark = pytest.mark.oracles
 
@@ -128,6 +129,48 @@ def test_a_wrong_constant_is_noticed() -> None:
     done = run_exact(found.parts, placed, tables, broken, TARGET, [given])
     expected = evaluate(small(), given)
     assert any(not np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
+
+
+def test_pieces_that_share_elements_take_turns() -> None:
+    """A partition by hand, boxes that are no grid in it: three layers on one element, which sends to itself."""
+    found = own(HAND)
+    project, done = run(tiny("ic_resnet8"), found)
+    shared = [element for element in project.elements if len(element.pieces) > 1]
+    assert len(shared) == 1 and len(shared[0].pieces) == 3
+    assert {name.split("/")[2] for name in project.files if f"/{shared[0].program}/" in name} == {
+        *("program.c", "program.h", "piece_0.c", "piece_1.c", "piece_2.c")
+    }
+    assert max(done.memory) <= MESH.usable
+    placed, tables = found.whole
+    last, text = shared[0], project.files[f"programs/{shared[0].program}/piece_1.c"].decode()
+    start = int(text.split("(element_data + ")[1].split("u)")[0]) + 32
+    wrong = bytearray(last.data)
+    wrong[start : start + 300] = bytes(byte ^ 0x55 for byte in wrong[start : start + 300])
+    broken = [replace(last, data=bytes(wrong)) if one is last else one for one in project.elements]
+    given = sample_inputs(tiny("ic_resnet8"))
+    done = run_exact(found.parts, placed, tables, replace(project, elements=tuple(broken)), TARGET, [given])
+    expected = evaluate(tiny("ic_resnet8"), given)
+    assert any(not np.array_equal(expected[name], done.outputs[0][name]) for name in expected)
+
+
+FEWER = """schema: 2
+groups: {few: 2, one: 1}
+layers:
+  conv_0: {group: few}
+  conv_1: {group: few}
+  conv_2: {group: few, pieces: [{box: [[0, 2], [0, 2], [0, 7]]}, {box: [[0, 2], [0, 2], [7, 16]]}]}
+  max_pool_3: {group: one}
+  dense_5: {group: one}
+  dense_6: {group: one}
+"""
+
+
+def test_a_network_on_fewer_elements_than_layers() -> None:
+    """Everything shares: what is chosen where a file gives three elements only, one of them for the last layers."""
+    found = own_of(small(), FEWER)
+    assert len(found.whole[0].tenants) == 3
+    _, done = run(small(), found)
+    assert max(done.memory) <= MESH.usable
 
 
 def test_a_message_that_never_comes_is_said() -> None:

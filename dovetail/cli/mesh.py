@@ -87,7 +87,12 @@ def mesh(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
     ] = "throughput",
-    mapping: Annotated[Path | None, option(help="A mapping.json to use instead, edited or not.")] = None,
+    mapping: Annotated[
+        Path | None,
+        option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
+    ] = None,
+    parts: Annotated[Path | None, option(help="A folder of ONNX models: what each element computes.")] = None,
+    save_parts: Annotated[Path | None, option(help="Folder for such models of every element.")] = None,
     faults: Annotated[float, typer.Option(help="Share of elements and links taken to be dead, at random.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
     inputs: Annotated[int, typer.Option(help="Inputs of the stream that is modelled.")] = 12,
@@ -109,10 +114,14 @@ def mesh(
     """
     from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare
+    from dovetail.ir.onnx_file import graph_bytes
     from dovetail.mesh.choice import Objective
     from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.files import mapping_json, picture, read_mapping, sentence
+    from dovetail.mesh.files import mapping_json, mapping_yaml, picture, sentence
     from dovetail.mesh.mapping import map_network, measure
+    from dovetail.mesh.own import read_mapping
+    from dovetail.mesh.parts import part_graphs, read_parts
+    from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
 
@@ -126,8 +135,9 @@ def mesh(
         graph = prepare(model, known, Options(), show)
         regions = partition(graph, known)
         show("cutting into pieces, placing, routing")
-        if mapping is not None:
-            mapped = read_mapping(mapping, graph, regions, topology)
+        if mapping is not None or parts is not None:
+            given = read_parts(parts, known_operators(known.operators)) if parts else {}
+            mapped = read_mapping(mapping, graph, regions, topology, Objective(objective), given)
         else:
             mapped = map_network(graph, regions, topology, Objective(objective))
         show("computing every piece")
@@ -136,12 +146,17 @@ def mesh(
         performance = measure(mapped, inputs)
         _print_stages(mapped)
         say(sentence(mapped, performance))
+        if save_parts is not None:
+            named = {f"{name}.onnx": graph_bytes(part) for name, part in part_graphs(mapped)}
+            write_files(named, save_parts, force)
+            say(f"{save_parts}: {len(named)} models")
         if exact:
             show("running every element's firmware")
             _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler)
         if folder is not None:
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
+                files["mapping.yaml"] = mapping_yaml(mapped)
                 files.update(emit_mesh(mapped.parts, *mapped.whole, known).files)
             else:
                 say("the network is not on the mesh as a whole: no programs are written")

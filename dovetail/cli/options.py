@@ -79,7 +79,8 @@ Pin = Annotated[
     list[str] | None,
     option(
         metavar="NAME=ENGINE",
-        help="Compute a layer, or an operator of the model, on an engine, core, or several (a+b). May be repeated.",
+        help="Compute a layer, or an operator of the model, on an engine, core, one core of several (core1), or "
+        "several engines (a+b). May be repeated.",
     ),
 ]
 Pins = Annotated[Path | None, option(help='A file of pins: a table pins of NAME = "ENGINE" in TOML, or in .json.')]

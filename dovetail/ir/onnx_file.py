@@ -266,7 +266,7 @@ def _written(node: Node, name: str, domain: str) -> onnx.NodeProto:
 def from_model(model: onnx.ModelProto, operators: Mapping[str, type[Operator]] = MappingProxyType({})) -> Graph:
     """The graph of a model that `to_model` gave; raises ValueError for any other, ModelError where an operator of the
     user's own is not among `operators`."""
-    if model.producer_name != DOMAIN:
+    if model.producer_name != DOMAIN and not any(function.domain == DOMAIN for function in model.functions):
         raise ValueError(f"it was written by {model.producer_name or 'an unknown program'!r}")
     narrow = _narrow_types(model)
     kinds = {function.name: _operator_kind(function, operators) for function in model.functions}

@@ -1,15 +1,15 @@
 """A simulated element: the MAC array, message unit and DMA beside its core, and what runs it in a worker process.
 
 Byte offsets: see runtime/mesh_sim.c. The MAC array takes the clocks of the mesh's description; its results are in
-memory when they have passed. A run's first set of inputs holds the element's data, and each further one what an input
-brings: messages by key, and "dram N" for tensors. It answers with an inference per input: messages by key, and
-"stored".
+memory when they have passed. A run's first set of inputs holds the element's data, how many inputs each of its pieces
+computes ("inputs") and the keys it sends to itself ("own"); each further one what an input brings: messages by key, and
+"dram N" for tensors. It answers with an inference per input: messages by key, and "stored N" of piece N.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,6 +35,19 @@ _KINDS = ("convolution", "depthwise", "dense")
 _TABLES = "report this: the tables of sender and receiver disagree"
 
 
+@dataclass
+class _Piece:
+    """What the message unit knows of a piece."""
+
+    limit: int
+    """Inputs it computes."""
+    expected: list[dict[str, int]] = field(default_factory=list)
+    delivered: int = 0
+    """Inputs of which everything is there."""
+    released: int = 0
+    """Inputs whose slots were given back."""
+
+
 class ElementDevice:
     """The device.
 
@@ -48,38 +61,51 @@ class ElementDevice:
     def __init__(self, bus: Bus, array: str) -> None:
         self._bus = bus
         self._array: MacArray = find(array, "MAC array")
-        self.inputs = 0
-        """How many the element computes."""
-        self.messages: Sequence[Mapping[int, bytes]] = ()
-        """Per input: message by key."""
+        self.inputs: Sequence[int] = ()
+        """How many each piece of the element computes."""
+        self.messages: Sequence[dict[int, bytes]] = ()
+        """Per input: message by key; those the element sends to itself come as they are sent."""
+        self.own: frozenset[int] = frozenset()
+        """Keys of those."""
         self.tensors: Sequence[Mapping[int, bytes]] = ()
         """Per input: tensors in DRAM by number."""
         self.sent: list[dict[int, bytes]] = []
-        self.stored: list[bytes] = []
+        self.stored: list[dict[int, bytes]] = []
+        """Per input: result by the piece."""
         self.reset()
 
     def reset(self) -> None:
         """As after power-on."""
-        self._registers = dict.fromkeys(range(0, 0x34, 4), 0)
-        self._expected: list[dict[str, int]] = []
-        self._delivered = self._released = 0
+        self._registers = dict.fromkeys(range(0, 0x40, 4), 0)
+        self._pieces: dict[int, _Piece] = {}
         self._job: tuple[int, dict[str, int]] | None = None
         self._interrupt = False
         self._done: list[Activity] = []
 
+    def _piece(self) -> _Piece:
+        """The piece the registers are about."""
+        number = self._registers[0x34]
+        if number >= len(self.inputs):
+            hint = "look at the element's driver: select one of the pieces the element has"
+            raise SimulationError(f"the element has no piece {number}", where=self.name, hint=hint)
+        return self._pieces.setdefault(number, _Piece(self.inputs[number]))
+
     def read(self, offset: int, now: int) -> int:
-        """READY, BUSY or INPUTS."""
-        if offset == 0x08:
-            if self._registers[0x14] < self._delivered:
+        """READY, CAN, IDLE, BUSY or TURNS."""
+        piece, input_ = self._piece(), self._registers[0x14]
+        if offset == 0x38:
+            return int(input_ < (piece.delivered if piece.expected else piece.limit))
+        if offset in (0x08, 0x3C):
+            if offset == 0x08 and input_ < piece.delivered:
                 return 1
-            what = f"the element waits for ever for input {self._registers[0x14]}"
+            what = f"the element waits for ever for input {input_}"
             hint = "look at the element's driver: release an input's slot before waiting for a later input"
             raise SimulationError(what, where=self.name, hint=hint)
         if offset == 0x2C:
             self._interrupt = False
             return int(self._job is not None)
         if offset == 0x30:
-            return self.inputs
+            return sum(self.inputs)
         hint = "look at the element's driver: registers that are read are those its header names"
         raise SimulationError(f"the element has no register to read at {offset:#x}", where=self.name, hint=hint)
 
@@ -89,25 +115,31 @@ class ElementDevice:
             hint = "look at the element's driver: registers that are written are those its header names"
             raise SimulationError(f"the element has no register at {offset:#x}", where=self.name, hint=hint)
         self._registers[offset] = value
-        input_, data = self._registers[0x14], self._registers[0x18]
+        input_, data, piece = self._registers[0x14], self._registers[0x18], self._piece()
         if offset == 0x04:
-            self._expected = self._transfers(value)
-            self._deliver()
+            piece.expected = self._transfers(value)
+            self._deliver(piece)
         elif offset == 0x0C:
-            if value != self._released:
-                what = f"input {value} is released, {self._released} is next"
+            if value != piece.released:
+                what = f"input {value} is released, {piece.released} is next"
                 hint = "look at the element's driver: release the inputs in their order"
                 raise SimulationError(what, where=self.name, hint=hint)
-            self._released += 1
-            self._deliver()
+            piece.released += 1
+            self._deliver(piece)
         elif offset == 0x1C:
             self.sent += [{} for _ in range(len(self.sent), input_ + 1)]
-            self.sent[input_][self._registers[0x10]] = self._bus.view(data, value).tobytes()
+            key, content = self._registers[0x10], self._bus.view(data, value).tobytes()
+            self.sent[input_][key] = content
+            if key in self.own:
+                self.messages[input_][key] = content
+                for one in self._pieces.values():
+                    self._deliver(one)
         elif offset == 0x20:
             for transfer in self._transfers(value):
                 self._copy(transfer, self.tensors[input_][transfer["key"]], input_)
         elif offset == 0x24:
-            self.stored.append(self._bus.view(data, value).tobytes())
+            self.stored += [{} for _ in range(len(self.stored), input_ + 1)]
+            self.stored[input_][self._registers[0x34]] = self._bus.view(data, value).tobytes()
         elif offset == 0x28:
             if self._job:
                 hint = "look at the element's driver: wait for the job before starting another"
@@ -143,18 +175,20 @@ class ElementDevice:
         size = 4 * len(_FIELDS)
         return [self._words(self._registers[0x00] + number * size, _FIELDS) for number in range(count)]
 
-    def _deliver(self) -> None:
-        """Put the messages of every input where they belong whose slots are free."""
-        slots = min((transfer["slots"] for transfer in self._expected), default=1)
-        while self._delivered < min(len(self.messages), self._released + slots):
-            given = self.messages[self._delivered]
-            for transfer in self._expected:
-                if transfer["key"] not in given:
-                    raise SimulationError(
-                        f"no message of the key {transfer['key']} came", where=self.name, hint=_TABLES
-                    )
-                self._copy(transfer, given[transfer["key"]], self._delivered)
-            self._delivered += 1
+    def _deliver(self, piece: _Piece) -> None:
+        """Put the messages of every input where they belong whose slots are free, once all of an input are there."""
+        slots = min((transfer["slots"] for transfer in piece.expected), default=1)
+        keys = {transfer["key"] for transfer in piece.expected}
+        while piece.expected and piece.delivered < min(piece.limit, piece.released + slots):
+            given = self.messages[piece.delivered]
+            missing = sorted(keys - given.keys())
+            if any(key in self.own for key in missing):
+                return
+            if missing:
+                raise SimulationError(f"no message of the key {missing[0]} came", where=self.name, hint=_TABLES)
+            for transfer in piece.expected:
+                self._copy(transfer, given[transfer["key"]], piece.delivered)
+            piece.delivered += 1
 
     def _copy(self, transfer: Mapping[str, int], content: bytes, input_: int) -> None:
         source = np.frombuffer(content, np.uint8)
@@ -215,17 +249,18 @@ def load(content: Content) -> Runner:
         assert isinstance(device, ElementDevice)
         data, brought = request.inputs[0]["element_data"], request.inputs[1:]
         machine.firmware.write("element_data", data)
-        device.inputs = len(brought)
+        named = {name: np.frombuffer(request.inputs[0][name], "<u4").tolist() for name in ("inputs", "own")}
+        device.inputs, device.own = named["inputs"], frozenset(named["own"])
         device.messages = [{int(k): v for k, v in one.items() if not k.startswith("dram")} for one in brought]
         device.tensors = [{int(k[5:]): v for k, v in one.items() if k.startswith("dram")} for one in brought]
         result = machine.run(RunRequest((), {}, request.instruction_limit))
         outputs = []
         for number in range(len(brought)):
             sent = device.sent[number] if number < len(device.sent) else {}
-            named = {str(key): content for key, content in sent.items()}
-            if number < len(device.stored):
-                named["stored"] = device.stored[number]
-            outputs.append(InferenceResult(named))
+            stored = device.stored[number] if number < len(device.stored) else {}
+            contents = {str(key): content for key, content in sent.items()}
+            contents |= {f"stored {piece}": content for piece, content in stored.items()}
+            outputs.append(InferenceResult(contents))
         outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
         return replace(result, inferences=tuple(outputs))
 

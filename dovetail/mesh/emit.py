@@ -22,6 +22,7 @@ from dovetail.mesh.layers import MeshLayer
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
+from dovetail.mesh.shared import ELEMENT_DATA, joined_data, program_files
 from dovetail.target.description import Target
 
 HEADER_BYTES = 32
@@ -263,7 +264,7 @@ def _source(
     lines = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""]
     if kernel is not None:
         lines += [kernels.helper_source(kernel.helpers), *kernel.declarations, kernel.shared, kernel.source]
-    lines.append('uint8_t element_data[ELEMENT_BYTES] __attribute__((aligned(16), section(".element")));')
+    lines.append(ELEMENT_DATA)
     for number, place in enumerate(places):
         lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
     lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
@@ -341,7 +342,7 @@ OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
 class Element:
     """One element, with the program and data it is loaded with."""
 
-    piece: int
+    pieces: tuple[int, ...]
     element: int
     """Chip * elements per chip + number on it."""
     program: str
@@ -354,7 +355,7 @@ class MeshProject:
     """Everything that is emitted."""
 
     programs: Mapping[str, str]
-    """Program -> its C text."""
+    """Program -> its C text, of several files one after the other."""
     elements: tuple[Element, ...]
     files: Mapping[str, bytes]
     """By relative path: programs, run-time, an image per chip."""
@@ -370,20 +371,27 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
     if not parts.resident:
         what = "programs are written for networks that are on the mesh as a whole"
         raise PlanError(what, where=parts.graph.name, hint="use more chips or boards")
-    names: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    elements = []
+    names: dict[tuple[str, ...], str] = {}
+    sizes: dict[str, list[int]] = {}
+    found: list[tuple[str, list[bytes]]] = []
+    owner = [(stage, piece) for stage in placed.section.stages for piece in range(stage.pieces)]
     senders = senders_of(placed)
-    for stage in placed.section.stages:
-        for piece in range(stage.pieces):
-            made = element_program(stage, piece, target)
-            name = names.setdefault(made.source, f"{stage.layer.name}_{len(names)}")
-            data = _data(placed, stage, piece, made, tables, senders[stage.first + piece])
-            sizes[name] = max(sizes.get(name, 0), len(data))
-            number = stage.first + piece
-            elements.append(Element(number, int(placed.element[number]), name, data))
-    programs = {name: source for source, name in names.items()}
-    files = {**dict(_files(programs, sizes, target)), **dict(_images(placed, tables, elements))}
+    for pieces in placed.tenants.values():
+        made = [element_program(*owner[number], target) for number in pieces]
+        texts = tuple(one.source for one in made)
+        name = names.setdefault(texts, f"{owner[pieces[0]][0].layer.name}_{len(names)}")
+        pairs = zip(pieces, made, strict=True)
+        data = [_data(placed, *owner[number], one, tables, senders[number]) for number, one in pairs]
+        limits = zip(sizes.get(name, [0] * len(data)), data, strict=True)
+        sizes[name] = [max(known, len(part)) for known, part in limits]
+        found.append((name, data))
+    elements = [
+        Element(pieces, element, name, joined_data(data, sizes[name]))
+        for (element, pieces), (name, data) in zip(placed.tenants.items(), found, strict=True)
+    ]
+    sources = {name: program_files(texts, sizes[name]) for texts, name in names.items()}
+    files = {**dict(_files(sources, target)), **dict(_images(placed, tables, elements))}
+    programs = {name: "\n".join(texts) for texts, name in names.items()}
     return MeshProject(programs, tuple(elements), files)
 
 
@@ -458,7 +466,7 @@ def _transfer(key: int, operand: int, place: OperandPlace, box: list[int], part:
     return (key, source, target, operand, rows, wide, deep * size, *lies, place.slots, place.nbytes)
 
 
-def _files(programs: Mapping[str, str], sizes: Mapping[str, int], target: Target) -> Iterator[tuple[str, bytes]]:
+def _files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator[tuple[str, bytes]]:
     """The files of all programs and what they share."""
     core = instruction_set(target.core.isa)
     script = linker_script(
@@ -474,10 +482,9 @@ def _files(programs: Mapping[str, str], sizes: Mapping[str, int], target: Target
     for name in OWN:
         yield f"runtime/{name}", (Path(__file__).parent / "runtime" / name).read_bytes()
     yield "link.ld", script.encode()
-    for name, source in sorted(programs.items()):
-        yield f"programs/{name}/program.c", source.encode()
-        header = f"#ifndef PROGRAM_H\n#define PROGRAM_H\n#define ELEMENT_BYTES {sizes[name]}u\n#endif\n"
-        yield f"programs/{name}/program.h", header.encode()
+    for name, files in sorted(sources.items()):
+        for file, text in files.items():
+            yield f"programs/{name}/{file}", text.encode()
     yield "Makefile", _makefile(core.gcc_command, " ".join(core.gcc), core.start).encode()
 
 
@@ -491,8 +498,8 @@ PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c
 
 all: $(PROGRAMS)
 %.elf: programs/%/program.c
-\t$(CC) $(CFLAGS) -Iruntime -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $< runtime/{start} \\
-\t\truntime/dovetail_rt.c $(HAL) -lgcc -o $@
+\t$(CC) $(CFLAGS) -Iruntime -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
+\t\truntime/{start} runtime/dovetail_rt.c $(HAL) -lgcc -o $@
 clean:
 \trm -f $(PROGRAMS)
 .PHONY: all clean
@@ -530,6 +537,6 @@ def _images(placed: Placed, tables: Tables, elements: list[Element]) -> Iterator
             found.append(_ROUTE.pack(int(tables.first[row]), mask, int(tables.ways[row]), int(tables.local[row]) + 1))
         for number in sets:
             members = placed.traffic.members[placed.traffic.start[number] : placed.traffic.start[number + 1]]
-            here = sorted(int(e) % per for e in placed.element[members] if e // per == chip)
+            here = sorted({int(e) % per for e in placed.element[members] if e // per == chip})
             found.append(struct.pack(f"<{2 + len(here)}I", number + 1, len(here), *here))
         yield f"chips/chip_{x}_{y}.img", b"".join(found)

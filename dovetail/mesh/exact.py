@@ -1,8 +1,9 @@
 """Exact execution: every element's real firmware in its own emulated core, messages passed between them.
 
 Messages only go from lower stages to higher ones, so a stage's elements run side by side, over all inputs, once those
-before have run; the message unit of each keeps to its slots. Elements are spread over processes, or over the workers
-of a Dask cluster.
+before have run; the message unit of each keeps to its slots. An element with several pieces runs once for each of them,
+those of later stages idle, the last time with all; every time it must send the same. Elements are spread over
+processes, or over the workers of a Dask cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.errors import PlanError, SimulationError
 from dovetail.ir.types import Array, box_slices
 from dovetail.mesh.element import BASE
-from dovetail.mesh.emit import MeshProject, senders_of
+from dovetail.mesh.emit import Element, MeshProject, senders_of
 from dovetail.mesh.mapping import result_box
 from dovetail.mesh.partition import Partitioned, Stage
 from dovetail.mesh.placement import Placed, Tables
@@ -44,9 +45,9 @@ class ExactRun:
     instructions: int
     """Of all elements and inputs."""
     cycles: tuple[int, ...]
-    """Per piece: executing and waiting for the MAC array, all inputs."""
+    """Per element, as in `MeshProject.elements`: executing and waiting for the MAC array, all inputs."""
     memory: tuple[int, ...]
-    """Per piece: bytes of its element's memory that its program, stack, data and buffers take."""
+    """Per element: bytes of its element's memory that its program, stack, data and buffers take."""
     stack: int
     """Most bytes of stack any of them used."""
     programs: int
@@ -79,7 +80,7 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
         shared = [folder / "runtime" / source for source in (start, "dovetail_rt.c", "mesh_sim.c")]
         return name, compile_firmware(
             folder / "programs" / name,
-            [folder / "programs" / name / "program.c", *shared],
+            [*sorted((folder / "programs" / name).glob("*.c"), reverse=True), *shared],
             linker_script=folder / "link.ld",
             isa=target.core.isa,
             defines={"DOVETAIL_SIM": None},
@@ -228,7 +229,7 @@ def _waves(
 ) -> ExactRun:
     """Stage after stage; of pieces that sum for each other, one after the other."""
     senders, fetches = senders_of(placed), placed.traffic.fetches
-    elements = {element.piece: element for element in project.elements}
+    home = {piece: element for element in project.elements for piece in element.pieces}
     tensors = [
         {f"dram {n}": np.ascontiguousarray(given[fetch.value]).tobytes() for n, fetch in enumerate(fetches)}
         for given in inputs
@@ -236,34 +237,48 @@ def _waves(
     sent: list[dict[str, bytes]] = [{} for _ in inputs]
     stored: list[dict[int, bytes]] = [{} for _ in inputs]
     results: dict[int, SimulationResult] = {}
+    done: set[int] = set()
     fetching = {int(piece) for fetch in fetches for piece in fetch.pieces}
 
-    def job(piece: int) -> Job:
-        """What is to be run of a piece, once all it reads has been sent."""
-        keys = [str(int(tables.key[sender])) for sender in senders[piece]]
-        fetched = tensors if piece in fetching else [{} for _ in inputs]
+    def job(element: Element) -> Job:
+        """An element with those of its pieces that all they read has been sent for."""
+        pieces = [piece for piece in element.pieces if piece in done]
+        reads = [sender for piece in pieces for sender in senders[piece]]
+        keys = {str(int(tables.key[sender])) for sender in reads if sender not in element.pieces}
+        fetched = tensors if fetching.intersection(pieces) else [{} for _ in inputs]
         brought = tuple({**{k: given[k] for k in keys}, **more} for given, more in zip(sent, fetched, strict=True))
-        return str(firmware[elements[piece].program]), {"element_data": elements[piece].data}, brought
+        limits = np.array([len(inputs) * (piece in done) for piece in element.pieces], "<u4")
+        own = np.array(sorted({int(tables.key[s]) for s in reads if s in element.pieces}), "<u4")
+        first = {"element_data": element.data, "inputs": limits.tobytes(), "own": own.tobytes()}
+        return str(firmware[element.program]), first, brought
 
     for stage in placed.section.stages:
         for turn in range(stage.cut.sums):
             pieces = range(stage.first + turn, stage.first + stage.pieces, stage.cut.sums)
-            for piece, result in zip(pieces, run([job(piece) for piece in pieces]), strict=True):
-                results[piece] = result
+            done.update(pieces)
+            wave = list({home[piece].element: home[piece] for piece in pieces}.values())
+            for element, result in zip(wave, run([job(element) for element in wave]), strict=True):
+                results[element.element] = result
                 for number, inference in enumerate(result.inferences):
-                    given = dict(inference.outputs)
-                    if "stored" in given:
-                        stored[number][piece] = given.pop("stored")
-                    sent[number].update(given)
-    done = [results[piece] for piece in range(placed.section.pieces)]
+                    for name, content in inference.outputs.items():
+                        piece = element.pieces[int(name[7:])] if name.startswith("stored ") else -1
+                        _keep(stored[number] if piece >= 0 else sent[number], name if piece < 0 else piece, content)
+    found = [results[element.element] for element in project.elements]
     return ExactRun(
         tuple(_gathered(parts, placed, one) for one in stored),
-        sum(one.executed_instructions or 0 for one in done),
-        tuple(one.inferences[0].total_cycles or 0 for one in done),
-        tuple(used[elements[piece].program] for piece in range(len(done))),
-        max(one.stack_bytes or 0 for one in done),
+        sum(one.executed_instructions or 0 for one in found),
+        tuple(one.inferences[0].total_cycles or 0 for one in found),
+        tuple(used[element.program] for element in project.elements),
+        max(one.stack_bytes or 0 for one in found),
         len(project.programs),
     )
+
+
+def _keep(known: dict[Any, bytes], name: Any, content: bytes) -> None:
+    """Note down what an element gave; raises SimulationError where it gave something else before."""
+    if known.setdefault(name, content) != content:
+        hint = "look at the element's driver: a piece must not change what another reads"
+        raise SimulationError(f"with more pieces on its element, '{name}' is another", where="mesh", hint=hint)
 
 
 def _gathered(parts: Partitioned, placed: Placed, stored: Mapping[int, bytes]) -> dict[str, Array]:

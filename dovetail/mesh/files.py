@@ -1,4 +1,4 @@
-"""A mapping as files: JSON that other tools can read, edit and give back (it is not trusted), and pictures in HTML."""
+"""A mapping as files: JSON for other tools, YAML that can be edited and given back, and pictures in HTML."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ import html
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
-from dovetail.errors import PlanError
-from dovetail.ir.graph import Graph
-from dovetail.mesh.choice import Objective
-from dovetail.mesh.layers import Cut, MeshLayer, grains, layers_of, output_layers
-from dovetail.mesh.mapping import Mapped, Performance, check_covered, wanted
-from dovetail.mesh.partition import Partitioned, Section, Stage, make_stage
-from dovetail.mesh.placement import Placed, tables_of
+from dovetail.mesh.mapping import Mapped, Performance
+from dovetail.mesh.own_routes import routes_of
+from dovetail.mesh.placement import Placed, shared_bytes
 from dovetail.mesh.simulate import Timing
-from dovetail.mesh.topology import Topology
-from dovetail.mesh.traffic import Floats, loads_of, traffic_of
-from dovetail.schedule.partition import Region
+from dovetail.mesh.traffic import Floats
+from dovetail.mesh.wishes import SCHEMA as OWN_SCHEMA
 
 SCHEMA = 1
-_MOST_BYTES = 512 << 20
-_MOST_SLOTS = 1024
-_HINT = "edit a file that dovetail mesh wrote; the elements of pieces, cuts and slots may be changed"
 
 
 def mapping_json(mapped: Mapped) -> bytes:
@@ -55,7 +46,7 @@ def _section(mapped: Mapped, index: int) -> dict[str, Any]:
         one: dict[str, Any] = {"layer": stage.layer.name, "cut": list(astuple(stage.cut)), "slots": list(stage.slots)}
         if placed is not None and tables is not None:
             numbers = slice(stage.first, stage.first + stage.pieces)
-            places = [_named(mapped.topology, element) for element in placed.element[numbers].tolist()]
+            places = [list(mapped.topology.position(element)) for element in placed.element[numbers].tolist()]
             columns = (places, stage.boxes.tolist(), stage.memory.tolist(), tables.key[numbers].tolist())
             names = ("element", "box", "bytes", "key")
             one["pieces"] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -74,135 +65,21 @@ def _section(mapped: Mapped, index: int) -> dict[str, Any]:
     return found
 
 
-def _named(topology: Topology, element: int) -> list[int]:
-    chip, number = divmod(element, topology.mesh.per_chip)
-    return [*topology.places[chip], number]
-
-
-def read_mapping(path: Path, graph: Graph, regions: Sequence[Region], topology: Topology) -> Mapped:
-    """A mapping of a resident network from a file; boxes, bytes, keys and routes are made anew.
-
-    Raises:
-        PlanError: the file is damaged, names what is not there, leaves a piece out, gives an element two pieces, uses
-            one that is faulty, or a piece does not fit; says where.
-    """
-    content = _load(path)
-    where = path.name
-    if content.get("schema") != SCHEMA or not isinstance(content.get("sections"), list):
-        raise PlanError(f"this is no mapping of schema {SCHEMA}", where=where, hint=_HINT)
-    sections = content["sections"]
-    if len(sections) != 1 or not isinstance(sections[0], dict) or sections[0].get("streamed") is not None:
-        what = f"only networks that are resident as a whole are read back; this has {len(sections)} sections"
-        raise PlanError(what, where=where, hint=_HINT)
-    layers = layers_of(graph, regions)
-    outputs = output_layers(graph, layers, regions)
-    stages: list[Stage] = []
-    elements: list[int] = []
-    for layer, one in zip(layers, _listed(sections[0], "stages", len(layers), where), strict=True):
-        first = stages[-1].first + stages[-1].pieces if stages else 0
-        stages.append(_stage(one, layer, first, topology, where))
-        elements += _elements(one, stages[-1], topology, where)
-    _check_elements(elements, stages, topology, where)
-    try:
-        objective = Objective(str(content.get("objective")))
-    except ValueError:
-        given = str(content.get("objective"))[:40]
-        raise PlanError(f"there is no objective {given!r}", where=where, hint=_HINT) from None
-    section = Section(tuple(stages))
-    parts = Partitioned(graph, layers, outputs, topology.mesh, objective, (section,))
-    traffic = traffic_of(section, wanted(parts, 0))
-    check_covered(section, traffic)
-    element = np.array(elements, np.int64)
-    placed = Placed(section, topology, traffic, element, loads_of(traffic, topology, element))
-    return Mapped(parts, topology, (placed,), (tables_of(placed),))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise PlanError(f"the file has more than {_MOST_BYTES} bytes", where=path.name, hint=_HINT)
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        hint = "check the spelling and the permission to read"
-        raise PlanError(f"the mapping cannot be read: {error.strerror}", where=path.name, hint=hint) from None
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"the mapping is no JSON: {str(error)[:100]}", where=path.name, hint=_HINT) from None
-    if not isinstance(content, dict):
-        raise PlanError("the mapping is no JSON object", where=path.name, hint=_HINT)
-    return content
-
-
-def _listed(content: dict[str, Any], name: str, count: int, where: str) -> list[dict[str, Any]]:
-    found = content.get(name)
-    if not isinstance(found, list) or len(found) != count or not all(isinstance(one, dict) for one in found):
-        many = len(found) if isinstance(found, list) else 0
-        what = f"'{name}' has {many} entries, {count} are needed"
-        raise PlanError(f"a piece is missing: {what}" if name == "pieces" else what, where=where, hint=_HINT)
-    return found
-
-
-def _are_whole(values: Any, limits: Sequence[int], least: int) -> TypeGuard[list[int]]:
-    """True for a list of as many whole numbers as there are limits, each within its own."""
-    return (
-        isinstance(values, list)
-        and len(values) == len(limits)
-        and all(type(one) is int and least <= one <= limit for one, limit in zip(values, limits, strict=True))
-    )
-
-
-def _stage(one: dict[str, Any], layer: MeshLayer, first: int, topology: Topology, where: str) -> Stage:
-    at = f"{where}: {layer.name}"
-    if one.get("layer") != layer.name:
-        hint = "the file is of another network"
-        raise PlanError(f"the layer here is {layer.name}, not {str(one.get('layer'))[:40]!r}", where=where, hint=hint)
-    units = zip(grains(layer, topology.mesh), layer.cuttable, strict=True)
-    limits = (*(total if free else 1 for total, free in units), -(-layer.summed // layer.unit))
-    cut, slots = one.get("cut"), one.get("slots")
-    if not _are_whole(cut, limits, 1):
-        raise PlanError(
-            f"a cut is four numbers of parts, at most {list(limits)}, not {str(cut)[:60]}", where=at, hint=_HINT
-        )
-    if not _are_whole(slots, [_MOST_SLOTS] * len(layer.readings), 1):
-        raise PlanError(
-            f"slots are {len(layer.readings)} numbers of inputs, not {str(slots)[:60]}", where=at, hint=_HINT
-        )
-    try:
-        return make_stage(layer, Cut(*cut), tuple(slots), topology.mesh, first)
-    except PlanError as error:
-        raise PlanError(error.what, where=at, hint=error.hint) from None
-
-
-def _elements(one: dict[str, Any], stage: Stage, topology: Topology, where: str) -> list[int]:
-    at = f"{where}: {stage.layer.name}"
-    index = {place: number for number, place in enumerate(topology.places)}
-    found = []
-    for number, piece in enumerate(_listed(one, "pieces", stage.pieces, at)):
-        place, box = piece.get("element"), stage.boxes[number].tolist()
-        if not _are_whole(place, [1 << 20, 1 << 20, topology.mesh.per_chip - 1], 0) or tuple(place[:2]) not in index:
-            what = f"piece {number} is on an element that does not exist: {str(place)[:40]}"
-            raise PlanError(what, where=at, hint="an element is column and row of its chip, and its number on it")
-        if piece.get("box", box) != box:
-            hint = f"leave boxes out, or give {box}"
-            raise PlanError(f"piece {number} has another box than its cut gives", where=at, hint=hint)
-        found.append(index[place[0], place[1]] * topology.mesh.per_chip + place[2])
-    return found
-
-
-def _check_elements(elements: Sequence[int], stages: Sequence[Stage], topology: Topology, where: str) -> None:
-    """Every element once, and only those that may be used."""
-    usable = set(topology.elements.tolist())
-    taken: dict[int, str] = {}
-    names = [f"piece {number} of {stage.layer.name}" for stage in stages for number in range(stage.pieces)]
-    for element, name in zip(elements, names, strict=True):
-        place = _named(topology, element)
-        if element in taken:
-            what = f"the element {place} is booked twice: for {taken[element]} and for {name}"
-            raise PlanError(what, where=where, hint="give one of them another element")
-        if element not in usable:
-            raise PlanError(
-                f"the element {place} of {name} is faulty or reserved", where=where, hint="give it another element"
-            )
-        taken[element] = name
+def mapping_yaml(mapped: Mapped) -> bytes:
+    """The mapping of a resident network in the form `own.read_mapping` reads: with nothing left to choose."""
+    placed, _ = mapped.whole
+    parts, topology = mapped.parts, mapped.topology
+    lines = [f"schema: {OWN_SCHEMA}", f"network: {json.dumps(parts.graph.name)}", f"objective: {parts.objective.value}"]
+    lines.append("layers:")
+    for stage in placed.section.stages:
+        lines += [f"  {json.dumps(stage.layer.name)}:", f"    slots: {list(stage.slots)}", "    pieces:"]
+        numbers = slice(stage.first, stage.first + stage.pieces)
+        spans = stage.boxes.reshape(-1, 4, 2)[:, : 4 if stage.cut.sums > 1 else 3].tolist()
+        for box, element in zip(spans, placed.element[numbers].tolist(), strict=True):
+            lines.append(f"      - {{box: {box}, on: {list(topology.position(element))}}}")
+    routes = routes_of(placed)
+    lines += ["routes:"] * bool(routes) + [f"  - {route}" for route in routes]
+    return ("\n".join(lines) + "\n").encode()
 
 
 _CELL = 5
@@ -223,8 +100,12 @@ def picture(mapped: Mapped, performance: Performance) -> bytes:
     ]
     timing, placed = performance.timing, mapped.placed[0]
     if timing is not None and placed is not None:
-        busy = np.concatenate([stage.costs.clocks for stage in placed.section.stages]) / timing.interval
-        memory = np.concatenate([stage.memory for stage in placed.section.stages]) / mapped.parts.mesh.usable
+        clocks = np.concatenate([stage.costs.clocks for stage in placed.section.stages])
+        held = np.concatenate([stage.memory for stage in placed.section.stages])
+        tenants = [list(pieces) for pieces in placed.tenants.values()]
+        mesh = mapped.parts.mesh
+        busy = np.array([clocks[pieces].sum() for pieces in tenants]) / timing.interval
+        memory = np.array([shared_bytes(held[pieces].tolist(), mesh) for pieces in tenants]) / mesh.usable
         title = "Elements: share of their memory that is used; lines: share of the time links are held"
         parts.append(_heat("Elements: share of the time they compute", placed, busy, None))
         parts.append(_heat(title, placed, memory, timing))
@@ -237,7 +118,8 @@ def picture(mapped: Mapped, performance: Performance) -> bytes:
 def sentence(mapped: Mapped, performance: Performance) -> str:
     """Elements and times of a mapping, in words."""
     clock = mapped.parts.mesh.clock
-    used = max(section.pieces for section in mapped.parts.sections)
+    pairs = zip(mapped.parts.sections, mapped.placed, strict=True)
+    used = max(len(placed.tenants) if placed else section.pieces for section, placed in pairs)
     ratio = performance.interval / performance.bound
     return (
         f"{used} of {len(mapped.topology.elements)} elements; one input takes {performance.latency:.0f} clocks "
@@ -281,10 +163,11 @@ def _heat(title: str, placed: Placed, value: Floats, timing: Timing | None) -> s
         x, y = corner(chip)
         lines.append(f"<rect x='{x}' y='{y}' width='{wide}' height='{high}' fill='#fff' stroke='#bbb'/>")
     if whole:
-        total = np.bincount(placed.chip, weights=value, minlength=len(topology.places)) / per
+        homes = np.array(list(placed.tenants)) // per
+        total = np.bincount(homes, weights=value, minlength=len(topology.places)) / per
         lines += [_rectangle(*corner(chip), wide, high, share) for chip, share in enumerate(total.tolist())]
     else:
-        for element, share in zip(placed.element.tolist(), value.tolist(), strict=True):
+        for element, share in zip(placed.tenants, value.tolist(), strict=True):
             chip, number = divmod(element, per)
             row, column = divmod(int(topology.router_of[number]), grid.width)
             down, right = divmod(number % grid.elements, side)

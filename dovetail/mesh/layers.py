@@ -48,6 +48,8 @@ class Reading:
     """Rows and columns of padding before the image."""
     channels: str = "same"
     """Which channels: the "same" as of the result, those "summed" over, or "all"."""
+    given: str = ""
+    """As the network calls it: `value`, or a view of it."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,10 @@ class _Network:
         names = sorted(
             graph.inputs, key=lambda name: anchor is not None and parts is not None and name != parts.source()
         )
-        readings = tuple(self.reading(name, again.get(name, name), graph, parts, kind, image) for name in names)
+        given = {name: again.get(name, name) for name in names}
+        readings = tuple(
+            replace(self.reading(name, given[name], graph, parts, kind, image), given=given[name]) for name in names
+        )
         itemsize, origin = result.dtype.numpy.itemsize, ", ".join(region.origins)
         form = (kind, parts, image, itemsize, summed, unit, kernel, stride, readings, _cuttable(graph, anchor, kind))
         return MeshLayer(index, region.name, graph, *form, origin)

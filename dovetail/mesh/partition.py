@@ -47,6 +47,8 @@ class Stage:
     """Of every piece."""
     first: int
     """Number of its first piece among all of its section."""
+    free: bool = False
+    """True where the boxes form no grid; `cut` then counts them as rows."""
 
     @property
     def pieces(self) -> int:
@@ -126,15 +128,7 @@ def _resident(layers: Sequence[MeshLayer], topology: Topology, objective: Object
     """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
     mesh, elements = topology.mesh, len(topology.elements)
     chips, capacity = len(topology.places), topology.capacity
-    levels: list[int] = []  # layers on the longest way from the network's inputs, 1 for the first
-    for layer in layers:
-        levels.append(1 + max((levels[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
-    tried: list[list[tuple[int, ...]]] = []
-    for most in (max(levels) + 1, 2, 1):
-        slots = [_slots(layer, levels, objective, most) for layer in layers]
-        if slots in tried:
-            continue
-        tried.append(slots)
+    for slots in slot_choices(layers, objective):
         slabs = choose_slabs(layers, slots, mesh, chips, capacity, objective) if chips > 1 and capacity else None
         if slabs:
             return section(layers, slabs[1], slots, mesh, slabs[0])
@@ -143,6 +137,19 @@ def _resident(layers: Sequence[MeshLayer], topology: Topology, objective: Object
         if cuts is not None:
             return section(layers, cuts, slots, mesh)
     return None
+
+
+def slot_choices(layers: Sequence[MeshLayer], objective: Objective) -> list[list[tuple[int, ...]]]:
+    """Numbers of slots to try in turn, for each operand of each layer: ever fewer."""
+    levels: list[int] = []  # layers on the longest way from the network's inputs, 1 for the first
+    for layer in layers:
+        levels.append(1 + max((levels[r.producer] for r in layer.readings if r.producer != INPUT), default=0))
+    tried: list[list[tuple[int, ...]]] = []
+    for most in (max(levels) + 1, 2, 1):
+        slots = [_slots(layer, levels, objective, most) for layer in layers]
+        if slots not in tried:
+            tried.append(slots)
+    return tried
 
 
 def section(
@@ -167,10 +174,22 @@ def make_stage(layer: MeshLayer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, f
     Raises:
         PlanError: a piece does not fit its element.
     """
-    boxes = _boxes(layer, cut, mesh)
+    return boxed_stage(layer, cut, boxes_of(layer, cut, mesh), slots, mesh, first)
+
+
+def boxed_stage(
+    layer: MeshLayer,
+    cut: Cut,
+    boxes: NDArray[np.int64],
+    slots: tuple[int, ...],
+    mesh: Mesh,
+    first: int,
+    free: bool = False,
+) -> Stage:
+    """A layer in the given boxes, [pieces, 8]; the other arguments and errors are those of `Stage` and `make_stage`."""
     spans = boxes[:, 1::2] - boxes[:, ::2]
     sizes = Sizes(spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3], np.full(len(boxes), cut.sums))
-    stage = Stage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first)
+    stage = Stage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first, free)
     most = int(stage.memory.max())
     if most > mesh.usable:
         hint = "cut the layer into more pieces"
@@ -178,7 +197,8 @@ def make_stage(layer: MeshLayer, cut: Cut, slots: tuple[int, ...], mesh: Mesh, f
     return stage
 
 
-def _boxes(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
+def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
+    """[pieces, 8] the boxes of a cut in equal parts, as `Stage.boxes`."""
     shape = (cut.rows, cut.columns, cut.channels, cut.sums)
     sizes, steps = (*layer.image, layer.summed), (*grain(layer, mesh), layer.unit)
     limits = [bounds(size, parts, step) for size, parts, step in zip(sizes, shape, steps, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from dovetail.mesh.layers import Ints
 from dovetail.mesh.partition import Section
 from dovetail.mesh.topology import Topology, Trees
 from dovetail.mesh.traffic import Loads, Traffic, chip_flows, loads_of, spread, traffic_of
+from dovetail.target.mesh import Mesh
 
 _SWAPS = 400
 """Exchanges of two chips that are tried, for each chip."""
@@ -37,10 +38,23 @@ class Placed:
         """[pieces] the chip of each."""
         return np.asarray(self.element // self.topology.mesh.per_chip)
 
+    @cached_property
+    def tenants(self) -> dict[int, tuple[int, ...]]:
+        """Element -> the pieces on it, in their order; elements in the order of their first pieces."""
+        found: dict[int, list[int]] = {}
+        for piece, element in enumerate(self.element.tolist()):
+            found.setdefault(element, []).append(piece)
+        return {element: tuple(pieces) for element, pieces in found.items()}
+
     @property
     def router(self) -> Ints:
         """[pieces] the router of each on its chip."""
         return np.asarray(self.topology.router_of[self.element % self.topology.mesh.per_chip])
+
+
+def shared_bytes(memory: Sequence[int], mesh: Mesh) -> int:
+    """Bytes of an element that several pieces take together: one stack, and programs that share their run-time."""
+    return sum(memory) - (len(memory) - 1) * (mesh.stack + mesh.code // 2)
 
 
 def place(section: Section, topology: Topology, outputs: frozenset[int], tries: int = TRIES) -> Placed:

@@ -1,8 +1,9 @@
 """A discrete-event model of all elements, links and DRAM, a message at a time.
 
-An element begins an input when all its messages are there, it has finished the one before and one of its two results
-is free. A message goes when every reader has finished the input whose slot it takes (back-pressure), and then takes
-each link of its tree in turn: it waits until the link is free, holds it for its bytes, and its head goes on at once.
+A piece begins an input when all its messages are there, its element computes nothing else and one of its two results is
+free; of several on one element that could, the one with the least input, then the first. A message goes when every
+reader has finished the input whose slot it takes (back-pressure), and then takes each link of its tree in turn: it
+waits until the link is free, holds it for its bytes, and its head goes on at once.
 
 Nothing can wait for ever. Stages are numbered so that messages go up; a piece waits for pieces of lower stages at the
 same input, or for readers at an earlier input. So the least (input, stage) that waits has nothing to wait for. Links:
@@ -114,7 +115,11 @@ class _Model:
         self.port = links.port
         self.free = [0.0] * len(self.rates)
         self.busy = [0.0] * len(self.rates)
-        self.port_free = np.zeros(self.pieces)
+        self.tenants = list(placed.tenants.values())
+        self.home: Ints = np.empty(self.pieces, np.int64)  # [pieces] place of each one's element in `tenants`
+        for number, pieces in enumerate(self.tenants):
+            self.home[list(pieces)] = number
+        self.port_free = np.zeros(len(self.tenants))
         need = np.bincount(placed.traffic.pairs()[1], minlength=self.pieces)
         for sender in range(self.pieces, count):
             need[self.senders.members[sender]] += 1
@@ -129,7 +134,7 @@ class _Model:
             assert len(members) == numbers.sum()
         self.begun, self.finished = [0] * self.pieces, [0] * self.pieces
         self.sent, self.sending = [0] * count, [False] * count
-        self.running = [False] * self.pieces
+        self.running = [False] * len(self.tenants)
         self.start, self.finish = np.zeros((inputs, self.pieces)), np.zeros((inputs, self.pieces))
         self.done = [0.0] * inputs
         self.events: list[tuple[float, int, int, int, int, float]] = []
@@ -138,7 +143,7 @@ class _Model:
         for sender in range(self.pieces, len(self.sent)):
             self._send(sender, 0.0)
         for piece in np.nonzero(self.missing[0] == 0)[0].tolist():
-            self._begin(piece, 0.0)
+            self._turn(int(self.home[piece]), 0.0)
         while self.events:
             now, kind, who, which, segment, tail = heapq.heappop(self.events)
             if kind == _HOP:
@@ -151,7 +156,7 @@ class _Model:
                 self.sending[who] = False
                 self._send(who, now)
             if who < self.pieces:
-                self._begin(who, now)
+                self._turn(int(self.home[who]), now)
         if min(self.sent) < self.inputs:
             stuck = self.sent.index(min(self.sent))
             what = f"the stream stops: sender {stuck} sent {self.sent[stuck]} of {self.inputs} messages"
@@ -159,21 +164,28 @@ class _Model:
             raise SimulationError(what, where="mesh", hint=hint)
         return self._timing()
 
-    def _begin(self, piece: int, now: float) -> None:
+    def _turn(self, element: int, now: float) -> None:
+        """Begin what an element can begin, the least input first."""
+        for piece in sorted(self.tenants[element], key=self.begun.__getitem__):
+            if self.running[element]:
+                return
+            self._begin(piece, element, now)
+
+    def _begin(self, piece: int, element: int, now: float) -> None:
         which = self.begun[piece]
-        if self.running[piece] or which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which, piece]:
+        if which >= self.inputs or which - self.sent[piece] >= 2 or self.missing[which, piece]:
             return
         ready = self.arrived[which, piece]
         if ready > now:
             self._push(ready, _START, piece)
             return
-        self.begun[piece], self.running[piece] = which + 1, True
+        self.begun[piece], self.running[element] = which + 1, True
         self.start[which, piece] = now
         self._push(now + self.clocks[piece], _FINISH, piece)
 
     def _finish(self, piece: int, now: float) -> None:
         which = self.finished[piece]
-        self.finished[piece], self.running[piece] = which + 1, False
+        self.finished[piece], self.running[self.home[piece]] = which + 1, False
         self.finish[which, piece] = now
         for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
             if which + depth < self.inputs:
@@ -220,8 +232,9 @@ class _Model:
 
     def _arrive(self, members: Ints, which: int, time: float, tail: Floats) -> None:
         """A message reaches readers, through each one's port."""
-        arrival = np.maximum(self.port_free[members] + time, tail)
-        self.port_free[members] = arrival
+        home = self.home[members]
+        arrival = np.maximum(self.port_free[home] + time, tail)
+        self.port_free[home] = arrival
         self.arrived[which, members] = np.maximum(self.arrived[which, members], arrival)
         self.missing[which, members] -= 1
         complete = members[self.missing[which, members] == 0]
@@ -234,23 +247,26 @@ class _Model:
         # once the stream runs every piece has its pace; before, those ahead of the slowest and behind it are faster
         ends = np.column_stack((self.finish, np.array(self.done))) if half else self.finish
         interval = float((ends[-1] - ends[half - 1]).max()) / (self.inputs - half) if half else self.done[-1]
-        element = int(np.argmax(self.clocks))
+        clocks = np.bincount(self.home, weights=self.clocks)
+        element = int(np.argmax(clocks))
         received = np.zeros(self.pieces)
         for members, size in zip(self.senders.members, self.senders.size, strict=True):
             received[members] += size
-        ports = np.maximum(received, self.senders.size[: self.pieces]) / self.port  # the busier direction
+        ways = (received, self.senders.size[: self.pieces])
+        ports = np.maximum(*(np.bincount(self.home, weights=way) for way in ways)) / self.port  # the busier direction
         limits = [
-            (self.clocks[element], f"the MAC array or core of {self._stage_of(element)}"),
-            (float(ports.max()), f"the port of an element of {self._stage_of(int(ports.argmax()))}"),
+            (float(clocks[element]), f"the MAC array or core of {self._stages_of(element)}"),
+            (float(ports.max()), f"the port of an element of {self._stages_of(int(ports.argmax()))}"),
             (float(busy.max()), self.router.links.name(int(busy.argmax()))),
         ]
         bound, name = max(limits)
         times = (tuple(self.done), self.start, self.finish, busy)
         return Timing(self.done[0], max(interval, bound), bound, name, *times, len(self.senders.size))
 
-    def _stage_of(self, piece: int) -> str:
-        found = [stage for stage in self.placed.section.stages if stage.first <= piece]
-        return found[-1].layer.name
+    def _stages_of(self, element: int) -> str:
+        stages = self.placed.section.stages
+        names = (next(s for s in stages[::-1] if s.first <= piece).layer.name for piece in self.tenants[element])
+        return " and ".join(dict.fromkeys(names))
 
 
 def _senders(placed: Placed, router: Router) -> _Senders:

@@ -166,6 +166,21 @@ class Topology:
         return self.mesh.grid.dram[1] * self.mesh.grid.width + self.mesh.grid.dram[0]
 
     @cached_property
+    def chips(self) -> dict[Place, int]:
+        """Place -> number of the chip there."""
+        return {place: number for number, place in enumerate(self.places)}
+
+    @cached_property
+    def usable(self) -> frozenset[int]:
+        """`elements`, to look one up."""
+        return frozenset(self.elements.tolist())
+
+    def position(self, element: int) -> tuple[int, int, int]:
+        """Column and row of an element's chip, and its number on it."""
+        chip, number = divmod(element, self.mesh.per_chip)
+        return *self.places[chip], number
+
+    @cached_property
     def capacity(self) -> int:
         """Elements that every chip has at least."""
         return int(np.bincount(self.elements // self.mesh.per_chip, minlength=len(self.places)).min())
@@ -255,6 +270,19 @@ def _detour(mesh: Mesh, chip: Place) -> Trees:
         TargetError: they cut routers off.
     """
     width, height = mesh.grid.width, mesh.grid.height
+    found = routers_beside(mesh, chip)
+    columns, rows = np.arange(width * height) % width, np.arange(width * height) // width
+    trees = safe_trees(found, (columns + rows) * height + rows)
+    if not trees.connected:
+        what = f"dead links on chip {chip} cut routers off, so that their elements cannot be reached"
+        raise TargetError(what, where="mesh description", hint="mark the chip's elements as faulty")
+    return trees
+
+
+def routers_beside(mesh: Mesh, chip: Place) -> Ints:
+    """[routers, 4]: the routers to the right, below, to the left and above each, over links of a chip that work; -1 for
+    none."""
+    width, height = mesh.grid.width, mesh.grid.height
     dead = {frozenset((a, b)) for place, a, b in mesh.faults.noc if place == chip}
     found = np.full((width * height, 4), -1, np.int64)
     for y in range(height):
@@ -263,12 +291,7 @@ def _detour(mesh: Mesh, chip: Place) -> Trees:
                 near = (x + dx, y + dy)
                 if 0 <= near[0] < width and 0 <= near[1] < height and frozenset(((x, y), near)) not in dead:
                     found[y * width + x, way] = near[1] * width + near[0]
-    columns, rows = np.arange(width * height) % width, np.arange(width * height) // width
-    trees = safe_trees(found, (columns + rows) * height + rows)
-    if not trees.connected:
-        what = f"dead links on chip {chip} cut routers off, so that their elements cannot be reached"
-        raise TargetError(what, where="mesh description", hint="mark the chip's elements as faulty")
-    return trees
+    return found
 
 
 def _routers(mesh: Mesh) -> Ints:

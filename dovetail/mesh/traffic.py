@@ -120,6 +120,9 @@ def _sets(stage: Stage, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]
     if not users:
         yield np.zeros(0, np.int64), np.zeros(0, np.int64), senders
         return
+    if any(user.free for user, _, _ in users):
+        yield from _sets_of_boxes(stage, senders, users)
+        return
     ranges = np.concatenate([_readers(stage, senders, *user) for user in users], axis=1)
     unique, which = np.unique(ranges, axis=0, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
@@ -127,6 +130,26 @@ def _sets(stage: Stage, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]
     for number, row in enumerate(unique.tolist()):
         pieces, held = _members(row, users)
         yield pieces, held, senders[order[edges[number] : edges[number + 1]]]
+
+
+def _sets_of_boxes(stage: Stage, senders: Ints, users: list[_User]) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """As `_sets`, where boxes of readers form no grid: every sender's box against every reader's."""
+    pieces = np.unique(np.concatenate([user.first + np.arange(user.pieces) for user, _, _ in users]))
+    held = np.full(len(pieces), 1 << 30)
+    found = np.zeros((len(senders), len(pieces)), bool)
+    box = stage.boxes[senders]
+    for user, reading, depth in users:
+        at = np.searchsorted(pieces, user.first + np.arange(user.pieces))
+        touches = np.zeros((len(senders), user.pieces), bool)
+        touches[:, user.readers(reading)] = True
+        for axis in range(3):
+            low, high = read_span(reading, user.layer, axis, user.boxes)
+            touches &= (low < box[:, [2 * axis + 1]]) & (high > box[:, [2 * axis]])
+        held[at] = np.minimum(held[at], depth)
+        found[:, at] |= touches
+    unique, which = np.unique(found, axis=0, return_inverse=True)
+    for number, row in enumerate(unique):
+        yield pieces[row], held[row], senders[which.reshape(-1) == number]
 
 
 def _members(row: list[int], users: list[_User]) -> tuple[Ints, Ints]:

@@ -76,6 +76,8 @@ class Region:
     """When it is scheduled; None where regions are computed one after the other."""
     box: Box | None = None
     """The part of the result that is computed, in one of `parts`; None for all of it."""
+    core: int | None = None
+    """Number of the one core the user pinned it to; None for as many as make it fastest."""
 
     @property
     def place(self) -> str:

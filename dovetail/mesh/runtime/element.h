@@ -18,7 +18,8 @@ typedef struct {
 
 /* Once, before the first input. */
 void element_begin(void);
-/* Computes an input: 0, 1, 2, ... */
-void element_run(uint32_t input);
+/* Computes an input: 0, 1, 2, ... Of an element with several pieces: an input of one of them, so that as many turns as there
+   are pieces make an input. */
+void element_run(uint32_t turn);
 
 #endif

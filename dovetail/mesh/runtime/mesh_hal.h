@@ -56,6 +56,13 @@ void mesh_sent(uint32_t input);
 void mesh_fetch(const mesh_transfer_t *transfers, uint32_t count, uint32_t input);
 /* DMA to the chip's DRAM: this element's part of the result; returns at once. */
 void mesh_store(uint32_t input, const void *data, uint32_t bytes);
+/* Only for elements of several pieces, which take turns: the calls after it are about this one (0 before the first). */
+void mesh_select(uint32_t piece);
+/* 1 where the piece need not wait: everything of the input is there, in DRAM too, and what it sent two inputs before is on
+   its way. */
+uint32_t mesh_ready(uint32_t input);
+/* Waits until something has changed for any piece. */
+void mesh_idle(void);
 /* Starts the MAC array; waits for it. */
 void mac_start(const mac_job_t *job);
 void mac_wait(void);

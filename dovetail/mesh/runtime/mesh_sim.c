@@ -5,7 +5,8 @@
 
 enum {
     TRANSFERS = 0x00, EXPECT = 0x04, READY = 0x08, RELEASE = 0x0C, KEY = 0x10, INPUT = 0x14, DATA = 0x18, SEND = 0x1C,
-    FETCH = 0x20, STORE = 0x24, JOB = 0x28, BUSY = 0x2C, INPUTS = 0x30
+    FETCH = 0x20, STORE = 0x24, JOB = 0x28, BUSY = 0x2C, TURNS = 0x30,
+    PIECE = 0x34, CAN = 0x38, IDLE = 0x3C
 };
 
 #define MESH_BASE 0x40000000u
@@ -66,6 +67,24 @@ void mesh_store(uint32_t input, const void *data, uint32_t bytes)
     set(STORE, bytes);
 }
 
+void mesh_select(uint32_t piece)
+{
+    set(PIECE, piece);
+}
+
+uint32_t mesh_ready(uint32_t input)
+{
+    set(INPUT, input);
+    const uint32_t can = get(CAN);
+    dovetail_compiler_barrier();
+    return can;
+}
+
+void mesh_idle(void)
+{
+    (void)get(IDLE);
+}
+
 void mac_start(const mac_job_t *job)
 {
     dovetail_compiler_barrier();
@@ -84,10 +103,10 @@ int main(void);
 
 int main(void)
 {
-    uint32_t inputs = get(INPUTS);
+    uint32_t turns = get(TURNS);
     element_begin();
-    for (uint32_t input = 0; input < inputs; ++input) {
-        element_run(input);
+    for (uint32_t turn = 0; turn < turns; ++turn) {
+        element_run(turn);
     }
     dovetail_mmio_write(DOVETAIL_SIM_EXIT_CODE, 0u);
     dovetail_mmio_write(DOVETAIL_SIM_COMMAND, DOVETAIL_SIM_EXIT);

@@ -24,6 +24,7 @@ from dovetail.errors import PlaceError
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import layers
+from dovetail.schedule.assign.candidates import pinned_core as pinned_core
 from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Told, without_offloads
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound, slots
@@ -188,13 +189,15 @@ def _meant(name: str, regions: Sequence[Region]) -> Sequence[Region]:
 
 
 def _check_engines(name: str, wish: str, target: Target) -> None:
-    known = [*(engine.name for engine in target.engines), CORE]
+    engines = [engine.name for engine in target.engines]
+    cores = [f"{CORE}{number}" for number in range(len(target.cores))] if target.workers else []
+    known = [*engines, CORE, *cores]
     parts = [part.strip() for part in wish.split("+")]
     for part in parts:
         if part not in known:
             what = f"it goes to '{part}', which {target.name} does not have"
             raise PlaceError(what, where=f"pin '{name}'", hint=f"use {', '.join(known)}")
-    if len(set(parts)) != len(parts) or (CORE in parts and len(parts) > 1):
+    if len(set(parts)) != len(parts) or (len(parts) > 1 and not set(parts) <= set(engines)):
         raise PlaceError(
             f"'{wish}' is not one place", where=f"pin '{name}'", hint="name one place, or several engines joined by '+'"
         )
@@ -248,7 +251,7 @@ def assign(
         graph: the whole network.
         regions: of `first`, their knobs chosen.
         target: the machine.
-        pins: layer or operator -> engine, "core", or engines joined by "+".
+        pins: layer or operator -> engine, "core", a core by its number ("core1"), or engines joined by "+".
         held: names of regions that stay where they are, since knobs were chosen for them.
 
     Raises:
@@ -291,5 +294,6 @@ def _placed(known: tuple[LayerOptions, ...], found: Schedule, dma: str | None) -
         for region in (step.region for step in layer.candidates[pick].steps):
             on_core = region.engine is None and not region.mover
             reason = why(layer, layer.candidates[pick]) if on_core and could_be_elsewhere else region.reason
-            chosen.append(replace(region, reason=reason, slot=times.get(region.name)))
+            core = pinned_core(layer.pinned) if on_core else None
+            chosen.append(replace(region, reason=reason, slot=times.get(region.name), core=core))
     return tuple(sorted(chosen, key=lambda region: region.slot.issue if region.slot else 0))

@@ -124,13 +124,14 @@ def layers(
     found: list[LayerOptions] = []
     for region in regions:
         refused: dict[str, str] = {}
-        wish = pins.get(region.name, "")
+        pinned = pins.get(region.name, "")
+        wish = CORE if pinned_core(pinned) is not None else pinned
         known = _candidates(region, graph, target, wish, region.name in held, refused)
         candidates = _wished(region, known, wish, refused) if wish else known
         passed_over = tuple(one for one in known if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
         delays = _delays([found[index] for index in after], after, candidates, target)
-        found.append(LayerOptions(region, candidates, refused, after, delays, wish, passed_over))
+        found.append(LayerOptions(region, candidates, refused, after, delays, pinned, passed_over))
     return tuple(found)
 
 
@@ -164,6 +165,12 @@ def _candidates(
     best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals
     alone = [one for one in alone if best[one.place] is one]
     return (*alone, *_together(alone, graph, target), *on_core(region, graph, target, refused))
+
+
+def pinned_core(pin: str) -> int | None:
+    """The number of the core a pin names, such as 1 for "core1"; None where it names something else."""
+    number = pin.removeprefix(CORE)
+    return int(number) if number != pin and number.isdecimal() else None
 
 
 _MOST_WAYS = 4

@@ -215,7 +215,7 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
         return Parts(head=[made for copy in wanted for made in _by_engine(context, copy)])
-    core = context.cores.get(region.output)
+    core = context.cores.get(region.output) if region.core is None else region.core
     return Parts(head=[*split(index, region.graph, operands, result, context.target, core)])
 
 

@@ -12,24 +12,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array
 from dovetail.target import Ordered, OrderRequest
 from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.coded import read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
+from dovetail.targets.maeri.execute import execute
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import Network, OrderLayer, network
-from dovetail.targets.maeri.order import Order, neurons
+from dovetail.targets.maeri.machine import play
+from dovetail.targets.maeri.network import Network, OrderLayer, Work, network
+from dovetail.targets.maeri.order import Item, Order, neurons
+from dovetail.targets.maeri.picture import page
+from dovetail.targets.maeri.programming import programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
+from dovetail.targets.maeri.steps import FORMS
 from dovetail.targets.maeri.timing import Tile, best_tile
 from dovetail.targets.maeri.tree import Range, Switch, Tree, configure, is_single
 
@@ -65,11 +71,16 @@ def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Ru
     wrong = broken(order, rules)
     if wrong:
         raise AssertionError(f"the order breaks rules: {wrong}")
-    notes = [_summary(order)]
+    notes, spans = [_summary(order)], phases(order)
     if request.inputs is not None:
         request.progress("simulating")
         notes.append(_simulated(order, request.inputs))
-    return Ordered(HEADINGS, tuple(cells for _, cells in _rows(order)), tuple(notes), _files(order))
+    files, refused = images(order, spans)
+    notes += refused
+    if files and request.inputs is not None:
+        notes.append(_executed(order, files, request.inputs))
+    rows = tuple(cells for _, cells in _rows(order))
+    return Ordered(HEADINGS, rows, tuple(notes), {**_files(order, spans), **files})
 
 
 def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
@@ -85,24 +96,58 @@ def _simulated(order: Order, inputs: Mapping[str, Array]) -> str:
     return f"Simulated: {result.cycles:,} cycles, {share:.1f} % of the multipliers used, results {how}."
 
 
+def images(order: Order, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list[str]]:
+    """The programming images, by file; sentences that say why there is none."""
+    trees = {phase.configuration: tuple(tree_words(order.config, phase.tree)) for phase in spans}
+    words = tuple(trees[number] for number in sorted(trees))
+    numbers = tuple((phase.start, phase.configuration) for phase in spans)
+    infos = [tuple(layer_words(order.config, work.layer, tile)) for work, tile in _first_tiles(order)]
+    files, refused = dict[str, bytes](), dict[str, None]()
+    for name, form in FORMS.items():
+        try:
+            files[f"image/{name}.bin"] = write_image(programmed(order, form, infos, words, numbers))
+        except ModelError as error:
+            refused[f"No image for an FPGA: {error.where}: {error.what}."] = None
+    return files, list(refused)
+
+
+def _executed(order: Order, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:
+    """Read the images back, execute them, compare with the graph; a sentence."""
+    graph = order.network.graph
+    for name, data in images.items():
+        found = execute(read_image(data), [inputs[each] for each in graph.inputs])
+        for output, (value, array) in zip(found.outputs, evaluate(graph, inputs).items(), strict=True):
+            if output.tobytes() != array.tobytes():
+                raise AssertionError(f"{name} gives another {value}")
+    sizes = " and ".join(f"{name} ({len(data):,} bytes)" for name, data in images.items())
+    return f"{sizes} read back and executed: results equal to the network's in every bit."
+
+
+def _first_tiles(order: Order) -> list[tuple[Work, Tile]]:
+    """Each layer with the tile of its first item."""
+    return [
+        (work, next(item.tile for item in order.items if item.work == number))
+        for number, work in enumerate(order.network.works)
+    ]
+
+
 def _off(found: Array, expected: Array) -> float:
     """The largest difference, as a part of the largest expected number."""
     differences = np.abs(found.astype(np.float64) - expected)
     return float(differences.max(initial=0.0) / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30))
 
 
-def _files(order: Order) -> dict[str, bytes]:
-    config, spans = order.config, phases(order)
+def _files(order: Order, spans: Sequence[Phase]) -> dict[str, bytes]:
+    config = order.config
     files = {
         "schedule.json": _json(order, spans),
-        "schedule.html": _html(order),
+        "schedule.html": order_page(order),
         "trace.json": _trace(order),
         **{f"host/{name}": text for name, text in _host_files(order, spans).items()},
     }
     for phase in spans:
         files.setdefault(f"trees/RN_Config_{phase.configuration:04d}.vmh", _vmh(tree_words(config, phase.tree), 3))
-    for number, work in enumerate(order.network.works):
-        tile = next(item.tile for item in order.items if item.work == number)
+    for number, (work, tile) in enumerate(_first_tiles(order)):
         files[f"layers/Layer_Info_{number:03d}.vmh"] = _vmh(layer_words(config, work.layer, tile), 2)
     return {name: text.encode() for name, text in files.items()}
 
@@ -125,7 +170,7 @@ def phases(order: Order) -> list[Phase]:
     """The phases of an order, in order of time; neighbours differ. A phase without virtual neurons is idle."""
     changes: dict[int, tuple[set[Range], set[Range]]] = {}
     for item in order.items:
-        end = order.end(item)
+        end = max(order.end(item), _until(order, item))
         for place in neurons(item, order.timing(item)):
             changes.setdefault(item.start, (set(), set()))[0].add(place)
             changes.setdefault(end, (set(), set()))[1].add(place)
@@ -141,6 +186,12 @@ def phases(order: Order) -> list[Phase]:
                 trees[places] = configure(order.config.multipliers, places)
             found.append(Phase(cycle, places, trees[places], list(trees).index(places)))
     return found
+
+
+def _until(order: Order, item: Item) -> int:
+    """From when the tree may be set up anew, by the machine: an order says it only nearly where sums go round."""
+    layer, taps = order.work(item).layer, item.taps[1] - item.taps[0]
+    return play(order.config, layer, item.tile, taps, item.place.start, item.start, item.segments).until
 
 
 def tree_words(config: MaeriConfig, tree: Tree) -> list[int]:
@@ -264,6 +315,11 @@ def _summary(order: Order) -> str:
     )
 
 
+def order_page(order: Order) -> str:
+    """The picture of an order."""
+    return page(order, _summary(order), HEADINGS, _rows(order))
+
+
 def _json(order: Order, spans: Sequence[Phase]) -> str:
     """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
     data: dict[str, Any] = {
@@ -315,30 +371,6 @@ def _trace(order: Order) -> str:
         when = {"tid": track(item.place), "ts": item.start, "dur": order.end(item) - item.start}
         events.append(event("X", order.work(item).name, **when, args={"channels": channels}))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}) + "\n"
-
-
-def _html(order: Order) -> str:
-    """The picture: multipliers against time, coloured by layer, in one page that needs nothing else."""
-    names, config = [work.name for work in order.network.works], order.config
-    colours = [f"hsl({number * 137 % 360} 65% {45 + number % 3 * 8}%)" for number in range(len(names))]
-    items = []
-    for item in order.items:
-        low, high = (pick(part.channel for part in item.segments) for pick in (min, max))
-        channels = str(low) if low == high else f"{low} to {high}"
-        items.append([item.work, item.start, order.end(item), item.place.start, item.place.end, channels])
-    sizes = {"makespan": order.makespan, "multipliers": config.multipliers}
-    data = {**sizes, "items": items, "colours": colours, "layers": names}
-    body = []
-    for number, (name, *others) in _rows(order):
-        swatch = f'<span class="swatch" style="background:{colours[number]}"></span>'
-        body.append(f"<tr><td>{swatch}{escape(name)}</td>{''.join(f'<td>{escape(text)}</td>' for text in others)}</tr>")
-    head = "".join(f"<th>{text}</th>" for text in HEADINGS)
-    return _template("order.html") % {
-        "title": escape(f"{order.network.graph.name} on {config.multipliers} multipliers"),
-        "summary": escape(_summary(order)),
-        "table": f"<table><tr>{head}</tr>{''.join(body)}</table>",
-        "data": json.dumps(data).replace("</", "<\\/"),
-    }
 
 
 def _host_files(order: Order, spans: Sequence[Phase]) -> dict[str, str]:

@@ -1,0 +1,255 @@
+"""The picture of an order: multipliers against time, one page that needs nothing else and says all without its script.
+
+Drawings are in cycles and multipliers and stretched to the page, so their texts stand beside them as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from importlib import resources
+from string import Template
+
+from dovetail.targets.maeri.binding import SAID, Binds, Shares, Use, binds, use_of
+from dovetail.targets.maeri.network import Work
+from dovetail.targets.maeri.order import Item, Order
+from dovetail.targets.maeri.tree import Range
+
+MOST_BARS = 2000
+"""Bars that are drawn; where there are more, neighbours in time are drawn as one, and the largest of all."""
+_MOST_LISTED = 100
+_SPANS = 400
+_TICKS = 6
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An item as it is drawn, or several of a layer that follow one another in one place."""
+
+    work: int
+    place: Range
+    start: int
+    end: int
+    binds: Binds
+    neurons: int
+    """Virtual neurons side by side."""
+    kernel: str
+    """Products of each at a time."""
+    channels: tuple[int, int]
+    """The first and the last output channel."""
+    items: int
+
+
+def page(order: Order, summary: str, headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
+    """The page of an order.
+
+    Args:
+        order: the order.
+        summary: a sentence about it.
+        headings: of the table of layers.
+        rows: number of each layer and its cells, by start.
+    """
+    bars, use = _bars(order), use_of(order, _SPANS)
+    files = {name: resources.files(__package__).joinpath("templates", name).read_text() for name in _FILES}
+    digest = base64.b64encode(hashlib.sha256(files["order.js"].encode()).digest()).decode()
+    title = f"{order.network.graph.name} on {order.config.multipliers} multipliers"
+    return Template(files["order.html"]).substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        title=escape(title),
+        style=files["order.css"] + _colours(order),
+        script=files["order.js"],
+        summary=escape(summary),
+        choice="".join(f'<option value="{number}">{escape(work.name)}</option>' for number, work in _works(order)),
+        legend="".join(_entry(order, number) for number, _ in rows),
+        reasons="".join(
+            f'<li><i class="swatch b{reason}"></i><b>{word}</b> {sentence}</li>'
+            for reason, (word, sentence) in SAID.items()
+        ),
+        gantt=_gantt(order, bars, (0, order.makespan), "main"),
+        use=_use(order, use),
+        table=_table(headings, rows),
+        layers="".join(_layer(order, number, bars) for number, _ in rows),
+    )
+
+
+_FILES = ("order.html", "order.css", "order.js")
+
+
+def _works(order: Order) -> Iterable[tuple[int, Work]]:
+    return enumerate(order.network.works)
+
+
+def _bars(order: Order) -> list[Bar]:
+    """What is drawn, by start and place."""
+    bars = [_bar(order, item) for item in order.items]
+    if len(bars) > MOST_BARS:
+        bars = sorted(_joined(bars, order.makespan // 1000), key=lambda bar: (bar.start - bar.end) * bar.place.size)
+    return sorted(bars[:MOST_BARS], key=lambda bar: (bar.start, bar.place.start))
+
+
+def _joined(bars: Sequence[Bar], gap: int) -> list[Bar]:
+    """Bars of a layer that follow one another in one place, at most so many cycles later, as one."""
+    last: dict[tuple[int, Range], Bar] = {}
+    found: list[Bar] = []
+    for bar in bars:
+        before = last.get((bar.work, bar.place))
+        if before is not None and bar.start - before.end <= gap:
+            channels = min(before.channels[0], bar.channels[0]), max(before.channels[1], bar.channels[1])
+            bar = replace(bar, start=before.start, channels=channels, items=before.items + 1)
+        elif before is not None:
+            found.append(before)
+        last[bar.work, bar.place] = bar
+    return [*found, *last.values()]
+
+
+def _bar(order: Order, item: Item) -> Bar:
+    tile, work = item.tile, order.work(item)
+    kernel = f"{tile.size} products" if tile.flat else f"{tile.rows}x{tile.columns}x{tile.channels}"
+    if work.turned:  # its positions are the layer's outputs
+        each = tile.out_rows
+        spans = [(each * part.first, each * (part.first + part.count)) for part in item.segments]
+    else:
+        spans = [(part.channel, part.channel + tile.filters * tile.groups) for part in item.segments]
+    channels = min(low for low, _ in spans), min(max(high for _, high in spans), work.channels) - 1
+    more = (binds(order, item), tile.neurons, kernel, channels, 1)
+    return Bar(item.work, item.place, item.start, order.end(item), *more)
+
+
+def _colours(order: Order) -> str:
+    """A colour of each layer, far from its neighbours'."""
+    rules = (f".l{number}{{--l:hsl({number * 137 % 360} 58% {46 + number % 3 * 9}%)}}" for number, _ in _works(order))
+    return "".join(rules)
+
+
+def _kernel(work: Work) -> str:
+    """A layer in a few words."""
+    layer = work.layer
+    if work.kind == "dense":
+        return f"dense, {layer.channels} to {work.channels}"
+    sizes = f"{layer.rows}x{layer.columns}, {layer.channels * layer.groups} to {work.channels} channels"
+    return f"{work.kind} {sizes}{f', stride {layer.stride}' if layer.stride > 1 else ''}"
+
+
+def _entry(order: Order, number: int) -> str:
+    """A layer in the legend, a link to its own drawing."""
+    work = order.network.works[number]
+    text = f"{escape(work.name)} <small>{_kernel(work)}</small>"
+    return f'<li><a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{text}</a></li>'
+
+
+def _gantt(order: Order, bars: Sequence[Bar], span: tuple[int, int], name: str) -> str:
+    """Bars against time, with ticks; what lies outside of the span is cut off."""
+    multipliers, (begin, end) = order.config.multipliers, span
+    inside = [bar for bar in bars if bar.start < end and bar.end > begin]
+    label = f"{len(inside)} groups of virtual neurons on {multipliers} multipliers, cycles {begin:,} to {end:,}"
+    shapes = "".join(_shape(order, bar) for bar in inside)
+    box = f'viewBox="{begin} 0 {end - begin} {multipliers}" preserveAspectRatio="none"'
+    rows = [multipliers * part // 4 for part in range(5)]
+    scale = "".join(f'<span style="top:{25 * part}%">{row}</span>' for part, row in enumerate(rows))
+    drawing = f'<svg class="gantt" {box} role="img" aria-label="{escape(label)}">{shapes}</svg>'
+    return (
+        f'<div class="chart" data-name="{name}"><div class="rows" aria-hidden="true">{scale}</div>{drawing}'
+        f"{_ticks(begin, end)}</div>"
+    )
+
+
+def _shape(order: Order, bar: Bar) -> str:
+    """A bar, a line between its virtual neurons, and what is said of it."""
+    low, high = bar.channels
+    said = [
+        order.network.works[bar.work].name,
+        f"{bar.neurons} of {bar.kernel}" if bar.neurons > 1 else f"kernel {bar.kernel}",
+        f"multipliers {bar.place.start} to {bar.place.end - 1}",
+        f"cycles {bar.start:,} to {bar.end - 1:,}",
+        f"output channel {low}" if low == high else f"output channels {low} to {high}",
+        f"bound by {SAID[bar.binds][0]}",
+        *([f"{bar.items} one after the other"] if bar.items > 1 else []),
+    ]
+    width, first = bar.end - bar.start, bar.place.start
+    box = f'x="{bar.start}" y="{first}" width="{width}" height="{bar.place.size}"'
+    each = bar.place.size / bar.neurons
+    between = "".join(
+        f"M{bar.start} {first + number * each:g}h{width}" for number in range(1, bar.neurons) if bar.neurons <= 64
+    )
+    lines = f'<path class="between" d="{between}"/>' if between else ""
+    text = escape("; ".join(said))
+    return f'<g class="l{bar.work} b{bar.binds}"><title>{text}</title><rect {box}/>{lines}</g>'
+
+
+def _ticks(begin: int, end: int) -> str:
+    """Cycles below a drawing."""
+    places = ((begin + (end - begin) * part // _TICKS, 100 * part / _TICKS) for part in range(_TICKS + 1))
+    marks = "".join(f'<span style="left:{place:.2f}%">{cycle:,}</span>' for cycle, place in places)
+    return f'<div class="ticks" aria-hidden="true">{marks}</div>'
+
+
+def _use(order: Order, use: Use) -> str:
+    """What binds, and ports and lines at work, against time."""
+    bottom = use.multipliers.cumsum(axis=0) - use.multipliers
+    areas = "".join(
+        f'<path class="b{reason}" d="{_area(use, low, low + height)}"><title>{SAID[Binds(reason)][0]}: '
+        f"{100 * _mean(use, height):.1f} % of the multipliers on average</title></path>"
+        for reason, (low, height) in enumerate(zip(bottom, use.multipliers, strict=True))
+    )
+    strips = [("Multipliers, by what binds them", areas, _mean(use, use.multipliers.sum(axis=0)))]
+    for name, shares in (("Values sent by the ports", use.ports), ("Sums taken by the lines", use.lines)):
+        area = f'<path class="share" d="{_area(use, 0 * shares, shares)}"/>'
+        strips.append((name, area, _mean(use, shares)))
+    found = []
+    for name, drawing, mean in strips:
+        box = f'viewBox="0 0 {order.makespan} 100" preserveAspectRatio="none"'
+        said = f"{name}: {100 * mean:.1f} % on average"
+        svg = f'<svg class="strip" {box} role="img" aria-label="{said}">{drawing}</svg>'
+        found.append(f'<figure><figcaption>{said}</figcaption><div class="chart">{svg}</div></figure>')
+    return "".join(found)
+
+
+def _mean(use: Use, shares: Shares) -> float:
+    """Over all cycles."""
+    cycles = use.edges[1:] - use.edges[:-1]
+    return float((cycles * shares).sum() / cycles.sum())
+
+
+def _area(use: Use, low: Shares, high: Shares) -> str:
+    """Steps between two edges, the share 1 at the top."""
+    spans = list(zip(use.edges[:-1].tolist(), use.edges[1:].tolist(), strict=True))
+    there = "".join(f"V{100 - 100 * top:.3g}H{end}" for (_, end), top in zip(spans, high, strict=True))
+    pairs = list(zip(spans, low, strict=True))
+    back = "".join(f"V{100 - 100 * bottom:.3g}H{begin}" for (begin, _), bottom in reversed(pairs))
+    return f"M0 100{there}{back}Z"
+
+
+def _table(headings: Sequence[str], rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in headings)
+    body = []
+    for number, (name, *others) in rows:
+        cells = "".join(f"<td>{escape(text)}</td>" for text in others)
+        link = f'<a href="#layer{number}" data-layer="{number}"><i class="swatch l{number}"></i>{escape(name)}</a>'
+        body.append(f'<tr><th scope="row">{link}</th>{cells}</tr>')
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _layer(order: Order, number: int, bars: Sequence[Bar]) -> str:
+    """A layer's time alone, and its items as a table."""
+    work, own = order.network.works[number], [bar for bar in bars if bar.work == number]
+    begin, end = min(bar.start for bar in own), max(bar.end for bar in own)
+    heads = ("start", "end", "multipliers", "virtual neurons", "kernel", "output channels", "bound by")
+    rows = []
+    for bar in own[:_MOST_LISTED]:
+        low, high = bar.channels
+        place, channels = f"{bar.place.start} to {bar.place.end - 1}", f"{low}" if low == high else f"{low} to {high}"
+        cells = (f"{bar.start:,}", f"{bar.end:,}", place, str(bar.neurons), bar.kernel, channels, SAID[bar.binds][0])
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    more = f"<p>… and {len(own) - _MOST_LISTED} more, in schedule.json.</p>" if len(own) > _MOST_LISTED else ""
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    text = f"{escape(work.name)} <small>{_kernel(work)}; cycles {begin:,} to {end:,}</small>"
+    table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    drawing = _gantt(order, bars, (begin, end), f"layer{number}")
+    data = f'data-layer="{number}" data-begin="{begin}" data-end="{end}"'
+    return (
+        f'<details {data}><summary><i class="swatch l{number}"></i>{text}</summary>'
+        f'<div id="layer{number}">{drawing}{table}{more}</div></details>'
+    )

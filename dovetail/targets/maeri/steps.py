@@ -1,0 +1,182 @@
+"""What a programming image says: where everything lies, what is done step by step, and the order of the multipliers.
+
+One memory of bytes from 0 on: constants, then features. A feature is a dense image, rows first, channels last. An image
+for INT8 holds a network's numbers as they are. One for INT16, the type of the public RTL, holds the same network: its
+multipliers know no zero points, so these are taken off what is stored; and they keep bits 31 and 26 to 12 of a product
+(maeri-project/MAERI_bsv@1351d1b src/ALUs/INT16_Multiplier.bsv), so features are raised by 4 bits and weights by 8: what
+is kept is then the product itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.network import OrderLayer
+from dovetail.targets.maeri.order import Item
+from dovetail.targets.maeri.task import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How numbers lie in memory."""
+
+    element: int
+    """Bytes of a feature's element, and of a weight."""
+    feature_shift: int
+    """Bits features are raised by."""
+    weight_shift: int
+    """Bits weights are."""
+
+
+INT8 = Form(1, 0, 0)
+INT16 = Form(2, 4, 8)
+FORMS = {"int8": INT8, "int16": INT16}
+"""By the names of their files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a feature lies, and what it is; a vector is an image of one pixel, a matrix one of one column."""
+
+    address: int
+    """Of the first byte."""
+    rows: int
+    columns: int
+    channels: int
+    zero_point: int
+    """Taken off every element that is stored."""
+
+    @property
+    def elements(self) -> int:
+        """Of the whole image."""
+        return self.rows * self.columns * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """A layer on the multipliers, and the stage behind them: fixed-point scaling as TensorFlow Lite Micro's."""
+
+    kind: Kind
+    """What the layer is, and so how its weights lie."""
+    source: Place
+    result: Place
+    top: int
+    """Rows of the zero point above the source."""
+    left: int
+    bottom: int
+    right: int
+    rows: int
+    """Of the kernel."""
+    columns: int
+    stride: int
+    groups: int
+    zero_point: int
+    """What stands for 0.0 in the network's operand; what the source stores for it is less by the source's."""
+    weights: int
+    """Address of the weights."""
+    bias: int
+    """Address of an int32 for each channel, added to its sums."""
+    scales: int
+    """Address of two int32 for each channel: multiplier, shift."""
+    output_zero_point: int
+    low: int
+    """Least result, zero point included."""
+    high: int
+    sum_bits: int
+    """An adder of so many bits holds every sum of these weights, whatever the features are."""
+
+    @property
+    def layer(self) -> OrderLayer:
+        """Its sizes, as the multipliers see them."""
+        if self.kind == Kind.TURNED:
+            return OrderLayer(1, 1, self.source.channels, 1, self.result.channels, 1)
+        source, result = self.source, self.result
+        sizes = (source.rows + self.top + self.bottom, source.columns + self.left + self.right)
+        channels, filters = source.channels // self.groups, result.channels // self.groups
+        return OrderLayer(self.rows, self.columns, channels, filters, *sizes, self.groups, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class AdditionStep:
+    """Two images of one size added: each brought to one scale, raised by 20 bits; then the sum to the result's."""
+
+    source: Place
+    other: Place
+    result: Place
+    zero_point: int
+    other_zero_point: int
+    scales: int
+    """Address of int32 pairs, multiplier and shift: of the sum, of the source, of the other."""
+    output_zero_point: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """The largest element, or the mean, rounded half away from zero, of each window's real elements."""
+
+    mean: bool
+    source: Place
+    result: Place
+    rows: int
+    """Of the window."""
+    columns: int
+    row_stride: int
+    column_stride: int
+    top: int
+    """Rows beyond the source a window may reach."""
+    left: int
+    bottom: int
+    right: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxStep:
+    """Softmax over the channels, in TensorFlow Lite Micro's fixed point (`FixedSoftmax`); for the host."""
+
+    source: Place
+    result: Place
+    multiplier: int
+    shift: int
+    diff_min: int
+
+
+Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep
+STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep)
+"""By the number that stands before a step in the file."""
+
+
+def operands(step: Step) -> tuple[Place, ...]:
+    """What a step reads."""
+    return (step.source, step.other) if isinstance(step, AdditionStep) else (step.source,)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A programming image."""
+
+    config: MaeriConfig
+    form: Form
+    makespan: int
+    """Cycles the order takes."""
+    memory: int
+    """Bytes, constants included."""
+    inputs: tuple[Place, ...]
+    """The network's, in its order."""
+    outputs: tuple[Place, ...]
+    steps: tuple[Step, ...]
+    """Each after those it reads."""
+    infos: tuple[tuple[int, ...], ...]
+    """Words of Layer_Info for each layer, in the order of steps."""
+    trees: tuple[tuple[int, ...], ...]
+    """Words of RN_Config for each configuration of the reduction tree."""
+    phases: tuple[tuple[int, int], ...]
+    """(first cycle, which configuration)."""
+    items: tuple[Item, ...]
+    """The order of the multipliers; `work` is the number of the step."""
+    constants: bytes
+    """The first bytes of the memory."""
