@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -189,29 +187,29 @@ def one_line(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").replace("??", "? ?")
 
 
-def array_definition(declaration: str, values: Sequence[str]) -> str:
-    """`declaration = { … };` wrapped to lines."""
-    ends, start = [0, *accumulate(len(value) + 2 for value in values)], 0
-    lines = [] if values and ends[1] <= _LINE - 3 else ["   "]
-    while start < len(values):
-        stop = max(bisect_right(ends, ends[start] + _LINE - 3, start) - 1, start + 1)
-        lines.append(f"    {', '.join(values[start:stop])},")
-        start = stop
+def array_definition(declaration: str, values: str) -> str:
+    """`declaration = { … };` wrapped to lines; `values` with ", " between them, in none of which is a comma."""
+    text, start, width = f"{values},", 0, _LINE - len(INDENT)
+    lines = [] if values and text.find(",") < width else ["   "]
+    while start < len(text) > 1:
+        end = text.rfind(",", start, start + width) + 1 or text.index(",", start) + 1
+        lines.append(f"{INDENT}{text[start:end]}")
+        start = end + 1
     return "\n".join([f"{declaration} = {{", *lines, "};"]) + "\n"
 
 
-def elements(array: Array) -> list[str]:
-    """The elements of an integer or float array as C constants, row-major."""
+def elements(array: Array) -> str:
+    """The elements of an integer or float array as C constants, row-major, with ", " between them."""
     if array.dtype.kind == "f":
-        return [_float(float(value)) for value in array.reshape(-1)]
+        return ", ".join(_float(float(value)) for value in array.reshape(-1))
     values = array.reshape(-1).tolist()
     if array.dtype.itemsize == 8:
-        return [_LOWEST_INT64 if value == -(2**63) else f"{value}LL" for value in values]
+        return ", ".join(_LOWEST_INT64 if value == -(2**63) else f"{value}LL" for value in values)
     if array.dtype.name == "int32":
-        return list(map(integer, values))
+        return ", ".join(map(integer, values))
     if array.dtype.name == "uint32":
-        return [f"{value}u" for value in values]
-    return list(map(str, values if array.dtype.kind != "b" else map(int, values)))
+        return ", ".join(f"{value}u" for value in values)
+    return repr(values if array.dtype.kind != "b" else list(map(int, values)))[1:-1]
 
 
 def _float(value: float) -> str:
@@ -220,9 +218,9 @@ def _float(value: float) -> str:
     return f"{value.hex()}f" if value != int(value) or abs(value) > 2**20 else f"{value:.1f}f"
 
 
-def hexadecimal(values: Sequence[int]) -> list[str]:
-    """32-bit words in hexadecimal."""
-    return [f"0x{value & 0xFFFFFFFF:08x}u" for value in values]
+def hexadecimal(values: Sequence[int]) -> str:
+    """32-bit words in hexadecimal, with ", " between them."""
+    return ", ".join(f"0x{value & 0xFFFFFFFF:08x}u" for value in values)
 
 
 def guard(name: str, body: str) -> str:

@@ -154,7 +154,7 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         definitions.append(array_definition(f"{declaration} __attribute__((aligned({alignment})))", elements(array)))
     for name, (block, members) in unit.blocks.items():
         declarations.append(f"extern const {block} {name};")
-        definitions.append(array_definition(f"const {block} {name}", members))
+        definitions.append(array_definition(f"const {block} {name}", ", ".join(members)))
     listed = {index for one in unit.lists for index in one.statements}
     alone = [commands for index, commands in unit.commands.items() if index not in listed]
     words = [(name, c.words) for commands in alone for name, c in commands if not isinstance(c, LibraryCall)]
