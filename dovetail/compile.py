@@ -27,6 +27,7 @@ from dovetail.legalize import adapt
 from dovetail.operators import combined
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
+from dovetail.program.loops import rolled
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
@@ -252,6 +253,7 @@ def compile_graph(
     if striping and budget is not None and made.peak + _stacks(target) > budget:
         made, striped = within(striping, budget, _stacks(target), made.peak, in_stripes, progress)
     laid, planned = made.laid, made.plan
+    planned = replace(planned, program=rolled(planned.program))
     progress("verifying the program")
     verify(planned.program, target)
     if interpret:

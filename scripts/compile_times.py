@@ -3,7 +3,8 @@
     python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
 
-Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. The first is in docs/benchmarks.md. Networks of the second have random weights and are made by this script:
+Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. The first
+is in docs/benchmarks.md. Networks of the second have random weights and are made by this script:
 `python scripts/compile_times.py make NAME FILE` writes one.
 """
 
@@ -154,11 +155,11 @@ class Large:
 
 LARGE: Mapping[str, Large] = {
     "mobilenet_224": Large(mobilenet, "ne16", ("--set", "L2.size=64M")),
-    "deep_1000": Large(lambda: deep(1000), "riscv", ("--set", "ram.size=64M")),
-    "deep_5000": Large(lambda: deep(5000), "riscv", ("--set", "ram.size=64M")),
+    "deep_1000": Large(lambda: deep(1000), "riscv", ("--set", "flash.size=64M")),
+    "deep_5000": Large(lambda: deep(5000), "riscv", ("--set", "flash.size=64M")),
     "deep_1000_ne16": Large(lambda: deep(1000), "ne16", ("--set", "L2.size=64M")),
     "deep_5000_ne16": Large(lambda: deep(5000), "ne16", ("--set", "L2.size=64M")),
-    "heavy_100": Large(lambda: heavy(100), "riscv", ("--set", "ram.size=512M")),
+    "heavy_100": Large(lambda: heavy(100), "riscv", ("--set", "flash.size=512M")),
 }
 """By name; memories are as large as the network needs."""
 

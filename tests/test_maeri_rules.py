@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
+from dovetail.targets.maeri.clashes import _clash, _only, _sentences, _smallest
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import Order
-from dovetail.targets.maeri.rules import Pin, Rules, load_rules
+from dovetail.targets.maeri.rules import Asked, Pin, Rules, load_rules, spelt
 from dovetail.targets.maeri.simulate import simulate
-from maeri_trials import many
+from maeri_trials import many, random_config, random_net, random_rules
 from networks import limited_net
 
 TRIALS = int(os.environ.get("MAERI_TRIALS", "60"))
@@ -94,7 +97,7 @@ CLASHES: Mapping[str, tuple[Rules, str]] = {
     "more together than may be": (Rules(at_most=2, together=((A, B, C),)), r"together: .*; at_most: 2"),
     "priority and before": (Rules(priority=((A, B),), before=((B, A),)), "priority: .*before|before.*priority"),
     "a pin nothing fits": (Rules(pin=(Pin(A, (3, 4)),)), r"pin: Conv to multipliers \[3, 4\)"),
-    "two pins": (Rules(pin=(Pin(A, (0, 16)), Pin(A, (32, 64)))), r"pin: .*\[0, 16\].*\[32, 64\]"),
+    "two pins": (Rules(pin=(Pin(A, (0, 16)), Pin(A, (32, 64)))), r"pin: .*\[0, 16\).*\[32, 64\)"),
     "pinned times": (
         Rules(before=((A, B),), pin=(Pin(A, None, 500), Pin(B, None, 0, 400))),
         f"pin: {A} from cycle 500; pin: {B} to cycle 400; {A} before {B}",
@@ -109,6 +112,47 @@ def test_contradictions_name_the_smallest_set(name: str) -> None:
     rules, message = CLASHES[name]
     with pytest.raises(ModelError, match=message):
         arrange(network(graph), CONFIG, rules)
+
+
+def test_a_contradiction_names_lines_of_the_file(tmp_path: Path) -> None:
+    """Those of the smallest set, not of the chain's other parts or of rules that do not matter."""
+    graph, _ = three_branches()
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"apart:\n  - [{A}, {B}]\n  - [{B}, {C}]\nbefore:\n  - [{A}, {B}]\nat_most: {{network: 2, dense: 1}}\n"
+        f"together:\n  - [{A}, {C}]\n  - [{B}, {C}]\n"
+    )
+    with pytest.raises(ModelError) as error:
+        arrange(network(graph), CONFIG, load_rules(file))
+    assert (
+        error.value.what
+        == f"they contradict each other: together: [{B}, {C}] (mine.yaml:9); apart: [{B}, {C}] (mine.yaml:3)"
+    )
+    file.write_text(f"at_most:\n  network: 2\ntogether:\n- [{A}, {B}, {C}]\npin:\n- {{what: {A}, end: 90000}}\n")
+    with pytest.raises(ModelError, match=r"\(mine.yaml:4\); at_most: 2 \(mine.yaml:2\)\n"):
+        arrange(network(graph), CONFIG, load_rules(file))
+
+
+def test_nothing_can_be_left_out_of_a_contradiction() -> None:
+    """Random rules that clash: those named do without the others; without any one of them, they do not."""
+    found = 0
+    for seed in range(400):
+        random = np.random.default_rng(seed)
+        graph, _ = random_net(random)
+        net, config = network(graph), random_config(random)
+        told = spelt(random_rules(random, net, config), net)
+        clash = partial(clashes, told, config)
+        if not clash(_sentences(told)):
+            continue
+        named = _smallest(_sentences(told), clash)
+        assert clash(named) and not any(clash([each for each in named if each != one]) for one in named)
+        found += 1
+    assert found >= 60
+
+
+def clashes(told: Asked, config: MaeriConfig, kept: Sequence[str]) -> bool:
+    """Whether some of what is asked cannot be kept together."""
+    return _clash(_only(told, kept), config)
 
 
 def test_a_deadline_that_cannot_be_kept() -> None:

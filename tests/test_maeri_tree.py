@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.image import layer_words, tree_words
-from dovetail.targets.maeri.machine import _tree, play
+from dovetail.targets.maeri.machine import Stretch, _flow, _Round, _round_trips, _tree, _trips, fabric, play, stretch
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import Segment
 from dovetail.targets.maeri.timing import Tile, best_tile, shaped, steps, timing, uniform_cycles
@@ -69,16 +71,14 @@ def played(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
 
 @pytest.mark.parametrize("counted", [uniform_cycles, played], ids=["model", "machine"])
 def test_random_measured_cycles(counted: Callable[[OrderLayer, Tile, MaeriConfig], int]) -> None:
-    """The scheduler's model and the machine, which share nothing, against the public simulator. Without an accumulation
-    buffer who meets whom on the lines is not known to the cycle: there one row in a hundred may be off by a tenth."""
+    """The scheduler's model and the machine, which share nothing, against the public simulator."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     for layer, tile, config, cycles in [*measured_rows(), *MEASURED]:
         errors[config.accumulation_buffer].append(abs(counted(layer, tile, config) / cycles - 1))
     for found in errors.values():
         print(f"{len(found)} rows: median {median(found):.2%}, worst {max(found):.2%}")
         assert median(found) <= 0.005
-    assert max(errors[True]) <= 0.05
-    assert sorted(errors[False])[-2] <= 0.05 and max(errors[False]) <= 0.10
+        assert max(found) <= 0.05
 
 
 def test_the_model_and_the_machine_agree() -> None:
@@ -90,6 +90,34 @@ def test_the_model_and_the_machine_agree() -> None:
             for start in range(multipliers - size + 1):
                 found = leaving(multipliers, Range(start, size))
                 assert (*found.switch, found.first, found.most) == _tree(multipliers, start, start + size)
+
+
+def test_what_is_replayed_is_what_is_played() -> None:
+    """Stretches of single virtual neurons are cut from longer ones, others replayed on other multipliers. Each equals
+    the same played event after event."""
+    rows = [row for row in measured_rows() if row[2].ports]
+    for number, (layer, tile, config, _) in enumerate(rows[::2]):
+        size = (tile.size + 1) * tile.neurons
+        width = config.multipliers // config.distribution
+        for at in {0, (config.multipliers - size) // width * width} if size < config.multipliers else {0}:
+            made, span = fabric(config, layer, tile, layer.taps, at), (number % 3, 1 + number % 7)
+            trips = _trips(config, made, span[1]) if made.back else None
+            slow = _flow(made.wired, layer, tile, made.climbs, made.lines, span, trips)
+            fast = stretch(config, layer, tile, layer.taps, at, span)
+            for field in fields(Stretch):
+                assert np.array_equal(getattr(slow, field.name), getattr(fast, field.name)), field.name
+
+
+@pytest.mark.parametrize("places", [(0, 4), (0, 4, 8, 12), (0, 6, 12)])
+def test_round_trips_are_replayed(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 positions of 5 steps on few lines: the same whether what was before is looked for or not."""
+    config = MaeriConfig(16, 8, 2, accumulation_buffer=False)
+    tile = Tile(1, 1, places[1] - 1, len(places))
+    layer = OrderLayer(1, 1, 5 * tile.channels, len(places), 8, 5)
+    made = fabric(config, layer, tile, layer.taps, 0)
+    found = _round_trips(config, made, 40)[:, :30]  # later some are done and no longer in the way
+    monkeypatch.setattr(_Round, "state", lambda self: self.cycle)
+    np.testing.assert_array_equal(_round_trips(config, made, 40)[:, :30], found)
 
 
 def test_tiles_keep_their_shape() -> None:

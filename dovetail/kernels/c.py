@@ -187,8 +187,15 @@ def one_line(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").replace("??", "? ?")
 
 
-def array_definition(declaration: str, values: str) -> str:
-    """`declaration = { … };` wrapped to lines; `values` with ", " between them, in none of which is a comma."""
+_COMMA = "\0"
+"""Stands for a comma within a value."""
+
+
+def array_definition(declaration: str, values: str | Sequence[str]) -> str:
+    """`declaration = { … };` wrapped to lines; `values` are one text where none has a comma, ", " between them."""
+    if not isinstance(values, str):
+        joined = ", ".join(value.replace(",", _COMMA) for value in values)
+        return array_definition(declaration, joined).replace(_COMMA, ",")
     text, start, width = f"{values},", 0, _LINE - len(INDENT)
     lines = [] if values and text.find(",") < width else ["   "]
     while start < len(text) > 1:

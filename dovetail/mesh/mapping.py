@@ -230,7 +230,12 @@ def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, obj
 
 
 def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:
-    """The stages behind partition."""
+    """The stages behind partition.
+
+    Raises:
+        DovetailError: an element's target cannot compute a piece.
+    """
+    parts = planned(parts)
     placed: list[Placed | None] = []
     for index, section in enumerate(parts.sections):
         found = None
@@ -239,6 +244,20 @@ def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:
             check_covered(section, found.traffic)
         placed.append(found)
     return Mapped(parts, topology, tuple(placed), tuple(tables_of(one) if one else None for one in placed))
+
+
+def planned(parts: Partitioned) -> Partitioned:
+    """The pieces with the clocks of their plans, where the elements' target computes them; as they are elsewhere."""
+    pieces = parts.mesh.pieces
+    if pieces is None or not parts.resident:
+        return parts
+
+    def stage_of(stage: Stage) -> Stage:
+        clocks = np.array([pieces.planned(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)], np.int64)
+        return replace(stage, costs=replace(stage.costs, clocks=clocks, floor=clocks))
+
+    (section,) = parts.sections
+    return replace(parts, sections=(replace(section, stages=tuple(map(stage_of, section.stages))),))
 
 
 def wanted(parts: Partitioned, index: int) -> frozenset[int]:

@@ -11,6 +11,7 @@ from dovetail.errors import ProgramError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array, DType
 from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, print_statement, store
+from dovetail.program.loops import carried_out
 from dovetail.target.description import Target
 
 
@@ -43,7 +44,7 @@ def _compare(machine: Machine, graph: Graph, inputs: Mapping[str, Array]) -> dic
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
     final = _last_writes(program, kept)
-    for index, statement in enumerate(program.statements):
+    for index, statement in carried_out(program):
         machine.step(index, statement)
         for name in final.get(index, ()):
             actual = machine.read(program.values[name], machine.place(statement))

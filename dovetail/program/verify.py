@@ -36,6 +36,7 @@ from dovetail.program.ir import (
     touches,
     writes,
 )
+from dovetail.program.loops import check_loops
 from dovetail.program.transfers import transfers
 from dovetail.target.description import Target
 
@@ -92,6 +93,7 @@ def verify(program: Program, target: Target) -> None:
             raise ProgramError(error.what, where=f"statement {line}", hint=error.hint or _REPORT) from None
     with _at(f"end of {program.name}"):
         _check_end(state)
+    check_loops(program)
 
 
 @contextmanager

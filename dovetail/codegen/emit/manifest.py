@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dovetail.codegen.emit.unit import Unit, dma_rows, dma_transfers
+from dovetail.codegen.emit.lists import dma_rows, dma_transfers
+from dovetail.codegen.emit.unit import Unit
 from dovetail.ir.graph import Graph, Node
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Move, Program, Role, View, queue_of, reads, writes
 from dovetail.program.transfers import transfers

@@ -45,7 +45,7 @@ def binds(order: Order, item: Item) -> Binds:
         return Binds.MULTIPLIERS
     if sends >= pace:
         return Binds.PORTS
-    return Binds.TREE if time.circular else Binds.LINES
+    return Binds.TREE if time.going else Binds.LINES
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,10 @@ def _drain(config: MaeriConfig, size: int) -> int:
 
 
 def _cost(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> tuple[float, float]:
-    """(cycles of all multipliers, cycles of all ports) a layer takes on a tile, both as if always in use."""
+    """(cycles of all multipliers, cycles of all ports) a layer takes on a tile, both as if always in use; the last
+    filters on other tiles, if they do not fill this one."""
     folds = steps(layer, tile, layer.taps)
-    rounds = -(-layer.filters // tile.filters) * -(-layer.groups // tile.groups)
+    rounds = layer.filters / tile.filters * (layer.groups / tile.groups)
     rows, columns = -(-layer.out_rows // tile.out_rows), -(-layer.out_columns // tile.out_columns)
     weights, first, later = traffic(config, layer, tile)
     used = tile.size * tile.neurons
@@ -152,5 +153,7 @@ def _one_filter(layer: OrderLayer, config: MaeriConfig) -> int:
 
 
 def _alone(work: Work, config: MaeriConfig) -> int:
-    """Cycles of a layer that has everything for itself."""
-    return int(max(_costs(work.layer, work.turned, config))) + _drain(config, 2)
+    """Cycles of a layer that has everything for itself; multipliers' cycles contain what filters' last sums take."""
+    drain, costs = _drain(config, 2), _costs(work.layer, work.turned, config)
+    waits = [drain if config.prefetch else (1 - share) * drain for share in _SHARES]
+    return int(max(cost + wait for cost, wait in zip(costs, waits, strict=True)))

@@ -2,9 +2,9 @@
 
 Words: "MAER", the format, how many words there are, the CRC-32 of those behind this one; `_Header`; inputs, outputs,
 steps, words of Layer_Info of each layer, words of RN_Config of each configuration, phases (first cycle, configuration),
-items, constants. A record is its fields in the order they stand in `steps.py`; a step has the number of its kind in
-`STEPS` before it; an item is step, first cycle, first multiplier, multipliers, tile, first product, one past the last,
-how many segments, and these.
+items, constants. A record is its fields in the order they stand in `steps.py`, a list within it how many and these; a
+step has the number of its kind in `STEPS` before it; an item is step, first cycle, first multiplier, multipliers, tile,
+first product, one past the last, how many segments, and these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast, get_type_hints
+from enum import IntEnum
+from functools import partial
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -27,8 +29,10 @@ from dovetail.targets.maeri.steps import (
     AdditionStep,
     Form,
     Image,
+    JoinStep,
     LayerStep,
     Place,
+    Pool,
     PoolStep,
     Step,
     operands,
@@ -103,6 +107,10 @@ def _flat(record: Any) -> Iterator[int]:
         value = getattr(record, field.name)
         if is_dataclass(value):
             yield from _flat(value)
+        elif isinstance(value, tuple):
+            yield len(value)
+            for each in value:
+                yield from _flat(each)
         else:
             yield int(value)
 
@@ -129,12 +137,16 @@ class _Words:
         hints, values = get_type_hints(kind), list[Any]()
         for field in fields(cast(Any, kind)):
             of = hints[field.name]
+            if get_origin(of) is tuple:
+                (count,), each = self.take(1), get_args(of)[0]
+                values.append(self.many(count, partial(self.record, each)))
+                continue
             if is_dataclass(of):
                 values.append(self.record(cast(Any, of)))
                 continue
             (word,) = self.take(1)
             number = word - (word >> 31 << 32)
-            if (of is bool and number not in (0, 1)) or (of is Kind and number not in set(Kind)):
+            if (of is bool and number not in (0, 1)) or (issubclass(of, IntEnum) and number not in set(of)):
                 raise _wrong(f"{kind.__name__} has {number} as its {field.name}")
             values.append(of(number))
         return kind(*values)
@@ -213,6 +225,11 @@ def _check(image: Image) -> None:
             sizes, around = astuple(step)[3:7], astuple(step)[7:11]
             if not all(1 <= size <= _MOST_SIZE for size in sizes) or not all(0 <= size <= 255 for size in around):
                 raise _wrong(f"a window of {sizes} with {around} around is none", where)
+            if step.kind == Pool.SUM:
+                _check_constants(image, step.scales, 8, 4, where)
+        elif isinstance(step, JoinStep):
+            if step.axis not in (0, 1, 2) or not step.parts:
+                raise _wrong(f"{len(step.parts)} parts cannot be joined along {step.axis}", where)
         elif not 0 <= step.shift <= 31 or step.multiplier < 0 or step.diff_min > 0:
             raise _wrong("a softmax has other parameters", where)
     for place in (*image.inputs, *image.outputs):

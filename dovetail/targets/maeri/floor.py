@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.errors import TargetError
+from dovetail.targets.maeri.clashes import region
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network, Times, Work, exists_from
 from dovetail.targets.maeri.order import Item, Laid, neurons, timing_of
@@ -37,11 +38,6 @@ def start_of(work: Work, time: Timing, free: int, room: Room) -> int:
     return max(free, room.ready - (0 if work.turned else time.lead))
 
 
-def grain(config: MaeriConfig) -> int:
-    """Multipliers regions are counted in: ports, and pairs, since two virtual neurons of two cannot share an adder."""
-    return max(config.port_width, 2) if config.ports or not config.shared_ports else config.multipliers
-
-
 class Floor:
     """What is known while units are laid out one after the other."""
 
@@ -66,7 +62,7 @@ class Floor:
 
     def held(self, unit: Unit) -> int:
         """From when no rule keeps a unit from beginning."""
-        latest = max((pin.begin for other, pin in self.asked.pins if other == unit), default=0)
+        latest = max((pin.begin for other, pin, _ in self.asked.pins if other == unit), default=0)
         for x, laid in self.done.items():
             if (x, unit) in self.asked.rules_before:
                 latest = max(latest, laid.exists)
@@ -77,19 +73,11 @@ class Floor:
                 latest = max(latest, laid.finish)
         return latest
 
-    def region(self, unit: Unit) -> Range:
-        """The multipliers a unit may use, as whole ports."""
-        low, high, width = 0, self.config.multipliers, grain(self.config)
-        for other, pin in self.asked.pins:
-            if other == unit and pin.multipliers:
-                low, high = max(low, pin.multipliers[0]), min(high, pin.multipliers[1])
-        return Range(-(-low // width) * width, max(high // width * width - -(-low // width) * width, 0))
-
     def room(self, unit: Unit) -> Room:
         """Where and when a unit may work."""
         most = self.asked.limit(unit.work) or self.config.multipliers
         whole = unit.work in self.asked.whole
-        return Room(self.ready(unit), self.held(unit), self.region(unit), most, whole)
+        return Room(self.ready(unit), self.held(unit), region(self.asked, unit, self.config), most, whole)
 
     def slack(self, items: Sequence[Item], ends: Sequence[int]) -> int | None:
         """Cycles that sums of items may wait for others' on their lines; None where lines get more than they take, or

@@ -18,13 +18,14 @@ from itertools import chain
 import numpy as np
 
 from dovetail.errors import ModelError, TargetError
+from dovetail.targets.maeri.clashes import asked, shares
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.floor import Floor, Room, grain, start_of
+from dovetail.targets.maeri.floor import Floor, Room, start_of
 from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
 from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work
 from dovetail.targets.maeri.order import Item, Laid, Order, Segment, busy, laid_out, ordered
-from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
+from dovetail.targets.maeri.rules import Rules, Unit
 from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving
 
@@ -187,7 +188,7 @@ def _laid_out(network: Network, config: MaeriConfig, rules: Rules, sizes: Mappin
         else:
             _lay_together(floor, group)
         waiting -= set(group)
-    for unit, pin in floor.asked.pins:
+    for unit, pin, _ in floor.asked.pins:
         if pin.end is not None and floor.done[unit].exists > pin.end:
             what = f"{pin.what} ends in cycle {floor.done[unit].exists:,}; the rules want it by {pin.end:,}"
             raise TargetError(what, where="rules", hint="give it more time, or leave out rules that hold it back")
@@ -199,7 +200,7 @@ def _next(floor: Floor, waiting: set[Unit]) -> tuple[Unit, ...]:
     """What is laid out next: what can begin first; several units where they begin together."""
     blocked = {y for x, y in (*floor.asked.before, *floor.asked.no_later) if x in waiting and x != y}
     groups: list[tuple[Unit, ...]] = [(unit,) for unit in sorted(waiting)]
-    for together in _joined(floor.asked):
+    for together, _ in floor.asked.together:
         groups = [group for group in groups if not set(group) & set(together)]
         groups += [together] if set(together) & waiting else []
     inside = [
@@ -217,20 +218,11 @@ def _only_inside(floor: Floor, unit: Unit, group: tuple[Unit, ...], waiting: set
     return all(x in group for x, y in floor.asked.no_later if y == unit and x in waiting)
 
 
-def _joined(asked: Asked) -> list[tuple[Unit, ...]]:
-    """Groups that begin together, those that share a unit as one."""
-    joined: list[set[Unit]] = []
-    for group, _ in asked.together:
-        touching = [each for each in joined if each & set(group)]
-        joined = [each for each in joined if not each & set(group)] + [set(group).union(*touching)]
-    return [tuple(sorted(each)) for each in joined]
-
-
 def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
     """Lay out units that begin in the same cycle, each on its share of the multipliers."""
     config, rooms = floor.config, {unit: floor.room(unit) for unit in group}
     start = max(int(floor.free.max()), *(max(room.ready, room.held) for room in rooms.values()))
-    for unit, place in _shares(rooms, grain(config), config.multipliers).items():
+    for unit, place in (shares({unit: room.region for unit, room in rooms.items()}, config) or {}).items():
         sharing = max(
             (sum(other.work in works for other in group) for works, _, _ in floor.asked.limits if unit.work in works),
             default=1,
@@ -241,24 +233,6 @@ def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
         if begun != start:
             what = f"{floor.network.works[unit.work].name} cannot begin with the others of its group"
             raise TargetError(what, where="rules", hint="leave it out of the group, or give the group more multipliers")
-
-
-def _shares(rooms: Mapping[Unit, Room], width: int, multipliers: int) -> dict[Unit, Range]:
-    """Multipliers for each of several units at the same time: whole ports of those each may use, as even as can be."""
-    limits = {unit: (room.region.start // width, room.region.end // width) for unit, room in rooms.items()}
-    for share in range(multipliers // width // len(rooms), 0, -1):
-        taken, at = dict[Unit, Range](), 0
-        waiting = sorted(limits, key=lambda unit: (limits[unit][1], limits[unit][0], unit))
-        for unit in waiting:
-            low = max(at, limits[unit][0])
-            if (low + share) > limits[unit][1]:
-                break
-            taken[unit] = Range(low * width, share * width)
-            at = low + share
-        if len(taken) == len(rooms) and (share * width > 1 or multipliers == 1):
-            return taken
-    names = "the multipliers they are pinned to do not hold all that begin together"
-    raise TargetError(names, where="rules", hint="pin them elsewhere, or leave out one of them")
 
 
 def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:

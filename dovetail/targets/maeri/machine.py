@@ -17,9 +17,10 @@ was played before (same shape and place, as many positions) is not played again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -93,6 +94,8 @@ class Stretch:
     """From when all sums of each position are in memory."""
     weights: Cycles
     """When each port has sent its weights."""
+    sent: Cycles
+    """[port, position]: cycles in which it has sent inputs so far."""
     spare: Cycles
     """Cycles in which each port sends nothing while positions are computed."""
     clear: int
@@ -102,17 +105,13 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Fabric:
-    """An item's multipliers, set up."""
+class Wiring:
+    """What ports send to an item's multipliers; the same from every multiplier that is as far from its port's first."""
 
-    places: tuple[tuple[int, int], ...]
-    """[first, end) of each virtual neuron."""
+    width: int
+    """Multipliers of a virtual neuron."""
     steps: int
     """Of a sum."""
-    lines: tuple[int, ...]
-    """The line of each virtual neuron."""
-    climbs: tuple[int, ...]
-    """Cycles from its last product to its line."""
     weights: Cycles
     """Values of weights of a step, by port."""
     first: Cycles
@@ -121,6 +120,21 @@ class Fabric:
     """Of a step beside the position before."""
     feeds: npt.NDArray[np.bool_]
     """[virtual neuron, port]: whether one sends to the other."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """An item's multipliers, set up."""
+
+    wired: Wiring
+    places: tuple[tuple[int, int], ...]
+    """[first, end) of each virtual neuron."""
+    lines: tuple[int, ...]
+    """The line of each virtual neuron."""
+    entries: tuple[int, ...]
+    """Which of the line's inputs."""
+    climbs: tuple[int, ...]
+    """Cycles from its last product to its line."""
     back: tuple[tuple[int, int], ...]
     """(links from the first multiplier, port) of sums that go round; none with an accumulation buffer."""
 
@@ -128,6 +142,26 @@ class Fabric:
 @lru_cache(maxsize=8192)
 def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Fabric:
     """Set up virtual neurons from multiplier `at` on that add up `taps` products of each sum."""
+    wired = _wiring(config, layer, tile, taps, at % (config.multipliers // config.distribution) if config.ports else 0)
+    starts = range(at, at + len(wired.feeds) * wired.width, wired.width)
+    places = tuple((start, start + wired.width) for start in starts)
+    exits = [_exit(config.multipliers, config.collection, *place) for place in places]
+    distance = 1 + config.accumulation_buffer + (config.distribution < config.multipliers)
+    round_trip = wired.steps > 1 and not config.accumulation_buffer
+    return Fabric(
+        wired,
+        places,
+        tuple(line for (line, _), _, _ in exits),
+        tuple(entry for (_, entry), _, _ in exits),
+        tuple(links + distance for _, _, links in exits),
+        tuple((own, _port(config, first)) for first, (_, own, _) in zip(starts, exits, strict=True))
+        if round_trip
+        else (),
+    )
+
+
+@lru_cache(maxsize=8192)
+def _wiring(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Wiring:
     box = tile.rows * tile.columns * tile.channels
     area = layer.rows * layer.columns
     across = (layer.rows / tile.rows, layer.columns / tile.columns, taps / area / tile.channels)
@@ -154,23 +188,14 @@ def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: i
     ports = [_port(config, multiplier) for _, multiplier in owner]
     every = sorted({*ports, *(_port(config, at + number * width) for number in range(owner[-1][0] + 1))})
     feeds = np.zeros((owner[-1][0] + 1, len(every)), bool)
-    for (number, _), port in zip(owner, ports, strict=True):
-        feeds[number, every.index(port)] = True
-    places = tuple((at + number * width, at + (number + 1) * width) for number in range(owner[-1][0] + 1))
-    trees = [_tree(config.multipliers, *place) for place in places]
-    distance = 1 + config.accumulation_buffer + (config.distribution < config.multipliers)
-    return Fabric(
-        places,
+    feeds[[number for number, _ in owner], [every.index(port) for port in ports]] = True
+    return Wiring(
+        width,
         steps,
-        tuple(_line(config.multipliers, config.collection, level, switch) for level, switch, _, _ in trees),
-        tuple(links + distance for _, _, _, links in trees),
         _sent(config, every, ports, held, [False] * len(now)),
         _sent(config, every, ports, now, [False] * len(now)),
         _sent(config, every, ports, now, given),
         feeds,
-        tuple((links, _port(config, first)) for (first, _), (_, _, links, _) in zip(places, trees, strict=True))
-        if round_trip
-        else (),
     )
 
 
@@ -188,7 +213,8 @@ def _sent(
 ) -> Cycles:
     """Cycles in which each port sends these values once."""
     found = {(port, value) for port, value, own in zip(ports, values, given, strict=True) if not own}
-    counts = np.array([sum(port == each for port, _ in found) for each in every], np.int64)
+    by_port = Counter(port for port, _ in found)
+    counts = np.array([by_port[each] for each in every], np.int64)
     return counts if config.ports else -(-counts // config.distribution)
 
 
@@ -218,45 +244,120 @@ def _tree(multipliers: int, first: int, end: int) -> tuple[int, int, int, int]:
     return level, switch, own, height[switch]
 
 
-def _line(multipliers: int, lines: int, level: int, switch: int) -> int:
-    """Lines are dealt out to double switches from the root down, then to those that stand alone."""
-    depth = multipliers.bit_length() - 1
-    doubles = [(upper, left) for upper in range(depth) for left in range(1, (1 << upper) - 1, 2)]
-    alone = [(upper, edge) for upper in range(depth) for edge in sorted({0, (1 << upper) - 1})]
-    if (level, switch) in alone:
-        return (2 * len(doubles) + alone.index((level, switch))) % lines
-    return doubles.index((level, switch - (switch % 2 == 0))) % lines
+@lru_cache(maxsize=8192)
+def _exit(multipliers: int, lines: int, first: int, end: int) -> tuple[tuple[int, int], int, int]:
+    """A range's line and which of its inputs, and links to where its sum leaves the tree from its first and its
+    farthest multiplier."""
+    level, switch, own, links = _tree(multipliers, first, end)
+    return _wired_to(multipliers, lines)[level, switch], own, links
+
+
+@lru_cache(maxsize=64)
+def _wired_to(multipliers: int, lines: int) -> Mapping[tuple[int, int], tuple[int, int]]:
+    """(line, input of it) of each adder (level, switch). Lines are dealt out to double switches from the root down, two
+    inputs each, then to those that stand alone."""
+    levels = range(multipliers.bit_length() - 1)
+    doubles = [(upper, left) for upper in levels for left in range(1, (1 << upper) - 1, 2)]
+    alone = [(upper, edge) for upper in levels for edge in sorted({0, (1 << upper) - 1})]
+    found = {
+        (upper, left + half): (number % lines, number // lines * 2 + half)
+        for number, (upper, left) in enumerate(doubles)
+        for half in (0, 1)
+    }
+    for number, place in enumerate(alone):
+        found[place] = (2 * len(doubles) + number) % lines, 2 * len(doubles) // lines + 1 + number // lines
+    return found
 
 
 @lru_cache(maxsize=8192)
 def stretch(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, span: tuple[int, int]) -> Stretch:
-    """Play `span[1]` positions from column `span[0]` of a row on."""
-    made = fabric(config, layer, tile, taps, at)
+    """Play `span[1]` positions from column `span[0]` of a row on. Where sums do not go round, what was played on other
+    multipliers from which they climb as far is the same; and of a single virtual neuron, the start of what was longer.
+    """
+    made, (column, count) = fabric(config, layer, tile, taps, at), span
+    if made.back:
+        return _flow(made.wired, layer, tile, made.climbs, made.lines, span, _trips(config, made, count))
+    width = config.multipliers // config.distribution if config.ports else config.multipliers
+    users = tuple(made.lines.index(line) for line in made.lines)
+    further = count if len(users) > 1 else 1 << (count - 1).bit_length()
+    played = _replayed(config, layer, tile, taps, at % width, made.climbs, users, (column, further))
+    return played if count == further else _start(played, count, made)
+
+
+@lru_cache(maxsize=8192)
+def _replayed(
+    config: MaeriConfig,
+    layer: OrderLayer,
+    tile: Boxed,
+    taps: int,
+    at: int,
+    climbs: tuple[int, ...],
+    users: tuple[int, ...],
+    span: tuple[int, int],
+) -> Stretch:
+    return _flow(_wiring(config, layer, tile, taps, at), layer, tile, climbs, users, span, None)
+
+
+def _start(played: Stretch, count: int, made: Fabric) -> Stretch:
+    """The first positions of a single virtual neuron, whose sums come one after the other."""
+    ends, taken = played.ends[:count], int(played.exists[count - 1]) - 1
+    return Stretch(
+        played.begins[:count],
+        ends,
+        played.arrives[:, :count],
+        played.exists[:count],
+        played.weights,
+        played.sent[:, :count],
+        np.maximum(ends[-1] - played.weights - played.sent[:, count - 1], 0),
+        max(int(ends[-1]), taken - made.climbs[0] + 1 - made.wired.steps),
+        played.counts,
+    )
+
+
+def _flow(
+    wired: Wiring,
+    layer: OrderLayer,
+    tile: Boxed,
+    climbs: Sequence[int],
+    lines: Sequence[int],
+    span: tuple[int, int],
+    trips: tuple[Cycles, Cycles] | None,
+) -> Stretch:
+    """Play positions as arrays of events. `trips`: cycles of a step in which each port sends sums back, and when those
+    of each [virtual neuron, position] let its last product be added, from the last weight on."""
     columns = -(-layer.out_columns // tile.out_columns)
     numbers = np.arange(span[1])
     opens = (numbers == 0) | ((numbers + span[0]) % columns == 0)
-    steps, weights = made.steps, made.weights * made.steps
+    steps, weights = wired.steps, wired.weights * wired.steps
     asked = steps + steps * numbers  # when the sequencer turns to a position
-    back = np.array([sum(port == each for _, port in made.back) for each in _used(config, made)], np.int64)
-    if not config.ports:
-        back = -(-back // config.distribution)
-    work = steps * np.where(opens, made.first[:, None], made.later[:, None]) + (steps - 1) * back[:, None]
+    work = steps * np.where(opens, wired.first[:, None], wired.later[:, None])
+    if trips is not None:
+        work = work + (steps - 1) * trips[0][:, None]
     sent = _served(asked, work, weights)
-    done = np.stack([np.where(feeds[:, None], sent, 0).max(axis=0) for feeds in made.feeds])
-    done = np.maximum(done, asked + steps)
-    if made.back:
-        done = np.maximum(done, _round_trips(config, made, span[1], int(weights.max())))
-    spare = done.max() - weights - work.sum(axis=1)
-    arrives = done + np.array(made.climbs)[:, None]
+    done = np.stack([sent[feeds].max(axis=0) for feeds in wired.feeds])
+    turns = steps * numbers  # a multiplier does one step a cycle
+    done = np.maximum.accumulate(np.maximum(done, asked + steps) - turns, axis=1) + turns
+    if trips is not None:
+        done = np.maximum(done, trips[1] + int(weights.max()))
+    total = np.cumsum(work, axis=1)
+    arrives = done + np.array(climbs)[:, None]
     order = np.empty_like(arrives)
-    for line in set(made.lines):
-        users = [number for number, other in enumerate(made.lines) if other == line]
+    for line in set(lines):
+        users = [number for number, other in enumerate(lines) if other == line]
         order[users] = in_turn(arrives[users])
-    exists = order.max(axis=0) + 1
     begins = np.where(work > 0, sent - work, np.iinfo(np.int64).max).min(axis=0)
-    clear = max(int(done.max()), int((order.max(axis=1) - made.climbs).max()) + 1 - steps)
-    late, counts = _taken(order) if not made.back else (0, (len(made.places),))
-    return Stretch(begins, done.max(axis=0), arrives, exists + late, weights, np.maximum(spare, 0), clear, counts)
+    clear = max(int(done.max()), int((order.max(axis=1) - climbs).max()) + 1 - steps)
+    late, counts = _taken(order) if trips is None else (0, (len(climbs),))
+    spare = np.maximum(done.max() - weights - total[:, -1], 0)
+    return Stretch(
+        begins, done.max(axis=0), arrives, order.max(axis=0) + 1 + late, weights, total, spare, clear, counts
+    )
+
+
+def _trips(config: MaeriConfig, made: Fabric, positions: int) -> tuple[Cycles, Cycles]:
+    """What `_flow` asks of sums that go round."""
+    back = np.array([sum(port == each for _, port in made.back) for each in _used(config, made)], np.int64)
+    return back if config.ports else -(-back // config.distribution), _round_trips(config, made, positions)
 
 
 def _used(config: MaeriConfig, made: Fabric) -> list[int]:
@@ -319,7 +420,7 @@ class Played:
     steps: int
     """Of a sum: weights a multiplier holds."""
 
-    @property
+    @cached_property
     def until(self) -> int:
         """The cycle from which its multipliers and adders do nothing more."""
         return int(self.exists.max())
@@ -341,15 +442,20 @@ def play(
             cycle = found[-1][1] + before.clear + missing - int(own.weights.max())
         found.append((own, cycle))
         early += beyond * tile.filters * tile.groups if whole else 0
-        cycle = (
-            max(_counted(own, len(made.places), early), int(own.ends[-1]), own.clear - int(own.weights.max())) + cycle
-        )
+        cycle += max(_counted(own, len(made.places), early), _ready(own, bool(made.back)))
         before = own
     joined = {
         name: np.concatenate([getattr(own, name) + at_cycle for own, at_cycle in found], axis=-1)
         for name in ("begins", "ends", "exists", "arrives")
     }
-    return Played(**joined, lines=made.lines, places=made.places, steps=made.steps)
+    return Played(**joined, lines=made.lines, places=made.places, steps=made.wired.steps)
+
+
+def _ready(own: Stretch, round_trip: bool) -> int:
+    """When the next weights can be sent, if the memory has counted its sums: all inputs are sent; those of sums that
+    still go round too."""
+    last = int((own.weights + own.sent[:, -1]).max()) if round_trip else int(own.ends[-1])
+    return max(last, own.clear - int(own.weights.max()))
 
 
 def _counted(own: Stretch, neurons: int, early: int) -> int:
@@ -363,44 +469,87 @@ def _counted(own: Stretch, neurons: int, early: int) -> int:
 
 
 _PLAYED = 600
-"""Steps of a virtual neuron played as events where sums go round; longer stretches go on at the same pace."""
+"""Steps of a virtual neuron played as events where sums go round, unless all comes again before."""
 
 
-def _round_trips(config: MaeriConfig, made: Fabric, positions: int, begin: int) -> Cycles:
-    """[virtual neuron, position]: when its last product can be added, each step's sum having come back before."""
-    steps = min(made.steps, _PLAYED // 2)
-    count = max(1, min(positions, _PLAYED // steps))
-    shared = int(config.distribution < config.multipliers)
-    neurons = range(len(made.places))
-    events = [(made.climbs[number] - shared, 0, made.lines[number], number) for number in neurons]
-    heapq.heapify(events)  # (cycle, stage, line, virtual neuron); stages: 0 at the line, 1 at the memory, 2 at a port
-    line_free, port_free, waiting = dict[int, int](), dict[int, int](), list[tuple[int, int, int]]()
-    taken = [list[int]() for _ in neurons]
-    cycle = 0
-    while events or waiting:
-        cycle = cycle + 1 if waiting else events[0][0]
-        while events and events[0][0] <= cycle:
-            at, stage, line, number = heapq.heappop(events)
-            if stage == 0:
-                line_free[line] = max(at, line_free.get(line, 0)) + 1
-                heapq.heappush(events, (line_free[line], 1, line, number))
-            else:
-                heapq.heappush(waiting, (at, line, number))
-        for _, _, number in [heapq.heappop(waiting) for _ in range(-(-len(waiting) // 2))]:
-            taken[number].append(cycle)
-            links, port = made.back[number]
-            part, sums = len(taken[number]) % steps, len(taken[number])
-            if part:
-                port_free[port] = max(cycle, port_free.get(port, -1) + 1)
-                gone = port_free[port] + shared + links + 1
-                heapq.heappush(events, (gone, 0, made.lines[number], number))
-                if part == steps - 1 and sums < steps * count - 1:  # the next sum begins with a zero
-                    heapq.heappush(events, (gone + 1, 0, made.lines[number], number))
-    pace = (made.steps * positions) / (steps * count)
+def _round_trips(config: MaeriConfig, made: Fabric, positions: int) -> Cycles:
+    """[virtual neuron, position]: when its last product can be added, each step's sum having come back before; from the
+    last weight on. Where everything is as it was some positions before, it goes on so."""
+    shared, steps = int(config.distribution < config.multipliers), made.wired.steps
+    if len(made.places) == 1:  # nobody in the way
+        each = (steps - 1) * (made.back[0][0] + shared + 2) + 1
+        return np.arange(1, positions + 1)[None] * each
+    round_ = _Round(config, made, shared, positions)
+    seen: dict[Hashable, tuple[int, list[int]]] = {}
+    cycles, sums = 0, [0] * len(round_.taken)
+    while not cycles and min(map(len, round_.taken)) < min(steps * positions, max(_PLAYED, 2 * steps)):
+        round_.turn()
+        if round_.opened:
+            counts = [len(own) for own in round_.taken]
+            before = seen.setdefault(round_.state(), (round_.cycle, counts))
+            cycles = round_.cycle - before[0]
+            sums = [(now - then) // steps for now, then in zip(counts, before[1], strict=True)]
     found = np.empty((len(made.places), positions), np.int64)
-    for number in neurons:
-        own = np.array([0, *taken[number][steps - 1 :: steps][:count]]) - made.climbs[number] + shared
-        own[0] = 0
-        which = np.arange(1, positions + 1) * count / positions
-        found[number] = begin + np.ceil(np.interp(which, np.arange(count + 1), own) * pace)
+    for number, own in enumerate(round_.taken):
+        ends = own[steps - 1 :: steps][:positions]
+        again, later = (sums[number], cycles) if sums[number] else (len(ends) - 1, ends[-1] - ends[0])
+        while len(ends) < positions:
+            ends.append(ends[-again] + later)
+        found[number] = np.array(ends) - made.climbs[number] + shared
     return found
+
+
+class _Round:
+    """Sums on their way round: at lines' inputs, in the memory's queue, at ports and in the tree."""
+
+    def __init__(self, config: MaeriConfig, made: Fabric, shared: int, positions: int) -> None:
+        self.made, self.shared, self.last, self.cycle = made, shared, made.wired.steps * positions, -1
+        self.inputs = config.multipliers // config.collection + 1
+        self.events = [(climb - shared, number) for number, climb in enumerate(made.climbs)]
+        heapq.heapify(self.events)  # (cycle at its line's input, virtual neuron)
+        self.queues: dict[int, dict[int, deque[int]]] = {line: {} for line in sorted(set(made.lines))}
+        self.next = dict.fromkeys(self.queues, 0)
+        self.picked, self.waiting, self.port_free = list[int](), deque[int](), dict[int, int]()
+        self.taken = [list[int]() for _ in made.places]
+        self.opened = False
+
+    def state(self) -> Hashable:
+        """All that what comes next depends on, in cycles from now."""
+        ports = sorted((port, free - self.cycle) for port, free in self.port_free.items() if free >= self.cycle)
+        queues = [sorted((each, tuple(queue)) for each, queue in own.items() if queue) for own in self.queues.values()]
+        parts = tuple(len(own) % self.made.wired.steps for own in self.taken)
+        events = tuple(sorted((at - self.cycle, number) for at, number in self.events))
+        here = tuple(self.waiting), tuple(self.picked), tuple(self.next.values()), tuple(ports)
+        return events, *here, tuple(map(tuple, queues)), parts
+
+    def turn(self) -> None:
+        """One cycle: the memory takes half of the sums that wait, and each line one, its inputs asked in turn."""
+        busy = self.picked or self.waiting or any(any(own.values()) for own in self.queues.values())
+        self.cycle = self.cycle + 1 if busy else max(self.events[0][0], self.cycle + 1)
+        self.waiting.extend(self.picked)
+        for _ in range(-(-len(self.waiting) // 2)):
+            self._take(self.waiting.popleft())
+        self.opened = bool(self.taken[0]) and self.taken[0][-1] == self.cycle
+        self.opened = self.opened and len(self.taken[0]) % self.made.wired.steps == 0
+        while self.events and self.events[0][0] <= self.cycle:
+            _, number = heapq.heappop(self.events)
+            own = self.queues[self.made.lines[number]]
+            own.setdefault(self.made.entries[number], deque()).append(number)
+        self.picked = []
+        for line, own in self.queues.items():
+            asked = (((self.next[line] + further) % self.inputs) for further in range(self.inputs))
+            found = next((entry for entry in asked if own.get(entry)), None)
+            if found is not None:
+                self.picked.append(own[found].popleft())
+                self.next[line] = (found + 1) % self.inputs
+
+    def _take(self, number: int) -> None:
+        """A sum is in memory, and goes back if more is to be added."""
+        own, (links, port), steps = self.taken[number], self.made.back[number], self.made.wired.steps
+        own.append(self.cycle)
+        if part := len(own) % steps:
+            self.port_free[port] = max(self.cycle, self.port_free.get(port, -1) + 1)
+            gone = self.port_free[port] + self.shared + links + 1
+            heapq.heappush(self.events, (gone, number))
+            if part == steps - 1 and len(own) < self.last - 1:  # the next sum begins with a zero
+                heapq.heappush(self.events, (gone + 1, number))

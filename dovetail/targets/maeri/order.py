@@ -70,8 +70,8 @@ def _margin(time: Timing, item: Item, cycles: int) -> int:
     before at once: who meets whom is not known to the cycle."""
     if item.tile.neurons == 1:
         return 0
-    crowded = 4 if time.circular or time.pace[0] > time.folds else 0
-    return crowded + (cycles // 32 if time.circular else 0) + (0 if time.drains else 2 * len(item.segments) + 8)
+    crowded = 4 if time.going or time.pace[0] > time.folds else 0
+    return crowded + (0 if time.drains else 2 * len(item.segments) + 8)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the user asks of an order beyond what the hardware does, and which of it cannot be kept together.
+"""What the user asks of an order beyond what the hardware does.
 
 A rule names layers as the model does, or some of a layer's output channels: `conv_2[0:8]` are the first eight. The
 channels of a layer that no rule tells apart are one unit; units are what is ordered.
@@ -7,15 +7,13 @@ channels of a layer that no rule tells apart are one unit; units are what is ord
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network
 
 MAX_BYTES = 1 << 20
@@ -59,6 +57,12 @@ class Rules:
     """Chains: each begins no later than those behind it, but for what it is computed from."""
     at_most_of: tuple[tuple[str, int], ...] = ()
     """(layer or kind of layer, virtual neurons of it that work at the same time)."""
+    lines: Mapping[tuple[str, int], str] = field(default_factory=dict, compare=False)
+    """Where a rule is written, by kind (a field's name) and number; nothing where it comes of no file."""
+
+    def at(self, kind: str, number: int) -> str:
+        """Where a rule is written, for the end of its sentence."""
+        return f" ({self.lines[kind, number]})" if (kind, number) in self.lines else ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,10 +95,11 @@ class Asked:
     apart: Mapping[tuple[Unit, Unit], str]
     """Both ways round."""
     together: tuple[tuple[tuple[Unit, ...], str], ...]
-    """Groups of units; those of one group begin in the same cycle."""
+    """(units that begin in the same cycle, the rule)."""
     no_later: Mapping[tuple[Unit, Unit], str]
     """(first, second): the first begins no later."""
-    pins: tuple[tuple[Unit, Pin], ...]
+    pins: tuple[tuple[Unit, Pin, str], ...]
+    """(what, where and when, the rule)."""
     limits: tuple[tuple[frozenset[int], int, str], ...]
     """(layers, virtual neurons of them at the same time, the rule)."""
     whole: frozenset[int]
@@ -105,11 +110,11 @@ class Asked:
         return min((most for works, most, _ in self.limits if work in works), default=None)
 
 
-def asked(rules: Rules, network: Network, config: MaeriConfig) -> Asked:
-    """Spell out rules for a network.
+def spelt(rules: Rules, network: Network) -> Asked:
+    """Spell out rules for a network, as they stand: what follows from several of them is `clashes.py`'s.
 
     Raises:
-        ModelError: a rule names what the network has not, or rules contradict each other, naming the smallest set.
+        ModelError: a rule names what the network has not.
     """
     names = {work.name: number for number, work in enumerate(network.works)}
     cuts: dict[int, set[int]] = {number: {0, work.channels} for number, work in enumerate(network.works)}
@@ -127,47 +132,63 @@ def asked(rules: Rules, network: Network, config: MaeriConfig) -> Asked:
         for earlier in network.before(work):
             for pair in product(of(earlier.name), of(work.name)):
                 before[pair] = f"{work.name} reads what {earlier.name} computes"
-    given, ruled = dict(before), set[tuple[Unit, Unit]]()
-    for x, y in (pair for chain in rules.before for pair in pairwise(chain)):
-        for units_pair in product(of(x), of(y)):
-            before.setdefault(units_pair, f"{x} before {y}")
-            ruled.add(units_pair)
+    reached, ruled = _reached(before), set[tuple[Unit, Unit]]()
+    for number, chain in enumerate(rules.before):
+        for x, y in pairwise(chain):
+            for units_pair in product(of(x), of(y)):
+                before.setdefault(units_pair, f"{x} before {y}{rules.at('before', number)}")
+                ruled.add(units_pair)
     apart = {
-        pair: f"apart: [{x}, {y}]"
-        for group in rules.apart
+        pair: f"apart: [{x}, {y}]{_itself(of(x), of(y))}{rules.at('apart', number)}"
+        for number, group in enumerate(rules.apart)
         for x, y in combinations(group, 2)
         for one, other in product(of(x), of(y))
         for pair in ((one, other), (other, one))
     }
     groups = tuple(
-        (tuple(unit for what in group for unit in of(what)), _text("together", group)) for group in rules.together
+        (tuple(dict.fromkeys(unit for what in group for unit in of(what))), _text(rules, number, group))
+        for number, group in enumerate(rules.together)
     )
-    reached = _reached(given)
     no_later = {
-        pair: f"priority: [{chain[x]}, {chain[y]}]"
-        for chain in rules.priority
+        pair: f"priority: [{chain[x]}, {chain[y]}]{rules.at('priority', number)}"
+        for number, chain in enumerate(rules.priority)
         for x, y in combinations(range(len(chain)), 2)
         for pair in product(of(chain[x]), of(chain[y]))
         if pair[0].work not in reached.get(pair[1].work, set())
     }
-    groups = (*groups, *_level(no_later, groups))
-    limits = [(frozenset(range(len(names))), rules.at_most, f"at_most: {rules.at_most}")] if rules.at_most else []
-    for what, most in rules.at_most_of:
-        works = {names[what]} if what in names else {n for n, work in enumerate(network.works) if work.kind == what}
-        limits.append((frozenset(works), most, f"at_most: {what}: {most}"))
     whole = range(len(names)) if rules.whole_filters is True else [names[what] for what in rules.whole_filters or ()]
-    pins = tuple((unit, pin) for pin in rules.pin for unit in of(pin.what))
-    found = Asked(
-        rules, units, before, frozenset(ruled), apart, groups, no_later, pins, tuple(limits), frozenset(whole)
+    pins = tuple(
+        (unit, pin, f"{_pinned(pin)}{rules.at('pin', number)}")
+        for number, pin in enumerate(rules.pin)
+        for unit in of(pin.what)
     )
-    clash = _smallest_clash(found, config)
-    if clash:
-        raise _wrong(f"they contradict each other: {'; '.join(clash)}", "leave one of them out")
-    return found
+    limits = tuple(_spelt_limits(rules, network, names))
+    return Asked(rules, units, before, frozenset(ruled), apart, groups, no_later, pins, limits, frozenset(whole))
 
 
-def _text(rule: str, group: Iterable[str]) -> str:
-    return f"{rule}: [{', '.join(group)}]"
+def _itself(ones: Sequence[Unit], others: Sequence[Unit]) -> str:
+    return " keeps a layer from itself" if set(ones) & set(others) else ""
+
+
+def _spelt_limits(
+    rules: Rules, network: Network, names: Mapping[str, int]
+) -> Iterator[tuple[frozenset[int], int, str]]:
+    if rules.at_most:
+        yield frozenset(names.values()), rules.at_most, f"at_most: {rules.at_most}{rules.at('at_most', 0)}"
+    for number, (what, most) in enumerate(rules.at_most_of):
+        works = {names[what]} if what in names else {n for n, work in enumerate(network.works) if work.kind == what}
+        yield frozenset(works), most, f"at_most: {what}: {most}{rules.at('at_most_of', number)}"
+
+
+def _pinned(pin: Pin) -> str:
+    parts = [f"multipliers [{pin.multipliers[0]}, {pin.multipliers[1]})"] if pin.multipliers else []
+    parts += [f"from cycle {pin.begin}"] if pin.begin else []
+    parts += [f"to cycle {pin.end}"] if pin.end is not None else []
+    return f"pin: {pin.what} to {' '.join(parts)}".replace("to from", "from").replace("to to", "to")
+
+
+def _text(rules: Rules, number: int, group: Iterable[str]) -> str:
+    return f"together: [{', '.join(group)}]{rules.at('together', number)}"
 
 
 def _named(rules: Rules) -> list[str]:
@@ -193,29 +214,6 @@ def _find(what: str, names: Mapping[str, int], network: Network) -> tuple[int, i
     raise _wrong(f"there is no layer '{what}' in the network", hint)
 
 
-def _level(
-    no_later: Mapping[tuple[Unit, Unit], str], groups: Iterable[tuple[tuple[Unit, ...], str]]
-) -> list[tuple[tuple[Unit, ...], str]]:
-    """Groups of units of which each begins no later than each other one, and so all together."""
-    after: dict[Unit, set[Unit]] = {}
-    pairs = [*no_later, *(pair for group, _ in groups for pair in product(group, group))]
-    for x, y in pairs:
-        after.setdefault(x, set()).add(y)
-    changed = True
-    while changed:
-        further = {x: set().union(*(after.get(y, set()) for y in found)) - found for x, found in after.items()}
-        changed = any(further.values())
-        for x, more in further.items():
-            after[x] |= more
-    alike = {frozenset(y for y in found if x in after.get(y, set())) | {x} for x, found in after.items()}
-    sentences = {x: sentence for (x, _), sentence in no_later.items()}
-    return [
-        (tuple(sorted(group)), "; ".join(sorted({sentences[unit] for unit in group if unit in sentences})))
-        for group in sorted(alike, key=sorted)
-        if len(group) > 1 and any(unit in sentences for unit in group)
-    ]
-
-
 def _reached(before: Iterable[tuple[Unit, Unit]]) -> dict[int, set[int]]:
     """The layers each layer comes before, directly or not."""
     after: dict[int, set[int]] = {}
@@ -231,82 +229,6 @@ def _reached(before: Iterable[tuple[Unit, Unit]]) -> dict[int, set[int]]:
     return after
 
 
-def _smallest_clash(found: Asked, config: MaeriConfig) -> list[str]:
-    """The sentences of the smallest set of rules and dependencies that no order can keep; empty where there is none."""
-    clashes = [*_of_groups(found, config), *_of_pins(found, config)]
-    circle = _smallest_circle(found)
-    if circle:
-        clashes.append(circle)
-    return min(clashes, key=len, default=[])
-
-
-def _of_groups(found: Asked, config: MaeriConfig) -> list[list[str]]:
-    clashes = []
-    for (x, y), sentence in found.apart.items():
-        if x == y:
-            clashes.append([f"{sentence} keeps a layer from itself"])
-        clashes += [[rule, sentence] for group, rule in found.together if x != y and x in group and y in group]
-    for group, rule in found.together:
-        for works, most, sentence in found.limits:
-            if sum(unit.work in works for unit in group) > most:
-                clashes.append([rule, sentence])
-        if len(group) * max(config.port_width, 2) > config.multipliers:
-            clashes.append([f"{rule} needs more than the {config.multipliers} multipliers"])
-    return clashes
-
-
-def _of_pins(found: Asked, config: MaeriConfig) -> list[list[str]]:
-    clashes = []
-    for unit, pin in found.pins:
-        low, high = pin.multipliers or (0, config.multipliers)
-        first, end = -(-low // config.port_width), high // config.port_width
-        if not (0 <= low < high <= config.multipliers) or end <= first or high - low < 2:
-            hint = f", of {config.multipliers}" + (f" in ports of {config.port_width}" if config.port_width > 1 else "")
-            clashes.append([f"pin: {pin.what} to multipliers [{low}, {high}){hint}"])
-        if pin.end is not None and pin.end <= pin.begin:
-            clashes.append([f"pin: {pin.what} from cycle {pin.begin} to cycle {pin.end}"])
-        for other, second in found.pins:
-            if (unit, other) in found.before and second.end is not None and second.end <= pin.begin:
-                late = f"pin: {pin.what} from cycle {pin.begin}"
-                clashes.append([late, f"pin: {second.what} to cycle {second.end}", found.before[unit, other]])
-            other_low, other_high = second.multipliers or (0, config.multipliers)
-            if unit == other and pin != second and max(low, other_low) >= min(high, other_high):
-                places = [f"pin: {each.what} to multipliers {list(each.multipliers or ())}" for each in (pin, second)]
-                clashes.append(places)
-    return clashes
-
-
-def _smallest_circle(found: Asked) -> list[str]:
-    """The sentences of the shortest circle of what must come before what, unless all of it may begin together."""
-    arrows: dict[Unit, dict[Unit, tuple[str, bool]]] = {unit: {} for unit in found.units}
-    for (x, y), sentence in found.no_later.items():
-        arrows[x][y] = sentence, False
-    for group, sentence in found.together:
-        for x, y in combinations(group, 2):
-            arrows[x].setdefault(y, (sentence, False))
-            arrows[y].setdefault(x, (sentence, False))
-    for (x, y), sentence in found.before.items():
-        arrows[x][y] = sentence, True
-    circles = (_shortest(arrows, start) for start in arrows)
-    return min((circle for circle in circles if circle), key=len, default=[])
-
-
-def _shortest(arrows: Mapping[Unit, Mapping[Unit, tuple[str, bool]]], start: Unit) -> list[str]:
-    """The sentences of the shortest way from a unit back to itself that takes time."""
-    waiting: deque[tuple[Unit, bool, list[str]]] = deque([(start, False, [])])
-    seen = set[tuple[Unit, bool]]()
-    while waiting:
-        place, takes, path = waiting.popleft()
-        for to, (sentence, strict) in arrows[place].items():
-            further = path if sentence in path else [*path, sentence]
-            if to == start and (takes or strict):
-                return further
-            if (to, takes or strict) not in seen:
-                seen.add((to, takes or strict))
-                waiting.append((to, takes or strict, further))
-    return []
-
-
 def load_rules(path: Path) -> Rules:
     """Read rules from a small YAML file, whose keys are the fields of `Rules`; `at_most` is a number or a mapping of
     `network`, kinds and layers to numbers, `pin` is a list of mappings of the fields of `Pin`.
@@ -320,12 +242,26 @@ def load_rules(path: Path) -> Rules:
         what = f"there is no such file, or it is larger than {MAX_BYTES} bytes"
         raise _wrong(what, "check the spelling; rules are a small YAML file", str(path))
     try:
-        found = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        found, marks = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise _wrong(
             f"this is not YAML: {error}", "write rules such as before: [[conv_0, conv_2]]", str(path)
         ) from error
-    return read_rules(found, str(path))
+    return replace(read_rules(found, str(path)), lines=dict(_lines(marks, path.name)))
+
+
+def _lines(marks: Any, name: str) -> Iterator[tuple[tuple[str, int], str]]:
+    """Where each rule of a file is written, from YAML's nodes of what was read as rules."""
+    for key, value in marks.value if marks is not None else ():
+        numbered = value.value if isinstance(value.value, list) else [value]
+        if key.value == "at_most" and isinstance(value.value, list):
+            numbered = [each for what, each in value.value if what.value != "network"]
+            network = [each for what, each in value.value if what.value == "network"]
+            yield from ((("at_most", 0), f"{name}:{each.start_mark.line + 1}") for each in network)
+        kind = "at_most_of" if key.value == "at_most" and isinstance(value.value, list) else str(key.value)
+        for number, each in enumerate(numbered):
+            yield (kind, number), f"{name}:{each.start_mark.line + 1}"
 
 
 def read_rules(found: object, where: str = "rules") -> Rules:
@@ -334,7 +270,7 @@ def read_rules(found: object, where: str = "rules") -> Rules:
     Raises:
         ModelError: it is something else.
     """
-    keys = [field.name for field in fields(Rules) if field.name != "at_most_of"]
+    keys = [each.name for each in fields(Rules) if each.name not in ("at_most_of", "lines")]
     if not isinstance(found, dict) or set(found) - set(keys):
         hint = "leave out what is not one of these keys"
         raise _wrong(f"rules are a mapping with some of {', '.join(keys)}", hint, where)
@@ -350,7 +286,10 @@ def read_rules(found: object, where: str = "rules") -> Rules:
             "pin must be a list of mappings", "write it such as pin: [{what: conv_0, multipliers: [0, 16]}]", where
         )
     return Rules(
-        **chains,
+        before=chains["before"],
+        apart=chains["apart"],
+        together=chains["together"],
+        priority=chains["priority"],
         at_most=most,
         whole_filters=whole if isinstance(whole, bool) else tuple(whole),
         pin=tuple(_pin(one, where) for one in pins),
@@ -381,7 +320,7 @@ def _limits(found: object, where: str) -> tuple[int | None, tuple[tuple[str, int
 
 def _pin(found: object, where: str) -> Pin:
     hint = "write it such as {what: conv_0, multipliers: [0, 16], begin: 100, end: 2000}"
-    if not isinstance(found, dict) or set(found) - {field.name for field in fields(Pin)} or "what" not in found:
+    if not isinstance(found, dict) or set(found) - {each.name for each in fields(Pin)} or "what" not in found:
         raise _wrong("a pin is a mapping of what to multipliers, begin or end", hint, where)
     place, begin, end = found.get("multipliers"), found.get("begin", 0), found.get("end")
     numbers: Sequence[object] = [*(place if isinstance(place, list) else []), begin, *([] if end is None else [end])]

@@ -8,9 +8,10 @@ when it is sent; every product of every sum is added exactly once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -59,16 +60,19 @@ class _Run:
     exists: Numbers
     """From when each position's sums are in memory."""
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """From the first weight until the last sum has left."""
         return self.item.start, self.played.until
 
-    @property
+    @cached_property
     def period(self) -> float:
-        """Cycles between positions."""
-        exists = self.played.exists
-        return float(exists[-1] - exists[0]) / (len(exists) - 1) if len(exists) > 1 else float(self.played.until)
+        """Cycles between positions: on the long run at least one for each sum of its fullest line, though sums of the
+        first few may overtake each other."""
+        exists, fullest = self.played.exists, max(Counter(self.played.lines).values())
+        if len(exists) == 1:
+            return float(self.played.until)
+        return max(float(exists[-1] - exists[0]) / (len(exists) - 1), float(fullest))
 
 
 def simulate(order: Order, inputs: Mapping[str, Array]) -> Simulation:
@@ -328,36 +332,34 @@ def _results(work: Work, runs: list[_Run]) -> Times:
 
 def _sums(work: Work, runs: list[_Run], operands: list[Array]) -> Array:
     """A layer's sums, put together from what each item adds; every product exactly once."""
-    shape = (work.positions, work.outputs)
-    total, counts = np.zeros(shape), dict[tuple[int, int], npt.NDArray[np.int16]]()
-    for taps in sorted({run.item.taps for run in runs}):
-        part = _products(work, operands, taps)
-        count = counts.setdefault(taps, np.zeros(shape, np.int16))
-        for run in runs:
-            if run.item.taps == taps:
-                _add(work, run, part, total, count)
-    ends = [0, *(taps[1] for taps in counts)]
-    whole = [taps[0] for taps in counts] == ends[:-1] and ends[-1] == work.layer.taps
-    if not whole:
-        raise _wrong(f"the parts {sorted(counts)} of a sum do not make up its {work.layer.taps} products", work.name)
-    for taps, count in counts.items():
+    total, parts = np.zeros((work.positions, work.outputs)), sorted({run.item.taps for run in runs})
+    ends = [0, *(taps[1] for taps in parts)]
+    if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != work.layer.taps:
+        raise _wrong(f"the parts {parts} of a sum do not make up its {work.layer.taps} products", work.name)
+    for taps in parts:
+        places = np.concatenate([place for run in runs if run.item.taps == taps for place in _added(work, run)])
+        count = np.bincount(places, minlength=total.size).reshape(total.shape)
         wrong = np.argwhere(count != 1)
         if wrong.size:
             position, channel = wrong[0]
             what = f"products {list(taps)} of position {position} of channel {channel}"
             raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
+        total += count * _products(work, operands, taps)
     return _accumulated(work, operands, total)
 
 
-def _add(work: Work, run: _Run, part: Reals, total: Reals, count: npt.NDArray[np.int16]) -> None:
-    layer = work.layer
+def _added(work: Work, run: _Run) -> Iterable[Numbers]:
+    """Which elements of [position, output channel] an item adds to, once for each time."""
+    layer, tile = work.layer, run.item.tile
+    if tile.neurons == 1:
+        yield run.positions * work.outputs + run.channels
+        return
     for channel, where in _segments(run):
-        channels = channels_of(work, run.item.tile, channel)
+        channels = np.array(channels_of(work, tile, channel))
         for rows, columns in _elements(run, run.positions[where]):
             inside = (rows < layer.out_rows) & (columns < layer.out_columns)
-            place = np.ix_(rows[inside] * layer.out_columns + columns[inside], np.array(channels))
-            total[place] += part[place]
-            count[place] += 1
+            positions = rows[inside] * layer.out_columns + columns[inside]
+            yield (positions[:, None] * work.outputs + channels).reshape(-1)
 
 
 def _segments(run: _Run) -> Iterable[tuple[int, slice]]:

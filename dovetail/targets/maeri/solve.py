@@ -17,12 +17,13 @@ import numpy as np
 
 from dovetail.errors import MissingExtraError, SimulationError, TargetError
 from dovetail.targets.maeri.bound import bound
+from dovetail.targets.maeri.clashes import asked
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.kept import broken
 from dovetail.targets.maeri.listing import arrange, tried_sizes
 from dovetail.targets.maeri.network import Network, Work, exists_from
 from dovetail.targets.maeri.order import Item, Order, Segment, laid_out, ordered
-from dovetail.targets.maeri.rules import Asked, Rules, Unit, asked
+from dovetail.targets.maeri.rules import Asked, Rules, Unit
 from dovetail.targets.maeri.simulate import check
 from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
 from dovetail.targets.maeri.tree import Range, line_of
@@ -232,7 +233,7 @@ class _Puzzle:
         for x, y in spelt.apart:
             for other, index in product(inside[x], inside[y]):
                 model.add_no_overlap([spans[other], spans[index]])
-        for unit, pin in spelt.pins:
+        for unit, pin, _ in spelt.pins:
             low, high = pin.multipliers or (0, self._config.multipliers)
             for index in inside[unit]:
                 model.add(self._places[index] >= low)

@@ -19,7 +19,7 @@ from math import prod
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
-from dovetail.targets.maeri.feedback import Circle, feedback
+from dovetail.targets.maeri.feedback import Circle, Going
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, entry_of, leaving, line_of, meeting
 
@@ -166,9 +166,9 @@ class Timing:
     rates: tuple[tuple[int, int], ...]
     """Cycles in which ports send the inputs of a row's first position, and of every other one."""
     pace: tuple[int, int]
-    """(cycles, positions): what so many positions take at least, whatever is sent."""
-    circular: bool
-    """Whether sums go back to the virtual neuron between steps."""
+    """(cycles, positions): what so many positions take at least on the long run, whatever is sent."""
+    going: Going | None
+    """How sums go back to the virtual neuron between steps; None where they do not."""
     tail: int
     """Cycles from a position's last product until all its sums are in memory."""
     idle: int
@@ -202,13 +202,19 @@ class Timing:
             return 0
         rows = 1 + (first + count - 1) // columns - first // columns
         row = count if rows == 1 else (first + count - 1) % columns + 1
-        cycles = self._paced(count) if self.circular else self.folds + self._paced(count - 1)
+        cycles = self.going.until(count) if self.going else self.folds + self._paced(count - 1)
         for start, later in self.rates:
             cycles = max(cycles, rows * start + (count - rows) * later)
             cycles = max(cycles, self._paced(count - row) + start + (row - 1) * later)  # a row's burst comes last
+            for number, opens in ((1, 0), (2, columns - first % columns), (rows, count - row)):
+                if number <= rows:  # what follows a row's burst takes a step per cycle
+                    sent = number * start + (opens - number + 1) * later
+                    cycles = max(cycles, sent + (count - 1 - opens) * self.folds)
         return cycles
 
     def _paced(self, count: int) -> int:
+        if self.going:
+            return self.going.until(count) if count else 0
         return -(-count * self.pace[0] // self.pace[1])
 
 
@@ -234,11 +240,12 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
         )
     )
     positions = -(-layer.out_rows // tile.out_rows) * -(-layer.out_columns // tile.out_columns)
-    pace, left = (max(folds, len(meet)), 1), [tile.neurons]
+    pace, left, round_ = (max(folds, len(meet)), 1), [tile.neurons], None
     if extra:
         circles = tuple(_circle(config, place) for place in places)
         entries = config.multipliers // config.collection + 1
-        pace = feedback(circles, entries, folds, shared, positions), positions
+        round_ = Going(circles, entries, folds, shared)
+        pace = round_.pace
     else:
         left = taken(meet, max(pace[0], *(later for _, later in rates)), positions)
     idle = max(pace[0] // pace[1] - max(first for first, _ in rates), 0)
@@ -254,7 +261,7 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
         lead,
         rates,
         pace,
-        bool(extra),
+        round_,
         tail,
         idle if config.prefetch else 0,
         tuple(left),
@@ -323,7 +330,7 @@ def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
     """Cycles of a layer.
 
     The memory counts sums, those beyond the image's edge too: where tiles jut out, the next filter's weights are sent
-    before the last sums of this one have come.
+    before the last sums of this one have come, and where these go round, as soon as ports have sent all inputs.
 
     Raises:
         TargetError: the tile does not fit the multipliers, or needs several steps per sum where that is off.
@@ -335,14 +342,17 @@ def uniform_cycles(layer: OrderLayer, tile: Tile, config: MaeriConfig) -> int:
     beyond = count * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
     if not beyond or config.prefetch:
         return rounds * (whole + time.tail)
-    each = tile.filters * tile.groups
+    each, least = tile.filters * tile.groups, whole
+    if time.going:
+        sent = max(rows * first + rows * (columns - 1) * later for first, later in time.rates)
+        least = max(time.load + sent, whole - time.load)
     cycles = whole + time.tail
     for number in range(1, rounds):
         wanted = tile.neurons * count - number * each * beyond
         position = max(-(-wanted // tile.neurons), 0)
         missing = sum(done < wanted - (position - 1) * tile.neurons for done in time.counted) - len(time.counted) + 1
         early = time.load + time.positions(columns, 0, position) + time.tail + missing if position else 0
-        cycles += max(whole, min(early, whole + time.tail))
+        cycles += max(least, min(early, whole + time.tail))
     return cycles
 
 
