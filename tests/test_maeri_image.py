@@ -242,6 +242,8 @@ FAULTS: Mapping[str, Callable[[Image], Image]] = {
     "swapped RN_Config": swapped_trees,
     "a bit of RN_Config": spoilt_word,
     "swapped Layer_Info": lambda image: replace(image, infos=image.infos[::-1]),
+    "a word of Layer_Info": lambda image: replace(image, infos=((*image.infos[0][:3], 1, *image.infos[0][4:]),
+                                                                *image.infos[1:])),
     "an item for another layer": item_changed(work=0),
     "an item sooner": early,
     "an item left out": lambda image: replace(image, items=image.items[:-1]),
