@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.manifest import PLAN
-from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, emit_project, write_project
+from dovetail.codegen.emit.project import MANIFEST, OPTIMISATION, defines, with_stack_said, write_project
 from dovetail.codegen.emit.unit import StackNeed
 from dovetail.compile import Compiled
 from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraError, PlanError
@@ -254,9 +253,7 @@ def with_stack(compiled: Compiled, cache: Path | None = None) -> Compiled:
             what, where=target.name, hint=f"--set core.stack={room}, or Core(stack={room}) in the target's file"
         )
     unit = replace(unit, stack=StackNeed(need, compiler))
-    again = emit_project(unit, json.loads(project.files[MANIFEST]))
-    again = replace(again.with_file(PLAN, project.files[PLAN]), graph=project.graph)
-    return replace(compiled, unit=unit, project=again)
+    return replace(compiled, unit=unit, project=with_stack_said(project, unit))
 
 
 _Sets = Sequence[Mapping[str, bytes]]

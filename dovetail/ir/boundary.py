@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +59,7 @@ def boundary(graph: Graph) -> Mapping[str, Steps]:
     return found
 
 
-def _readers(name: str, users: Mapping[str, list[Node]]) -> list[Node]:
+def _readers(name: str, users: Mapping[str, Sequence[Node]]) -> list[Node]:
     """What computes with a value, movement of it followed."""
     found: list[Node] = []
     for node in users[name]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
@@ -68,12 +69,20 @@ class Graph:
         """True when the value is known at compile time."""
         return value in self.constants
 
-    def producers(self) -> dict[str, Node]:
+    def producers(self) -> Mapping[str, Node]:
         """The node that computes each computed value."""
+        return self._producers
+
+    def users(self) -> Mapping[str, Sequence[Node]]:
+        """The nodes that read each value, in order; a graph output has no node for being one."""
+        return self._users
+
+    @cached_property
+    def _producers(self) -> Mapping[str, Node]:
         return {node.output: node for node in self.nodes}
 
-    def users(self) -> dict[str, list[Node]]:
-        """The nodes that read each value, in order; a graph output has no node for being one."""
+    @cached_property
+    def _users(self) -> Mapping[str, Sequence[Node]]:
         found: dict[str, list[Node]] = {name: [] for name in self.types}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -92,14 +101,17 @@ class GraphBuilder:
         self._constants: dict[str, Array] = {}
         self._states: dict[str, Array] = {}
         self._next: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        """The number to try next behind a stem."""
 
     def fresh(self, stem: str) -> str:
         """A value name not used yet, beginning with `stem`."""
         if stem and stem not in self._types:
             return stem
-        count = 1
+        count = self._counts.get(stem, 1)
         while f"{stem}_{count}" in self._types:
             count += 1
+        self._counts[stem] = count  # names are never given up again
         return f"{stem}_{count}"
 
     def type_of(self, value: str) -> TensorType:

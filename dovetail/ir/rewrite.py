@@ -154,13 +154,15 @@ def tidy_names(graph: Graph) -> Graph:
     """Values made by rewrites under the model's own name where it is free, else with a number."""
     taken = {name for name in graph.types if MARK not in name}
     names: dict[str, str] = {}
+    counts: dict[str, int] = {}  # the last number taken behind each name
     marked = [name for name in (*graph.constants, *(node.output for node in graph.nodes)) if MARK in name]
     for name in marked:
-        base, count = name.split(MARK)[0], 0
-        found = base
+        base = found = name.split(MARK)[0]
+        count = counts.get(base, 0)
         while found in taken:
             count += 1
             found = f"{base}_{count}"
+        counts[base] = count
         taken.add(found)
         names[name] = found
     return renamed(graph, names)

@@ -38,17 +38,17 @@ class DType(enum.Enum):
     UINT32 = ("uint32", 32, False)
     FLOAT32 = ("float32", 32, True)
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The type's name as numpy and messages write it."""
         return self.value[0]
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Bits of one element."""
         return self.value[1]
 
-    @property
+    @cached_property
     def signed(self) -> bool:
         """True for types with negative values."""
         return self.value[2]
@@ -86,10 +86,12 @@ class DType(enum.Enum):
     def of(cls, dtype: DTypeLike) -> DType:
         """The element type of a numpy type; raises ValueError for one that no tensor may have."""
         text = np.dtype(dtype).name
-        for candidate in cls:
-            if candidate.text == text:
-                return candidate
-        raise ValueError(f"no tensor can have the numpy type {text}")
+        if text not in _BY_TEXT:
+            raise ValueError(f"no tensor can have the numpy type {text}")
+        return _BY_TEXT[text]
+
+
+_BY_TEXT = {dtype.text: dtype for dtype in DType}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -64,18 +65,22 @@ def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> li
     return [*rows, row.rstrip(), "{", *indent(lines), "}"]
 
 
+_WORD = re.compile(r"\w+")
+_DEFINED = re.compile(r"const int32_t (\w+) = ")
+
+
 def words(lines: Iterable[str]) -> set[str]:
     """Every identifier and number in the text."""
-    return set(re.findall(r"\w+", " ".join(lines)))
+    return set(_WORD.findall(" ".join(lines)))
 
 
 def without_unused(lines: Sequence[str]) -> list[str]:
     """The lines less definitions of int32_t constants no other line names."""
-    kept = []
-    for number, line in enumerate(lines):
-        found = re.match(r"const int32_t (\w+) = ", line)
-        if not found or found.group(1) in words([*lines[:number], *lines[number + 1 :]]):
-            kept.append(line)
+    defined = [_DEFINED.match(line) for line in lines]
+    if not any(defined):
+        return list(lines)
+    naming = Counter(word for line in lines for word in set(_WORD.findall(line)))
+    kept = [line for line, found in zip(lines, defined, strict=True) if not found or naming[found.group(1)] > 1]
     return kept if len(kept) == len(lines) else without_unused(kept)
 
 
@@ -182,29 +187,36 @@ def one_line(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("\\", "/").replace("??", "? ?")
 
 
-def array_definition(declaration: str, values: Iterable[str]) -> str:
-    """`declaration = { … };` wrapped to lines."""
-    lines, line = [], "   "
-    for value in values:
-        if len(line) + len(value) + 2 > _LINE:
-            lines.append(line)
-            line = "   "
-        line += f" {value},"
-    return "\n".join([f"{declaration} = {{", *lines, line, "};"]) + "\n"
+_COMMA = "\0"
+"""Stands for a comma within a value."""
 
 
-def elements(array: Array) -> list[str]:
-    """The elements of an integer or float array as C constants, row-major."""
+def array_definition(declaration: str, values: str | Sequence[str]) -> str:
+    """`declaration = { … };` wrapped to lines; `values` are one text where none has a comma, ", " between them."""
+    if not isinstance(values, str):
+        joined = ", ".join(value.replace(",", _COMMA) for value in values)
+        return array_definition(declaration, joined).replace(_COMMA, ",")
+    text, start, width = f"{values},", 0, _LINE - len(INDENT)
+    lines = [] if values and text.find(",") < width else ["   "]
+    while start < len(text) > 1:
+        end = text.rfind(",", start, start + width) + 1 or text.index(",", start) + 1
+        lines.append(f"{INDENT}{text[start:end]}")
+        start = end + 1
+    return "\n".join([f"{declaration} = {{", *lines, "};"]) + "\n"
+
+
+def elements(array: Array) -> str:
+    """The elements of an integer or float array as C constants, row-major, with ", " between them."""
     if array.dtype.kind == "f":
-        return [_float(float(value)) for value in array.reshape(-1)]
+        return ", ".join(_float(float(value)) for value in array.reshape(-1))
     values = array.reshape(-1).tolist()
     if array.dtype.itemsize == 8:
-        return [_LOWEST_INT64 if value == -(2**63) else f"{value}LL" for value in values]
+        return ", ".join(_LOWEST_INT64 if value == -(2**63) else f"{value}LL" for value in values)
     if array.dtype.name == "int32":
-        return list(map(integer, values))
+        return ", ".join(map(integer, values))
     if array.dtype.name == "uint32":
-        return [f"{value}u" for value in values]
-    return [str(int(value)) for value in values]
+        return ", ".join(f"{value}u" for value in values)
+    return repr(values if array.dtype.kind != "b" else list(map(int, values)))[1:-1]
 
 
 def _float(value: float) -> str:
@@ -213,9 +225,9 @@ def _float(value: float) -> str:
     return f"{value.hex()}f" if value != int(value) or abs(value) > 2**20 else f"{value:.1f}f"
 
 
-def hexadecimal(values: Sequence[int]) -> list[str]:
-    """32-bit words in hexadecimal."""
-    return [f"0x{value & 0xFFFFFFFF:08x}u" for value in values]
+def hexadecimal(values: Sequence[int]) -> str:
+    """32-bit words in hexadecimal, with ", " between them."""
+    return ", ".join(f"0x{value & 0xFFFFFFFF:08x}u" for value in values)
 
 
 def guard(name: str, body: str) -> str:

@@ -108,9 +108,20 @@ def _family(region: Region) -> tuple[Family, Operator | None]:
     return (FLOAT_FAMILIES if real and kind in FLOAT_FAMILIES else FAMILIES)[kind], region.anchor.operator
 
 
+_LETTER = "\u01c1"
+"""Of which a function's name is made while its text is written: no C has it."""
+
+
+def _source_and_key(name: str, write: Callable[[str], list[str]]) -> tuple[str, str]:
+    """A function's text, and what is the same in texts that differ in no more than the name: lines are broken by its
+    length, so blanks count once."""
+    text = "\n".join(write(_LETTER * len(name))) + "\n"
+    key = " ".join(text.replace(_LETTER * len(name), _LETTER).split())
+    return text.replace(_LETTER * len(name), name), key
+
+
 def _kernel(name: str, scope: Scope, write: Callable[[str], list[str]], loops: Scheduled) -> CoreKernel:
-    source = "\n".join(write(name)) + "\n"
-    key = source if name == "kernel" else "\n".join(write("kernel")) + "\n"
+    source, key = _source_and_key(name, write)
     return CoreKernel(
         name,
         source,
@@ -262,15 +273,15 @@ def generate_all(
     for index, (graph, name) in enumerate(zip(graphs, names, strict=True)):
         if shared := compact.get(index):
             parameters = (*shared.parameters, *((shared.block.parameter,) if shared.block else ()))
-            source, key, helpers = _small(shared.source), _small(shared.key), needed_helpers(shared.source)
+            source, key, helpers = _small(shared.source), f"SMALL {shared.key}", needed_helpers(shared.source)
             found.append(
                 CoreKernel(shared.name, source, parameters, {}, helpers, key, declarations=(SMALL,), block=shared.block)
             )
         elif index in little:
             plain, over = replace(core, instructions=()), wanted.overwritten.get(index)
             kernel = generate(graph, name, plain, overwritten=over, layouts=layouts.get(index, _NONE))
-            source, key = (_small(text) for text in (kernel.source, kernel.key))
-            found.append(replace(kernel, source=source, key=key, declarations=(*kernel.declarations, SMALL)))
+            source, key, declarations = _small(kernel.source), f"SMALL {kernel.key}", (*kernel.declarations, SMALL)
+            found.append(replace(kernel, source=source, key=key, declarations=declarations))
         else:
             found.append(_with_border(wanted, index, borders.get(index)))
     return found
@@ -293,8 +304,9 @@ def _shared(wanted: _Wanted, layers: Collection[int], families: Table, end: str)
     Requantisation takes a form for the very shifts of a layer, or where functions are saved by it, one for all shifts;
     at a border always the first, whose constants are those of the other pixels.
     """
-    own, common = (_drafts(wanted, layers, families, any_shift) for any_shift in (False, True))
-    any_shift = families is COMPACT and len(common) < len(own)
+    own = _drafts(wanted, layers, families, any_shift=False)
+    common = _drafts(wanted, layers, families, any_shift=True) if families is COMPACT else own
+    any_shift = len(common) < len(own)
     found = {}
     for members in common if any_shift else own:
         first, *others = members.values()
@@ -331,7 +343,7 @@ def _written(name: str, scope: Scope, families: Table) -> _Shared | None:
         if any(layout.packed for layout in scope.layouts.values()):
             return None
         writer = families[type(operator)](region, scope, operator)
-        source, key = ("\n".join(writer(text)) + "\n" for text in (name, "function"))
+        source, key = _source_and_key(name, writer)
     except Unsupported:
         return None
     read = set(re.findall(rf"\b{BLOCK}->(\w+)", source))

@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -471,17 +472,30 @@ def needed_helpers(source: str) -> tuple[str, ...]:
     """The helpers a C text calls, and those they call, each after those it needs."""
     found: list[str] = []
 
-    def visit(text: str) -> None:
-        called = set(re.findall(r"\b(\w+)\(", text))
-        for name in HELPERS:
-            if name in called and name not in found:
-                body = HELPERS[name].split("{", 1)[1]
-                visit(body)
+    def visit(called: Sequence[str]) -> None:
+        for name in called:
+            if name not in found:
+                visit(_called_by(name))
                 if name not in found:
                     found.append(name)
 
-    visit(source)
+    visit(_called_in(source))
     return tuple(found)
+
+
+def _called_in(text: str) -> tuple[str, ...]:
+    """The helpers a C text calls by itself, in the order of `HELPERS`."""
+    called = set(_CALL.findall(text))
+    return tuple(name for name in HELPERS if name in called)
+
+
+@cache
+def _called_by(name: str) -> tuple[str, ...]:
+    """The helpers a helper calls by itself."""
+    return _called_in(HELPERS[name].split("{", 1)[1])
+
+
+_CALL = re.compile(r"\b(\w+)\(")
 
 
 def helper_source(names: Iterable[str], own: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -87,7 +87,7 @@ class View:
         reach = sum((size - 1) * stride for size, stride in zip(self.physical, self.strides, strict=True))
         return self.offset, self.offset + reach + self.type.dtype.numpy.itemsize
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """True when the elements, and what pads blocks, lie side by side in the order of the physical dimensions."""
         dense = dense_strides(self.physical, self.type.dtype)

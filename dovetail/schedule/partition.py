@@ -208,6 +208,7 @@ class _Partition:
         self._apart = apart
         self._graph, self._target, self._padding = graph, target, padding or not target.dmas
         self._producers, self._users = graph.producers(), graph.users()
+        self._places = {node.output: place for place, node in enumerate(graph.nodes)}
         self._declined = declined or {}
         self._tried: dict[str, list[tuple[Engine, Offload, Match | Mismatch]]] = {}
         self._claimed: dict[str, Region] = {}
@@ -368,12 +369,12 @@ class _Partition:
     def _subgraph(self, members: Mapping[str, Node]) -> Graph:
         """Some nodes as a graph of their own."""
         graph = self._graph
-        nodes = tuple(node for node in graph.nodes if node.output in members)
+        nodes = tuple(self._producers[value] for value in sorted(members, key=self._places.__getitem__))
         read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in members)
         inputs = tuple(value for value in read if value not in graph.constants)
         constants = {value: graph.constants[value] for value in read if value in graph.constants}
         types = {value: graph.types[value] for value in (*read, *(node.output for node in nodes))}
-        left = {value: why for value, why in graph.left.items() if value in types}
+        left = {value: graph.left[value] for value in types if value in graph.left}
         return Graph("candidate", inputs, (nodes[-1].output,), nodes, types, constants, left=left)
 
 

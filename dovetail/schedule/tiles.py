@@ -14,7 +14,7 @@ from dovetail.ir.layout import check_part, nbytes
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Dma, StreamDma, Target
-from dovetail.target.pattern import Choice, Match, Scope, match_pattern
+from dovetail.target.pattern import Choice, Match, Scope, match_again, match_pattern
 from dovetail.user_file import asking
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
@@ -102,27 +102,36 @@ class Known:
     through the rounds of planning, since the target's functions may take long."""
 
     sizes: dict[tuple[str, Shape], TileSize | None] = field(default_factory=dict)
-    costs: dict[tuple[str, Shape], TileCost | None] = field(default_factory=dict)
+    costs: dict[tuple[str, Shape], TileCost | int | None] = field(default_factory=dict)
+    """The engine's cycles alone where these rule the size out."""
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
     progress: Callable[[str], None] = lambda text: None
     """Told which region they are asked about, and where `MOST_ASKED` is reached."""
+    _tile: tuple[tuple[str, Shape], Tile | None] = (("", ()), None)
+    """The tile that was cut last, and which it is."""
 
     def size(self, region: Region, size: Shape) -> TileSize | None:
         """What a tile takes by its shapes."""
-        if (region.name, size) not in self.sizes:
-            self.sizes[region.name, size] = _tile_size(region, size)
-        return self.sizes[region.name, size]
+        if (place := (region.name, size)) not in self.sizes:
+            tile = _first_part(region, size)
+            self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
+        return self.sizes[place]
 
-    def cost(self, region: Region, size: Shape, packs: bool) -> TileCost | None:
-        """What the target's functions say of a tile; `packs` where its constants are copied."""
-        if (region.name, size) not in self.costs:
+    def cost(self, region: Region, size: Shape, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
+        """What the target's functions say of a tile; `packs` where its constants are copied. The engine's cycles where
+        these are not `worth` more: then nothing is packed."""
+        place = region.name, size
+        kept = self.costs.get(place)
+        if place not in self.costs:
             self.asked[region.name] += 1
             if self.asked[region.name] in (1, MOST_ASKED):
                 more = "" if self.asked[region.name] == 1 else f": {MOST_ASKED} sizes tried, the best of them is taken"
                 self.progress(f"planning tiles of {region.name}{more}")
-            self.costs[region.name, size] = _tile_cost(region, size, packs)
-        return self.costs[region.name, size]
+        if place not in self.costs or (isinstance(kept, int) and worth(kept)):
+            tile = self._tile[1] if self._tile[0] == place else _first_part(region, size)
+            self.costs[place] = _tile_cost(region, tile, packs, worth) if tile is not None else None
+        return self.costs[place]
 
 
 def choose_tiling(
@@ -197,7 +206,9 @@ def _dma_bound(tiling: Tiling, region: Region, known: Known) -> bool:
         known.costs.get((region.name, tiling.shape)),
         zip(box_shape(region.extent), tiling.shape, strict=True),
     )
-    return first is not None and tiling.fetching + tiling.moving > first.cycles * prod(-(-a // b) for a, b in sizes)
+    return isinstance(first, TileCost) and tiling.fetching + tiling.moving > first.cycles * prod(
+        -(-a // b) for a, b in sizes
+    )
 
 
 def _too_large(region: Region, smallest: tuple[int, Shape] | None, budget: int) -> PlanError:
@@ -275,25 +286,36 @@ def _evaluate(
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Tiling | int | None:
     """Bytes and cycles of a tiling; None when the region cannot be cut like that, and only the least bytes it takes
-    where these, or the cycles of its copies, are over the limits: then the target's functions are not asked."""
+    where these, or its cycles without those of its constants, are over the limits: then nothing is packed."""
     assert region.offload is not None and region.engine is not None
     shape, dma = box_shape(region.extent), target.dma_of(region.engine)
     whole = region.graph.types[region.output].shape
     if size != whole and not region.offload.strided and not in_place.isdisjoint((*region.graph.inputs, region.output)):
         return None
-    if (sizes := known.size(region, size)) is None:
-        return None
     counts = [-(-total // step) for total, step in zip(shape, size, strict=True)]
     spatial, channel_cuts = prod(counts[:-1]), counts[-1]
-    tiles = spatial * channel_cuts
+    tiles, launch = spatial * channel_cuts, 0 if region.engine.stream else LAUNCH_CYCLES
+    if limits[1] is not None and launch * tiles >= limits[1]:
+        return None
+    if (sizes := known.size(region, size)) is None:
+        return None
     loaded = [count for name, count in sizes.operands.items() if name not in in_place]
     loads, result = sum(loaded), 0 if region.output in in_place else sizes.result
     taken = loads * (buffers if spatial > 1 else 1) + result * (buffers if tiles > 1 else 1)
-    least = dma_cycles(dma, loads * spatial + result * tiles, 0)
-    if (limits[0] is not None and taken > limits[0]) or (limits[1] is not None and least >= limits[1]):
+    setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
+    ends = loads + result
+    most: Callable[[int, int], int] = max if buffers > 1 else int.__add__
+
+    def least(engine: int) -> int:
+        """Cycles it takes at least, without those of constants, where the engine takes so many for a tile."""
+        copying = dma_cycles(dma, loads * spatial + result * tiles, setups + fetches)
+        return most((engine + launch) * tiles, copying) + dma_cycles(dma, ends, 1)
+
+    if (limits[0] is not None and taken > limits[0]) or (limits[1] is not None and least(0) >= limits[1]):
         return taken
-    if (first := known.cost(region, size, "" not in in_place)) is None:
-        return None
+    first = known.cost(region, size, "" not in in_place, lambda own: limits[1] is None or least(own) < limits[1])
+    if not isinstance(first, TileCost):
+        return None if first is None else taken
     packed = first.packed
     held = packed * (buffers if channel_cuts > 1 else 1)
     apart = region.engine.constants not in ("", region.engine.memory)
@@ -305,9 +327,7 @@ def _evaluate(
         channels_outer = region.choice[ORDER] == "channels"
     moved = loads * (tiles if channels_outer and spatial > 1 else spatial) + result * tiles
     fetched = packed * (channel_cuts if channels_outer or spatial == 1 else tiles)
-    setups, fetches = tiles * (bool(loaded) + bool(result)), channel_cuts if "" not in in_place else 0
-    engine = (first.cycles + (0 if region.engine.stream else LAUNCH_CYCLES)) * tiles
-    ends, most = loads + result, max if buffers > 1 else int.__add__
+    engine = (first.cycles + launch) * tiles
     copying, moving = dma_cycles(dma, moved + fetched, setups + fetches), dma_cycles(dma, moved, setups)
     cycles = most(engine, copying) + dma_cycles(dma, ends + packed, 1)
     ready = most(engine, moving) + dma_cycles(dma, ends, 1 if ends else 0)
@@ -315,31 +335,33 @@ def _evaluate(
     return Tiling(size, in_place, taken, cycles, buffers, channels_outer, *times)
 
 
-def _first_of(region: Region, size: Shape) -> Box:
-    return next(tile_boxes(region.extent, size, True))
-
-
-def _tile_size(region: Region, size: Shape) -> TileSize | None:
-    """What the first tile of a size takes; None when the region cannot be cut like that."""
+def _first_part(region: Region, size: Shape) -> Tile | None:
+    """The first tile of a size; None when the region cannot be cut like that."""
     try:
-        tile = _laid_part(region, _first_of(region, size))
+        return _laid_part(region, next(tile_boxes(region.extent, size, True)))
     except ValueError:
         return None
+
+
+def _tile_size(region: Region, tile: Tile) -> TileSize:
+    """What a tile takes by its shapes."""
     kinds, lies = tile.graph.types, region.layouts
     sizes = {name: nbytes(lies.get(name), kinds[name]) for name in (*tile.graph.inputs, region.output)}
     return TileSize({name: sizes[name] for name in tile.graph.inputs}, sizes[region.output])
 
 
-def _tile_cost(region: Region, size: Shape, packs: bool) -> TileCost | None:
-    """What the first tile of a size needs; None when the offload does not take it."""
+def _tile_cost(region: Region, tile: Tile, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
+    """What a tile needs, as `Known.cost`; None when the offload does not take it."""
     assert region.offload is not None
     try:
-        tile, match = tile_match(region, _first_of(region, size))
+        tile, match = tile_match(region, tile.box, tile)
     except ValueError:
         return None
-    made = _packed_tile(region, tile, match, packs)
     with asking(f"the cycles of {region.offload.name} for {region.name}"):
         cycles, starting = region.offload.cycles(match), region.offload.starting(match)
+    if not worth(cycles):
+        return cycles
+    made = _packed_tile(region, tile, match, packs)
     return TileCost(packed_bytes(made.packed), made.scratch, cycles, starting)
 
 
@@ -382,15 +404,16 @@ def packed_bytes(packed: Mapping[str, Array]) -> int:
     return sum(-(-array.nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT for array in packed.values())
 
 
-def tile_match(region: Region, box: Box) -> tuple[Tile, Match]:
-    """A tile and the match of its offload in it, with the region's choice.
+def tile_match(region: Region, box: Box, tile: Tile | None = None) -> tuple[Tile, Match]:
+    """A tile and the match of its offload in it, with the region's choice; `tile` where it has been cut before.
 
     Raises:
         ValueError: the region cannot be cut like that, or the offload does not take the tile; says why.
     """
     assert region.offload is not None
-    tile, offload = _laid_part(region, box), region.offload
-    match = match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
+    tile, offload = tile or _laid_part(region, box), region.offload
+    again = match_again(region.match, tile.graph) if region.match is not None else None
+    match = again or match_pattern(offload.pattern, tile.graph, tile.graph.outputs[0])
     if not isinstance(match, Match):
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(region, match))

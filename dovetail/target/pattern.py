@@ -244,6 +244,21 @@ def one_of(sentence: str, measure: Callable[[Match], Any], *allowed: Any, scope:
     return Constraint(sentence, measure, lambda value: value in allowed, scope)
 
 
+def match_again(match: Match, graph: Graph) -> Match | None:
+    """A match in a graph that differs from its own in shapes, numbers and constants' contents only, as a tile does;
+    None where it differs in more."""
+    own = match.graph
+    same = own.outputs == graph.outputs and own.constants.keys() == graph.constants.keys()
+    if not same or [_form(node) for node in own.nodes] != [_form(node) for node in graph.nodes]:
+        return None
+    made = graph.producers()
+    return replace(match, graph=graph, nodes={name: made[node.output] for name, node in match.nodes.items()})
+
+
+def _form(node: Node) -> tuple[object, ...]:
+    return type(node.operator), node.inputs, node.output
+
+
 def match_pattern(pattern: Pattern, graph: Graph, root: str, inside: bool = True) -> Match | Mismatch:
     """Find `pattern` computing the value `root`.
 

@@ -23,7 +23,7 @@ from typing import Literal
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
 from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
-from dovetail.files import default_cache, is_sealed, replace_file, seal
+from dovetail.files import default_cache, is_sealed, keep_file, kept_file, replace_file, seal
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -178,7 +178,14 @@ def firmware_stack(
     """Bytes of stack a function of firmware needs at most, as `stack.stack_need` says, and the name of the compiler
     that says so; arguments and errors as `compile_firmware`, whose objects these are."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
-    return stack_need(work.compile(sources), entry), work.compiler.version.rsplit(" ", 1)[0]
+    objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
+    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.stack"
+    kept = kept_file(known)
+    if kept is None:
+        need = stack_need(objects, entry)
+        keep_file(known, str(need).encode())
+        return need, compiler
+    return None if kept == b"None" else int(kept), compiler
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:

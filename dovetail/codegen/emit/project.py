@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class Project:
     """What is compiled for the host."""
     graph: Graph | None = None
     """What the project computes, which is written beside it."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Those of the files that say which build it is (`digest_of`)."""
 
     def with_file(self, name: str, text: str) -> Project:
         """The project with one more file."""
@@ -92,15 +94,28 @@ def emit_project(unit: Unit, manifest: Mapping[str, Any]) -> Project:
     files.update({_MAIN: main_source(unit)} if _MAIN in start else {"link.ld": _linker_script(unit)})
     target_sources = (*shared, *drivers, *start)
     host_sources = (*shared, *dict.fromkeys(software), *([f"src/{model}_host.c"] if host is not None else []))
-    digest = digest_of(files)
-    if _MAIN not in start:
+    return _described(Project({}, target_sources, host_sources, sources=files), unit, manifest)
+
+
+def _described(project: Project, unit: Unit, manifest: Mapping[str, Any]) -> Project:
+    """The project of its sources, with a description of them."""
+    files, digest = dict(project.sources), digest_of(project.sources)
+    if _MAIN not in _start(unit):
         files |= {f"runtime/{name}": runtime_path(name).read_text() for name in BOARD}
         files["src/board_network.h"] = _network_header(unit, digest)
-    files["Makefile"] = _makefile(unit, target_sources)
-    compiled = {"target": target_sources, "host": host_sources, "board": board_sources(target_sources)}
+    files["Makefile"] = _makefile(unit, project.target_sources)
+    board = board_sources(project.target_sources)
+    compiled = {"target": project.target_sources, "host": project.host_sources, "board": board}
     described = {**manifest, **emitted_fields(unit, compiled), "digest": digest}
     files[MANIFEST] = json.dumps(described, indent=2, sort_keys=True) + "\n"
-    return Project(files, target_sources, host_sources)
+    return replace(project, files=files)
+
+
+def with_stack_said(project: Project, unit: Unit) -> Project:
+    """The project where the stack of its unit has become known: header and description say it."""
+    sources = {**project.sources, f"src/{unit.model}.h": header_source(unit, __version__)}
+    again = _described(replace(project, sources=sources), unit, json.loads(project.files[MANIFEST]))
+    return replace(again, files={**project.files, **again.files})
 
 
 def _start(unit: Unit) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -416,8 +417,11 @@ def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTrai
 
 def _numbered(stems: Sequence[str]) -> list[str]:
     """The stems, a number behind those that came before."""
-    counts = [stems[:index].count(stem) for index, stem in enumerate(stems)]
-    return [f"{stem}_{count + 1}" if count else stem for stem, count in zip(stems, counts, strict=True)]
+    counts, found = Counter[str](), list[str]()
+    for stem in stems:
+        counts[stem] += 1
+        found.append(f"{stem}_{counts[stem]}" if counts[stem] > 1 else stem)
+    return found
 
 
 def _with_little_work(graphs: Sequence[Graph]) -> list[int]:

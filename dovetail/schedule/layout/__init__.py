@@ -62,8 +62,13 @@ def insert(
     reader takes them.
     """
     draft = _Draft(dict(graph.types))
+    makers = {region.output: index for index, region in enumerate(regions)}
+    readers: dict[str, list[int]] = {}
+    for index, region in enumerate(regions):
+        for value in dict.fromkeys(region.graph.inputs):
+            readers.setdefault(value, []).append(index)
     for value in (*graph.inputs, *(region.output for region in regions)):
-        _relay(draft, graph, regions, value, value in native)
+        _relay(draft, graph, regions, value, makers.get(value), readers.get(value, []), value in native)
     renamed = [_renamed(region, draft.names.get(index, {}), draft.types) for index, region in enumerate(regions)]
     ordered = _ordered(graph, renamed, draft, target)
     names = {node.output: draft.names.get(i, {}) for i, region in enumerate(regions) for node in region.graph.nodes}
@@ -72,10 +77,16 @@ def insert(
     return whole, ordered, draft.layouts
 
 
-def _relay(draft: _Draft, graph: Graph, regions: Sequence[Region], value: str, native: bool) -> None:
-    """Decide the names of a value: one for each layout it is wanted in."""
-    maker = next((index for index, region in enumerate(regions) if region.output == value), None)
-    readers = [index for index, region in enumerate(regions) if value in region.graph.inputs]
+def _relay(
+    draft: _Draft,
+    graph: Graph,
+    regions: Sequence[Region],
+    value: str,
+    maker: int | None,
+    readers: Sequence[int],
+    native: bool,
+) -> None:
+    """Decide the names of a value: one for each layout it is wanted in; `maker` and `readers` are places of regions."""
     at_home = maker if maker is not None else readers[0] if native and readers else None
     lies = None if at_home is None else regions[at_home].layouts.get(value)
     shape, is_output = graph.types[value].shape, value in graph.outputs and not native

@@ -129,14 +129,18 @@ class _Choice:
 def _first_homes(laid: LaidOut, target: Target, near_ends: Collection[str]) -> dict[str, str]:
     """Inputs and outputs in the memory of values; the rest, and the ends given, in the engines' memory."""
     graph, regions = laid.graph, laid.regions
-    homes = {name: _near(name, regions, target) if name in near_ends else target.values for name in graph.inputs}
+    users: dict[str, list[int]] = {}
+    for index, region in enumerate(regions):
+        for name in dict.fromkeys((region.output, *region.graph.inputs)):
+            users.setdefault(name, []).append(index)
+    homes = {name: _near(name, regions, users, target) if name in near_ends else target.values for name in graph.inputs}
     private = {memory.name for memory in target.memories if not memory.is_reached_by(CORE)}
     for region in regions:
         if region.is_view and region.output not in graph.outputs:
             homes[region.output] = homes[region.graph.inputs[0]]
         else:
             is_end = region.output in graph.outputs and region.output not in near_ends
-            homes[region.output] = target.values if is_end else _near(region.output, regions, target)
+            homes[region.output] = target.values if is_end else _near(region.output, regions, users, target)
     for name, inside in laid.inside.items():  # a part lies where the whole does
         homes |= dict.fromkeys(_sharing(name, regions), homes[inside.outer])
     shared = [region for region in regions if not region.is_view and not _is_of_engine(region, target)]
@@ -164,14 +168,18 @@ def _whole(name: str, laid: LaidOut) -> set[str]:
     return {other for value in outer | inner for other in _sharing(value, laid.regions)}
 
 
-def _near(value: str, regions: Sequence[Region], target: Target) -> str:
+def _near(value: str, regions: Sequence[Region], users: Mapping[str, Sequence[int]], target: Target) -> str:
     """The engines' memory a value lies in: that of most engines that make or read it, the maker's if it is a draw;
-    of the next engine where none does; that of values where no engine computes anything."""
-    own = [part.engine.memory for r in regions if value == r.output for part in r.parts if part.engine]
-    own += [part.engine.memory for r in regions if value in r.graph.inputs for part in r.parts if part.engine]
+    of the next engine where none does; that of values where no engine computes anything. `users` are the places of the
+    regions that make or read each value."""
+    near = [regions[index] for index in users.get(value, ())]
+    own = [part.engine.memory for r in near if value == r.output for part in r.parts if part.engine]
+    own += [part.engine.memory for r in near if value in r.graph.inputs for part in r.parts if part.engine]
     if own:
         return max(dict.fromkeys(own), key=own.count)
-    after = next((i for i, r in enumerate(regions) if value in (r.output, *r.graph.inputs)), 0)
+    if not target.engines:
+        return target.values
+    after = users.get(value, (0,))[0]
     following = (r.engine.memory for r in (*regions[after:], *reversed(regions[:after])) if r.engine)
     return next(following, target.values)
 
@@ -186,12 +194,13 @@ def _cut(
 ) -> tuple[Region, PlanError] | None:
     """Write the tilings of all regions, by name, over those of the round before; the first region there is no room
     for."""
+    lives = _Lives.of(laid)
     for position, region in enumerate(laid.regions):
         taken: dict[str, int] = {}
         for part in region.parts if region.engine is not None else ():
             assert part.engine is not None
             memory = part.engine.memory
-            free = _room(target, memory, reserved) - _resident(position, memory, laid, choice.homes)
+            free = _room(target, memory, reserved) - _resident(position, memory, laid, lives, choice.homes)
             budget = free - choice.withheld - taken.get(memory, 0)
             try:
                 tiling = choose_tiling(part, target, choice.homes, budget, known)
@@ -209,7 +218,7 @@ def _spill_for(stuck: tuple[Region, PlanError], laid: LaidOut, target: Target, c
     assert region.engine is not None
     regions, inside = laid.regions, laid.inside
     position = next(index for index, r in enumerate(regions) if r.output == region.output)
-    resident = _resident_regions(position, region.engine.memory, regions, choice.homes)
+    resident = _resident_regions(position, region.engine.memory, _Lives.of(laid), choice.homes)
     values = [(laid.nbytes(r.output), r.output) for r in resident]
     if not values or region.engine.memory == target.values:
         raise error
@@ -228,26 +237,42 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
     return names
 
 
-def _resident(position: int, memory: str, laid: LaidOut, homes: Mapping[str, str]) -> int:
+@dataclass(frozen=True)
+class _Lives:
+    """Until when regions' results, and the network's inputs, are read."""
+
+    results: tuple[tuple[int, int, Region], ...]
+    """Of every region but views: its place, the last place that reads its result under whatever name, and itself."""
+    ends: Mapping[str, int]
+    """Of every value no region computes, the last place that reads it."""
+
+    @classmethod
+    def of(cls, laid: LaidOut) -> _Lives:
+        """Those of a network's regions."""
+        named: dict[str, str] = {}
+        last: dict[str, int] = {}
+        for index, region in enumerate(laid.regions):
+            for name in region.graph.inputs:
+                last[named.get(name, name)] = index
+            source = region.graph.inputs[0] if region.is_view else region.output
+            named[region.output] = named.get(source, source)
+        kept = ((i, last.get(r.output, i), r) for i, r in enumerate(laid.regions) if not r.is_view)
+        read = {name: index for index, region in enumerate(laid.regions) for name in region.graph.inputs}
+        return cls(tuple(kept), {name: index for name, index in read.items() if name not in named})
+
+
+def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: Mapping[str, str]) -> int:
     """Bytes of an engine's memory that values hold while the region at a position runs."""
-    regions = laid.regions
-    computed = {r.output for r in regions}
-    ends = {name for r in regions[position:] for name in r.graph.inputs if name not in computed}
-    held = [r.output for r in _resident_regions(position, memory, regions, homes)]
-    return sum(laid.nbytes(name) for name in (*held, *(name for name in ends if homes[name] == memory)))
+    ends = [name for name, last in lives.ends.items() if last >= position and homes[name] == memory]
+    held = [region.output for region in _resident_regions(position, memory, lives, homes)]
+    return sum(laid.nbytes(name) for name in (*held, *ends))
 
 
-def _resident_regions(position: int, memory: str, regions: Sequence[Region], homes: Mapping[str, str]) -> list[Region]:
+def _resident_regions(position: int, memory: str, lives: _Lives, homes: Mapping[str, str]) -> list[Region]:
     """The regions whose results lie in a memory while the region at a position runs, its own included."""
-    found = []
-    for index, producer in enumerate(regions[: position + 1]):
-        if homes[producer.output] != memory or producer.is_view:
-            continue
-        names = _sharing(producer.output, regions)
-        last = max((i for i, user in enumerate(regions) if names & set(user.graph.inputs)), default=index)
-        if last >= position:
-            found.append(producer)
-    return found
+    return [
+        region for index, last, region in lives.results if index <= position <= last and homes[region.output] == memory
+    ]
 
 
 def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str) -> tuple[Placement, ...]:

@@ -189,6 +189,10 @@ class Order:
             self._known[key] = next(known, 1 << 30)
         return self._known[key]
 
+    def over(self, life: Lifetime) -> int:
+        """Index of the statement by whose issue everything done to a buffer has finished, whoever asks."""
+        return max(self.finished_at(queue, last) for queue, last in life.last_by_queue.items())
+
     def before(self, a: Lifetime, b: Lifetime) -> bool:
         """True when everything done to one buffer has finished before anything is done to the other."""
         for queue, last in a.last_by_queue.items():
@@ -256,18 +260,33 @@ def _clashes(groups: Mapping[str, Sequence[Piece]], order: Order) -> dict[str, d
     """For each buffer the others it must not share bytes with, and which pieces of the two."""
     names = list(groups)
     found: dict[str, dict[str, list[Pair]]] = {name: {} for name in names}
-    for position, a in enumerate(names):
-        for b in names[position + 1 :]:
-            pairs = [
-                (one, other)
-                for one in groups[a]
-                for other in groups[b]
-                if not (order.before(one.span, other.span) or order.before(other.span, one.span))
-            ]
-            if pairs:
-                found[a][b] = pairs
-                found[b][a] = [(other, one) for one, other in pairs]
+    for a, b in _close(groups, order):
+        pairs = [
+            (one, other)
+            for one in groups[names[a]]
+            for other in groups[names[b]]
+            if not (order.before(one.span, other.span) or order.before(other.span, one.span))
+        ]
+        if pairs:
+            found[names[a]][names[b]] = pairs
+            found[names[b]][names[a]] = [(other, one) for one, other in pairs]
     return found
+
+
+def _close(groups: Mapping[str, Sequence[Piece]], order: Order) -> list[tuple[int, int]]:
+    """The places of buffers, two and two in order, but of those of which one is surely over when the other begins."""
+    times = [
+        (min(piece.span.first for piece in own), max(order.over(piece.span) for piece in own), place)
+        for place, own in enumerate(groups.values())
+    ]
+    times.sort()
+    found: list[tuple[int, int]] = []
+    for number, (_, over, place) in enumerate(times):
+        for other in range(number + 1, len(times)):
+            if times[other][0] > over:
+                break
+            found.append((min(place, times[other][2]), max(place, times[other][2])))
+    return sorted(found)
 
 
 def _lower_bound(own: Sequence[Piece]) -> tuple[int, int]:

@@ -10,8 +10,9 @@ their own, one as wide as lets it end first, or several that share out the posit
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -22,8 +23,8 @@ from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.floor import Floor, Room, start_of
 from dovetail.targets.maeri.gangs import in_one_gang, side_by_side
 from dovetail.targets.maeri.memory import shortage
-from dovetail.targets.maeri.network import Network, Times, Work
-from dovetail.targets.maeri.order import Item, Laid, Order, Segment, laid_out, ordered
+from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work
+from dovetail.targets.maeri.order import Item, Laid, Order, Segment, busy, laid_out, ordered
 from dovetail.targets.maeri.rules import Rules, Unit
 from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving
@@ -59,15 +60,28 @@ def _deal(
         parts = _whole_filters(work, times, starts, chunks)
     else:
         sums = sum(chunk.count for chunk in chunks)
-        latest = max(starts) + sum(times[0].positions(1, 0, sums) + times[0].load_after(1) for _ in range(2))
-        latest += len(chunks) * (times[0].load_after(0) + times[0].load_after(1) + times[0].tail)
-        dealt = bisect_left(range(latest), 1, min(starts), key=lambda each: not _until(times, starts, chunks, each)[1])
+        guess = max(starts) + times[0].load + times[0].tail + sums * times[0].later // len(lanes)
+        dealt = _earliest(lambda each: not _until(times, starts, chunks, each)[1], min(starts), guess)
         parts = _until(times, starts, chunks, dealt)[0]
     return tuple(
         Item(unit.work, tile, Range(lane.place.start, time.size), start, tuple(segments), (0, taps))
         for lane, time, start, segments in zip(lanes, times, starts, parts, strict=True)
         if segments
     )
+
+
+def _earliest(enough: Callable[[int], bool], least: int, guess: int) -> int:
+    """The first cycle from `least` on that is enough, as all behind it are; looked for around a guess."""
+    low, high, step = least, guess, max((guess - least) // 32, 1)
+    if enough(high):
+        while high - step > least and enough(high - step):
+            high, step = high - step, 2 * step
+        low = max(high - step, least)
+    else:
+        low, high = guess, guess + step
+        while not enough(high):
+            low, high, step = high, high + 2 * step, 2 * step
+    return bisect_left(range(high), True, low, key=enough)
 
 
 def _until(
@@ -137,6 +151,29 @@ def arrange(
 
 def _arranged(network: Network, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool) -> Order:
     """Lay out unit after unit."""
+    if len(network.works) == 1 and rules == Rules():
+        work = network.works[0]
+        alone = _Alone((work.layer, work.is_image, work.turned, work.kind), network)
+        return replace(_laid_alone(alone, config, sizes.get(0), cautious), network=network)
+    return _laid_out(network, config, rules, sizes, cautious)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """All that says how a layer is laid out by itself."""
+
+    work: tuple[OrderLayer, bool, bool, str]
+    """Its sizes; whether it is an image, whether it is turned; its kind."""
+    network: Network = field(compare=False)
+    """One that has this layer alone."""
+
+
+@lru_cache(maxsize=4096)
+def _laid_alone(alone: _Alone, config: MaeriConfig, size: int | None, cautious: bool) -> Order:
+    return _laid_out(alone.network, config, Rules(), {} if size is None else {0: size}, cautious)
+
+
+def _laid_out(network: Network, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool) -> Order:
     floor = Floor(network, config, asked(rules, network, config))
     waiting = set(floor.asked.units)
     while waiting:
@@ -208,7 +245,7 @@ def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
         ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
     best: tuple[int, int, tuple[Item, ...]] | None = None
     for items in ways:
-        ends = laid_out(items, work, config).ends
+        ends = _ends(floor, items)
         if best is None or max(ends) < best[0]:
             slack = floor.slack(items, ends)
             if slack is not None:
@@ -222,6 +259,11 @@ def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
     return laid_out(best[2], work, config, best[1])
 
 
+def _ends(floor: Floor, items: Sequence[Item]) -> list[int]:
+    """The cycle after each item's last sum has left, if nothing is in the way."""
+    return [item.start + busy(item, floor.network, floor.config) for item in items]
+
+
 def _spread(floor: Floor, unit: Unit, room: Room, size: int | None) -> Iterable[tuple[Item, ...]]:
     """Ways to deal a unit out to virtual neurons that have ports of their own, closer ones first."""
     work = floor.network.works[unit.work]
@@ -233,7 +275,7 @@ def _spread(floor: Floor, unit: Unit, room: Room, size: int | None) -> Iterable[
             width = max(min(least * spacing, room.region.size), least)
             for lanes in _lanes(floor, unit, width, room):
                 items = _deal(work, unit, floor.config, tile, lanes, room)
-                found |= floor.slack(items, laid_out(items, work, floor.config).ends) is not None
+                found = found or floor.slack(items, _ends(floor, items)) is not None
                 yield items
         spacing *= 2
 

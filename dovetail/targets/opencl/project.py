@@ -256,7 +256,7 @@ def _binary_starter(binary: Binary) -> list[str]:
         hint = "check the path given to Binary and the permission to read"
         raise TargetError(what, where=str(binary.file), hint=hint) from None
     name = f"{binary.function}_program"
-    numbers = tuple(f"{byte}" for byte in content)
+    numbers = ", ".join(map(str, content))
     stored = array_definition(f"static const unsigned char {name}_bytes[{len(content)}]", numbers)
     lines = [
         f'static opencl_binary {name} = {{.file = "{binary.file.name}", .bytes = {name}_bytes, '

@@ -15,6 +15,7 @@ from dovetail.target import crop
 from dovetail.targets.vta.config import MOST_PAD, VtaConfig
 from dovetail.targets.vta.cost import Tiling, capacities, shape, slots_of_use
 from dovetail.targets.vta.isa import AluOpcode, Load, Memory, Store
+from dovetail.targets.vta.listed import listed
 from dovetail.targets.vta.mapping import DIGITS, ZEROS, depth, scheduled
 from dovetail.targets.vta.writer import Loop, Make, SlotBuffer, Stream, VtaRegion, Writer, row_major, shifted
 
@@ -296,8 +297,14 @@ def _tiles(graph: Graph, tiling: Tiling, config: VtaConfig) -> Iterator[_Tile]:
         loops = algorithm(cut.graph, lanes, graph.constants, rows, config.most_shift, config.multiplies)
         key = (loops.text, tuple(loops.sizes.items()))
         if key not in known:
-            known[key] = trace(scheduled(loops.text, config.batch, config.block, stride(graph)), loops.sizes)
+            known[key] = _events(loops.text, loops.sizes, config, stride(graph))
         yield _Tile(known[key], _origins(graph, cut.reads[graph.inputs[0]], box, config.block))
+
+
+def _events(text: str, sizes: Mapping[str, int], config: VtaConfig, steps: tuple[int, int]) -> tuple[Event, ...]:
+    """What an algorithm of these sizes does, its window moving so many steps."""
+    found = listed(text, config.batch, config.block, steps, sizes)
+    return trace(scheduled(text, config.batch, config.block, steps), sizes) if found is None else found
 
 
 def stride(graph: Graph) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Ranges come from what was seen of a value: min-max, percentile, least square err
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
@@ -194,13 +194,13 @@ def _stays_float(graph: Graph, node: Node) -> bool:
     return not plain or reads_cells(graph, node) or any(name not in graph.constants for name in node.inputs[1:])
 
 
-def _computed_with(users: Mapping[str, list[Node]], value: str) -> bool:
+def _computed_with(users: Mapping[str, Sequence[Node]], value: str) -> bool:
     """Whether a value, perhaps moved, is an operand of what has an integer form."""
     readers = [node for node in users[value] if not node.operator.as_given]
     return any(not carries(node) or _computed_with(users, node.output) for node in readers)
 
 
-def in_normalisation(graph: Graph, users: Mapping[str, list[Node]], value: str) -> bool:
+def in_normalisation(graph: Graph, users: Mapping[str, Sequence[Node]], value: str) -> bool:
     """True for a value between a layer normalisation and the factor or offset per channel that comes behind it: the
     integer form rounds once, at their end."""
     producers = graph.producers()
@@ -214,7 +214,7 @@ def in_normalisation(graph: Graph, users: Mapping[str, list[Node]], value: str) 
     return node is not None and not (isinstance(node.operator, Normalise) and node.operator.summed)
 
 
-def _behind_moves(users: Mapping[str, list[Node]], node: Node) -> Node:
+def _behind_moves(users: Mapping[str, Sequence[Node]], node: Node) -> Node:
     """The node, or the first behind reshapes that only one reads."""
     while isinstance(node.operator, Reshape) and len(users[node.output]) == 1:
         (node,) = users[node.output]
@@ -323,7 +323,7 @@ def _sums(graph: Graph, steps: Mapping[str, Steps]) -> list[tuple[tuple[str, ...
     return found
 
 
-def _limited(users: Mapping[str, list[Node]], known: Collection[str], value: str) -> str:
+def _limited(users: Mapping[str, Sequence[Node]], known: Collection[str], value: str) -> str:
     """The first that is known of a value and what becomes of it when limits are applied to it."""
     while value not in known and len(users[value]) == 1:
         value = users[value][0].output

@@ -1,0 +1,250 @@
+"""How long `dovetail compile` takes, in CPU seconds of a new process, start-up and all it starts included.
+
+    python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache
+    python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
+
+Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. The first
+is in docs/benchmarks.md. Networks of the second have random weights and are made by this script:
+`python scripts/compile_times.py make NAME FILE` writes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from dovetail.targets import BUILT_IN
+
+MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
+NETWORKS = {
+    "AD": "ad_autoencoder_int8",
+    "DS-CNN": "kws_dscnn_int8",
+    "ResNet8": "ic_resnet8_int8",
+    "VWW": "vww_mobilenetv1_int8",
+}
+"""Name in the table -> model file."""
+STEP = 0.0625
+"""Scale of every activation of a made network."""
+
+
+@dataclass
+class Chain:
+    """A network of one layer after the other, quantised, in ONNX's QDQ form."""
+
+    image: tuple[int, ...]
+    """Shape of the input, (1, channels, rows, columns) or (1, features)."""
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.channels, self.size = self.image[1], self.image[2:]
+        self.constant("step", np.float32(STEP))
+        self.constant("zero", np.int8(0))
+        self.last = self._stored("image")
+
+    def constant(self, name: str, value: npt.NDArray[np.generic] | np.generic) -> str:
+        """Add an initializer; gives its name."""
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def layer(self, outputs: int, kernel: int, stride: int = 1, depthwise: bool = False) -> None:
+        """A convolution with "same" padding and a ReLU."""
+        fan = kernel * kernel * (1 if depthwise else self.channels)
+        weights = self._weights((outputs, 1 if depthwise else self.channels, kernel, kernel), fan)
+        pads = [kernel // 2, kernel // 2, (kernel - 1) // 2, (kernel - 1) // 2]
+        group = self.channels if depthwise else 1
+        self._add("Conv", weights, strides=[stride, stride], pads=pads, group=group)
+        self.channels, self.size = outputs, tuple(-(-size // stride) for size in self.size)
+
+    def dense(self, outputs: int) -> None:
+        """A fully connected layer."""
+        self._add("Gemm", self._weights((outputs, self.channels), self.channels), transB=1)
+        self.channels = outputs
+
+    def pooled(self) -> None:
+        """The mean of every channel, as features."""
+        self.nodes.append(helper.make_node("GlobalAveragePool", [self.last], ["mean"]))
+        self.nodes.append(helper.make_node("Flatten", ["mean"], ["features"]))
+        self.last, self.size = self._stored("features"), ()
+
+    def model(self) -> onnx.ModelProto:
+        """The network so far."""
+        ends = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in (("image", self.image), (self.last, (1, self.channels, *self.size)))
+        ]
+        graph = helper.make_graph(self.nodes, "chain", ends[:1], ends[1:], self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+    def _weights(self, shape: tuple[int, ...], fan: int) -> list[str]:
+        """Weights and bias of a layer whose result keeps the range of its operand."""
+        name, scale = f"w{len(self.nodes)}", np.float32(0.02 / fan**0.5)
+        integers = self.random.integers(-127, 128, shape, np.int8)
+        weights = self.constant(name, integers), self.constant(f"{name}_scale", scale)
+        bias = self.constant(f"{name}_bias", self.random.integers(-500, 500, shape[0], np.int32))
+        wide = self.constant(f"{name}_bias_scale", np.float32(scale * np.float32(STEP)))
+        none = self.constant(f"{name}_bias_zero", np.int32(0))
+        self.nodes.append(helper.make_node("DequantizeLinear", [*weights, "zero"], [f"{name}_f"]))
+        self.nodes.append(helper.make_node("DequantizeLinear", [bias, wide, none], [f"{name}_bias_f"]))
+        return [f"{name}_f", f"{name}_bias_f"]
+
+    def _add(self, kind: str, constants: list[str], **attributes: object) -> None:
+        name = f"y{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, [self.last, *constants], [f"{name}_sum"], name=name, **attributes))
+        self.nodes.append(helper.make_node("Relu", [f"{name}_sum"], [name]))
+        self.last = self._stored(name)
+
+    def _stored(self, value: str) -> str:
+        for kind, end in (("QuantizeLinear", "q"), ("DequantizeLinear", "f")):
+            source = value if end == "q" else f"{value}_q"
+            self.nodes.append(helper.make_node(kind, [source, "step", "zero"], [f"{value}_{end}"]))
+        return f"{value}_f"
+
+
+def mobilenet() -> Chain:
+    """MobileNetV1 1.0/224 (Howard et al. 2017, table 1)."""
+    chain = Chain((1, 3, 224, 224))
+    chain.layer(32, 3, 2)
+    sizes = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+    for outputs, stride in sizes:
+        chain.layer(chain.channels, 3, stride, depthwise=True)
+        chain.layer(outputs, 1)
+    chain.pooled()
+    chain.dense(1000)
+    return chain
+
+
+def deep(layers: int) -> Chain:
+    """So many small convolutions."""
+    chain = Chain((1, 8, 8, 8))
+    for _ in range(layers):
+        chain.layer(8, 3)
+    return chain
+
+
+def heavy(millions: int) -> Chain:
+    """Dense layers of 2,500 x 4,000 and back, 10 million weights each."""
+    chain = Chain((1, 2500))
+    for number in range(millions // 10):
+        chain.dense(2500 if number % 2 else 4000)
+    return chain
+
+
+@dataclass(frozen=True)
+class Large:
+    """A made network, and how it is compiled."""
+
+    made: Callable[[], Chain]
+    target: str
+    options: tuple[str, ...]
+
+
+LARGE: Mapping[str, Large] = {
+    "mobilenet_224": Large(mobilenet, "ne16", ("--set", "L2.size=64M")),
+    "deep_1000": Large(lambda: deep(1000), "riscv", ("--set", "flash.size=64M")),
+    "deep_5000": Large(lambda: deep(5000), "riscv", ("--set", "flash.size=64M")),
+    "deep_1000_ne16": Large(lambda: deep(1000), "ne16", ("--set", "L2.size=64M")),
+    "deep_5000_ne16": Large(lambda: deep(5000), "ne16", ("--set", "L2.size=64M")),
+    "heavy_100": Large(lambda: heavy(100), "riscv", ("--set", "flash.size=512M")),
+}
+"""By name; memories are as large as the network needs."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a process took."""
+
+    seconds: float
+    """Of CPU time, its children's included."""
+    nbytes: int
+    """Of memory at its peak."""
+
+
+@cache
+def _environment() -> Mapping[str, str]:
+    """Variables of a process that finds bytecode and has made all it needs once."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": tempfile.mkdtemp(prefix="bytecode")}
+
+
+def measured(model: Path, target: str, cache: Path, options: Sequence[str] = ()) -> Cost:
+    """Compile a model in a new process; ends the program with its message where that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", target, *options]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        process = subprocess.Popen(
+            [*words, "-o", f"{folder}/build"],
+            env={**_environment(), "DOVETAIL_CACHE": str(cache)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        said = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            sys.exit(f"{model.name} for {target}: {said.decode()}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(spent, usage.ru_maxrss * 1024)
+
+
+def table(targets: Sequence[str]) -> Iterator[str]:
+    """The lines of the table of the four networks: cold / warm for each."""
+    yield f"| target | {' | '.join(NETWORKS)} |"
+    yield f"|---|{'---:|' * len(NETWORKS)}"
+    for target in targets:
+        with tempfile.TemporaryDirectory() as folder:  # for the bytecode
+            measured(MODELS / f"{NETWORKS['AD']}.tflite", target, Path(folder))
+        cells = []
+        for model in NETWORKS.values():
+            with tempfile.TemporaryDirectory() as folder:
+                pair = [measured(MODELS / f"{model}.tflite", target, Path(folder)).seconds for _ in range(2)]
+            cells.append(" / ".join(f"{seconds:.1f}" for seconds in pair))
+        yield f"| `{target}` | {' | '.join(cells)} |"
+
+
+def large(names: Sequence[str]) -> Iterator[str]:
+    """A line for each large network."""
+    yield "| network | target | CPU s | bytes of weights | memory / bytes of weights |"
+    yield "|---|---|---:|---:|---:|"
+    for name in names:
+        case = LARGE[name]
+        with tempfile.TemporaryDirectory() as folder:
+            chain, model = case.made(), Path(folder) / f"{name}.onnx"
+            onnx.save(chain.model(), model)
+            cost = measured(model, case.target, Path(folder) / "cache", case.options)
+            nbytes = sum(len(one.raw_data) for one in chain.constants)
+        yield f"| {name} | `{case.target}` | {cost.seconds:.1f} | {nbytes:,} | {cost.nbytes / nbytes:.1f} |"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "large", "make"])
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    if given.what == "make":
+        name, file = given.names
+        onnx.save(LARGE[name].made().model(), file)
+        return
+    lines = table(given.names or tuple(BUILT_IN)) if given.what == "table" else large(given.names or tuple(LARGE))
+    for line in lines:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
