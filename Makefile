@@ -10,6 +10,8 @@ DEMO := build/demo
 SITE := build/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# tests start many processes, each of which would compile the package's sources again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv demo lint test test-oracles test-rtl test-docs site clean
 .DELETE_ON_ERROR:
