@@ -20,7 +20,7 @@ from dovetail.errors import BoardError, BuildError, DovetailError, MissingExtraE
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.kernels import Optimize
-from dovetail.sim.device import DeviceSpec
+from dovetail.sim.device import DeviceSpec, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
@@ -178,7 +178,7 @@ def run_build(
         verilog = {}
         if simulator == "rtl" and (not core or waves or _has_verilog(build.target)):
             verilog = verilog_devices(build.target, waves, cache)
-        simulation, sizes = _run_iss(build, _devices(build.target, verilog), sets, wanted, cache, watchdog, core)
+        simulation, sizes = _run_iss(build, target_devices(build.target, verilog), sets, wanted, cache, watchdog, core)
     elif simulator == "host":
         simulation = _run_host(build, sets, wanted, cache, watchdog)
     else:
@@ -363,17 +363,6 @@ def verilog_devices(target: Target, waves: Waves | None = None, cache: Path | No
         library = build_rtl(read_rtl(model.arguments["rtl"]), traced=waves is not None, cache=cache)
         found[name] = replace(model, arguments={**model.arguments, "library": str(library), **written})
     return found
-
-
-def _devices(target: Target, instead: Mapping[str, DeviceModel]) -> tuple[DeviceSpec, ...]:
-    """Every engine's device, some by name in place of the target's own, and the DMA."""
-    engines = [engine for engine in target.engines if engine.device]
-    models = [instead.get(engine.name, engine.device) for engine in engines]
-    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
-    if target.dma:
-        arguments = {name: getattr(target.dma, name) for name in ("name", "bytes_per_cycle", "setup_cycles")}
-        found.append(DeviceSpec("dovetail.sim.dma:DmaDevice", target.dma.base, 0x100, arguments))
-    return tuple(found)
 
 
 def _run_host(

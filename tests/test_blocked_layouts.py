@@ -21,7 +21,8 @@ from dovetail.ir.operators.arithmetic import Add, Requantize
 from dovetail.ir.operators.movement import Concat, Pad, Relayout
 from dovetail.legalize import adapt
 from dovetail.program.interpret import Machine, check_program
-from dovetail.program.ir import CORE, Copy, Launch, Role, Statement, print_program
+from dovetail.program.ir import CORE, Copy, Launch, Role, Statement
+from dovetail.program.loops import print_program
 from dovetail.program.verify import verify as verify_program
 from dovetail.run import Build, run_build
 from dovetail.schedule.layout import LaidOut, choose_layouts

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PlanError
 from dovetail.ir.graph import Graph
 from dovetail.mesh.choice import Objective
 from dovetail.mesh.files import mapping_json, mapping_yaml
-from dovetail.mesh.layers import layers_of
+from dovetail.mesh.layers import MeshLayer, layers_of
 from dovetail.mesh.mapping import Mapped, check_covered, measure
 from dovetail.mesh.marked import parse_marked
 from dovetail.mesh.own import complete, read_mapping
 from dovetail.mesh.topology import Topology, build_topology
 from dovetail.mesh.wishes import wishes_of
 from dovetail.schedule.partition import Region, partition
-from dovetail.target.mesh import Mesh
+from dovetail.target.mesh import Grid, Mesh
 from dovetail.targets.spinnaker2 import MESH, TARGET
+from networks import image_net
 from test_mesh_mapping import check_exact, cyclic, dependencies, mapped, tiny
 
 CHIP = MESH.resized(chips=1)
@@ -59,9 +64,9 @@ layers:
 
 
 @lru_cache
-def regions() -> list[Region]:
-    """Of ResNet8."""
-    return list(partition(tiny("ic_resnet8"), TARGET))
+def regions(name: str = "resnet8") -> list[Region]:
+    """Of ResNet8, or of `small`."""
+    return list(partition(small() if name == "small" else tiny("ic_resnet8"), TARGET))
 
 
 @lru_cache
@@ -79,7 +84,8 @@ def own_of(
     graph: Graph, text: str, where: Topology | None = None, objective: Objective = Objective.THROUGHPUT
 ) -> Mapped:
     """A network as a file asks."""
-    mesh, found = where or topology(), regions() if graph is tiny("ic_resnet8") else partition(graph, TARGET)
+    known = {id(tiny("ic_resnet8")): "resnet8", id(small()): "small"}.get(id(graph))
+    mesh, found = where or topology(), regions(known) if known else partition(graph, TARGET)
     wishes = wishes_of(parse_marked(text, "own.yaml"), graph.name, layers_of(graph, found), mesh)
     return complete(wishes, graph, found, mesh, objective)
 
@@ -144,6 +150,18 @@ def test_an_empty_file_is_our_own_mapping(tmp_path: Path) -> None:
     file.write_text("schema: 2\n")
     found = read_mapping(file, tiny("ic_resnet8"), regions(), topology(), Objective.THROUGHPUT)
     assert mapping_json(found) == mapping_json(mapped(tiny("ic_resnet8"), CHIP))
+
+
+def test_a_small_wish_on_many_chips_costs_nothing() -> None:
+    """What is left out is as without a file, slabs of chips included; a wish is kept beside it."""
+    usual = mapped(tiny("ic_resnet8"), MESH.resized(chips=6))
+    slots = list(usual.parts.sections[0].stages[0].slots)
+    assert mapping_json(own(f"schema: 2\nlayers: {{conv_0: {{slots: {slots}}}}}", topology(6))) == mapping_json(usual)
+    here = list(usual.topology.position(int(usual.whole[0].element[40])))
+    found = own(f"schema: 2\nlayers: {{softmax_12: {{on: {here}}}}}", topology(6))
+    moved = found.whole[0].element != usual.whole[0].element
+    assert elements_of(found, "softmax_12") == {int(usual.whole[0].element[40])} and moved.sum() == 2
+    check_own(found)
 
 
 def layered(lines: str, head: str = "") -> str:
@@ -326,3 +344,79 @@ def test_any_bytes_are_read_or_refused(content: bytes) -> None:
         parse_marked(content.decode(errors="replace"), "own.yaml")
     except PlanError as error:
         assert "own.yaml" in str(error)
+
+
+@lru_cache
+def small() -> Graph:
+    """A residual network with a stride, a pool and dense layers."""
+    net = image_net("small", 6, 8)
+    value = net.convolution(net.x, 12, relu=True)
+    value = net.addition(value, net.convolution(value, 12), relu=True)
+    value = net.pool(net.convolution(value, 16, stride=2, relu=True), 2, 2)
+    return net.finish(net.dense(net.dense(value, 40), 7))
+
+
+@lru_cache
+def small_layers() -> tuple[MeshLayer, ...]:
+    """Of `small`."""
+    return layers_of(small(), regions("small"))
+
+
+FEW = replace(MESH.resized(chips=2), grid=Grid(2, 2, 4, gate=(1, 0), dram=(0, 1)))
+"""Two chips of 16 elements."""
+
+
+def split(draw: Any, box: list[list[int]], free: Sequence[bool], depth: int) -> list[list[list[int]]]:
+    """A box cut in two somewhere, and each part again."""
+    axes = [axis for axis in range(3) if free[axis] and box[axis][1] - box[axis][0] > 1]
+    if not axes or not depth or not draw(st.booleans()):
+        return [box]
+    axis = draw(st.sampled_from(axes))
+    at = draw(st.integers(box[axis][0] + 1, box[axis][1] - 1))
+    halves = [[*box[:axis], span, *box[axis + 1 :]] for span in ([box[axis][0], at], [at, box[axis][1]])]
+    return [part for half in halves for part in split(draw, half, free, depth - 1)]
+
+
+@st.composite
+def partitions(draw: Any) -> dict[str, Any]:
+    """A mapping of `small`: boxes that are no grid, some left out; pieces on few elements, some left to us."""
+    places = [[*place, number] for place in FEW.places() for number in range(16)]
+    layers: dict[str, Any] = {}
+    for layer in small_layers():
+        kind = draw(st.sampled_from(["ours", "cut", "boxes", "boxes"]))
+        asked: dict[str, Any] = {}
+        if kind == "cut":
+            most = [size if free else 1 for size, free in zip(layer.image, layer.cuttable, strict=True)]
+            asked["cut"] = [draw(st.integers(1, min(size, 3))) for size in (*most, -(-layer.summed // layer.unit))]
+        elif kind == "boxes":
+            boxes = split(draw, [[0, size] for size in layer.image], layer.cuttable, 3)
+            kept = boxes[: draw(st.integers(1, len(boxes)))]
+            homes = [draw(st.none() | st.sampled_from(places[: draw(st.sampled_from([2, 32]))])) for _ in kept]
+            asked["pieces"] = [{"box": b, **({"on": on} if on else {})} for b, on in zip(kept, homes, strict=True)]
+        layers[layer.name] = {**asked, **({"group": "g"} if kind != "boxes" and draw(st.booleans()) else {})}
+    return {"schema": 2, "groups": {"g": draw(st.integers(2, 6))}, "layers": layers}
+
+
+@settings(max_examples=25, deadline=None)
+@given(partitions(), st.sampled_from(Objective))
+def test_any_partition_is_exact_and_comes_to_an_end(content: dict[str, Any], objective: Objective) -> None:
+    try:
+        found = own_of(small(), json.dumps(content), build_topology(FEW), objective)
+    except PlanError as error:
+        assert "own.yaml" in str(error)
+        event("refused: " + re.sub(r"\d+", "N", error.what)[:50])
+        return
+    event(f"at most {max(map(len, found.whole[0].tenants.values()))} pieces on an element")
+    check_exact(small(), found)
+    placed, _ = found.whole
+    assert check_covered(found.parts.sections[0], placed.traffic) > 0
+    assert measure(found, 5).interval > 0
+    for stage in found.parts.sections[0].stages:
+        for piece in content["layers"][stage.layer.name].get("pieces", ()):
+            ends = [end for span in piece["box"] for end in span]
+            number = stage.boxes[:, :6].tolist().index(ends)
+            if "on" in piece:
+                element = int(placed.element[stage.first + number])
+                assert list(found.topology.position(element)) == piece["on"]
+    again = own_of(small(), mapping_yaml(found).decode(), found.topology)
+    assert mapping_json(again) == mapping_json(found)

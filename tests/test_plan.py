@@ -19,7 +19,8 @@ from dovetail.ir.operators.movement import Pad, Reshape
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.program.interpret import check_program
-from dovetail.program.ir import Call, Copy, Launch, Role, overwritten, print_program
+from dovetail.program.ir import Call, Copy, Launch, Role, overwritten
+from dovetail.program.loops import print_program
 from dovetail.program.verify import verify
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition

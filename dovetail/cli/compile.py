@@ -127,7 +127,7 @@ def compile_model(
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
     if print_program:
-        from dovetail.program.ir import print_program as text_of
+        from dovetail.program.loops import print_program as text_of
 
         say(text_of(compiled.plan.program).rstrip())
     for sentence in compiled.unit.notes:

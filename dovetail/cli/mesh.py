@@ -116,17 +116,19 @@ def mesh(
     from dovetail.compile import Options, prepare
     from dovetail.ir.onnx_file import graph_bytes
     from dovetail.mesh.choice import Objective
+    from dovetail.mesh.compiled import with_compiler
     from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.files import mapping_json, mapping_yaml, picture, sentence
+    from dovetail.mesh.files import mapping_json, mapping_yaml, sentence
     from dovetail.mesh.mapping import map_network, measure
     from dovetail.mesh.own import read_mapping
     from dovetail.mesh.parts import part_graphs, read_parts
+    from dovetail.mesh.picture import picture
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
 
     with progress("starting") as show:
-        known = load_target(target)
+        known = with_compiler(load_target(target))
         if known.mesh is None:
             hint = advice(lambda one: one.mesh is not None)
             raise TargetError("this target is a machine alone, not a mesh", where=known.name, hint=hint)
@@ -143,7 +145,7 @@ def mesh(
         show("computing every piece")
         _check_pieces(graph, mapped)
         show("running a stream through the model")
-        performance = measure(mapped, inputs)
+        performance = measure(mapped, inputs, links=folder is not None)
         _print_stages(mapped)
         say(sentence(mapped, performance))
         if save_parts is not None:
@@ -230,6 +232,11 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
 
 
 def _print_stages(mapped: Mapped) -> None:
+    from dovetail.mesh.compiled import CompiledPieces, share_on_engines, used_places
+    from dovetail.mesh.mapping import piece_graph
+
+    pieces = mapped.parts.mesh.pieces
+    shares: list[tuple[int, int]] = []
     words = ("layer", "on", "how")
     headings = ("layer", "on", "rows", "columns", "channels", "sums", "pieces", "clocks", "bytes", "how")
     rows = []
@@ -237,7 +244,14 @@ def _print_stages(mapped: Mapped) -> None:
         how = "streamed" if section.streaming is not None else "resident"
         for stage in section.stages:
             cut, where = stage.cut, "MAC array" if stage.layer.on_array else "core"
+            if isinstance(pieces, CompiledPieces) and section.streaming is None:
+                found = [pieces.compiled(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)]
+                shares += [share_on_engines(one) for one in found]
+                where = ", ".join(sorted({name for one in found for name in used_places(one)}))
             counts = (cut.rows, cut.columns, cut.channels, cut.sums, stage.pieces)
             costs = (int(stage.costs.clocks.max()), int(stage.memory.max()))
             rows.append([stage.layer.name, where, *map(str, counts), *map(str, costs), how])
     show_table(headings, rows, left=words)
+    if total := sum(macs for _, macs in shares):
+        own = 100 * sum(macs for macs, _ in shares) / total
+        say(f"{own:.1f} % of the multiply-accumulates are on the elements' engines")

@@ -53,14 +53,14 @@ class ElementDevice:
 
     Args:
         bus: the element's memory.
-        array: "module:variable" of the `MacArray`.
+        array: "module:variable" of the `MacArray`; empty where the element has engines of a target instead.
     """
 
     name = "element"
 
     def __init__(self, bus: Bus, array: str) -> None:
         self._bus = bus
-        self._array: MacArray = find(array, "MAC array")
+        self._array: MacArray | None = find(array, "MAC array") if array else None
         self.inputs: Sequence[int] = ()
         """How many each piece of the element computes."""
         self.messages: Sequence[dict[int, bytes]] = ()
@@ -141,6 +141,9 @@ class ElementDevice:
             self.stored += [{} for _ in range(len(self.stored), input_ + 1)]
             self.stored[input_][self._registers[0x34]] = self._bus.view(data, value).tobytes()
         elif offset == 0x28:
+            if self._array is None:
+                hint = "look at the element's driver: its engines have registers of their own"
+                raise SimulationError("the element has no MAC array", where=self.name, hint=hint)
             if self._job:
                 hint = "look at the element's driver: wait for the job before starting another"
                 raise SimulationError("the MAC array is started while it works", where=self.name, hint=hint)
@@ -207,6 +210,7 @@ class ElementDevice:
     def _clocks(self, job: Mapping[str, int]) -> int:
         one, columns, outputs, inputs = (np.array(n) for n in (1, job["columns"], job["outputs"], job["inputs"]))
         kernel, stride = (job["kernel_rows"], job["kernel_columns"]), (job["row_stride"], job["stride"])
+        assert self._array is not None, "no job is started without"
         return int(self._array.clocks(Work(_KINDS[job["kind"]], one, columns, outputs, inputs, kernel, stride)))
 
     def _compute(self, job: Mapping[str, int]) -> int:

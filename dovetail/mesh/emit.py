@@ -18,6 +18,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, Box, DType, TensorType, box_shape
 from dovetail.kernels import CoreKernel
+from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
 from dovetail.mesh.layers import MeshLayer
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
@@ -67,12 +68,38 @@ def element_program(stage: Stage, piece: int, target: Target) -> ElementProgram:
         DovetailError: no kernel of the core computes what the array does not.
     """
     graph, reads = piece_graph(stage, piece)
+    if target.mesh is not None and isinstance(target.mesh.array, CompiledPieces):
+        return _compiled(stage, graph, reads, target.mesh.array)
     if stage.layer.on_array:
         return _on_array(stage, piece, graph, target)
     return _on_core(stage, graph, reads, target)
 
 
-def _add(constants: bytearray, content: bytes) -> int:
+def _compiled(stage: Stage, graph: Graph, reads: Mapping[str, Box], pieces: CompiledPieces) -> ElementProgram:
+    """What the element's target compiles; an operand of one slot is received where it is read."""
+    places = _dense_operands(stage, reads)
+    result_bytes = graph.types[graph.outputs[0]].nbytes
+    held = sum(place.slots * place.nbytes for place in places if place.slots > 1)
+    names = [reading.name for reading in stage.layer.readings]
+    made = pieces.program(graph, names, bytes(HEADER_BYTES), held + 2 * (result_bytes + 16))
+    lines, compute = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""], []
+    lines.append(ELEMENT_DATA.replace("aligned(16)", f"aligned({made.alignment})"))
+    lines.append(made.source)
+    for number, (place, lies) in enumerate(zip(places, made.inputs, strict=True)):
+        if place.slots == 1:
+            lines.append(f"#define operand_{number} {lies}")
+            continue
+        lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
+        nbytes = graph.types[names[number]].nbytes
+        compute.append(copying(pieces.target, lies, slot_of(number, place), nbytes))
+    lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
+    compute += ["piece_run();", copying(pieces.target, "result", made.output, result_bytes)]
+    return ElementProgram(
+        "\n".join([*lines, *message_loop(places, result_bytes, compute)]), made.constants, tuple(places), 0
+    )
+
+
+def add_constant(constants: bytearray, content: bytes) -> int:
     """Add to an element's constants; returns the place."""
     constants += bytes(-len(constants) % 16)
     constants += content
@@ -82,15 +109,21 @@ def _add(constants: bytearray, content: bytes) -> int:
 def _on_core(stage: Stage, graph: Graph, reads: Mapping[str, Box], target: Target) -> ElementProgram:
     """Operands lie densely, one kernel computes the piece."""
     kernel = kernels.generate(graph, "compute", core_traits(target.core))
-    places, pointers, constants = [], {}, bytearray(HEADER_BYTES)
-    for number, (reading, slots) in enumerate(zip(stage.layer.readings, stage.slots, strict=True)):
-        box = reads[reading.name]
-        image = box[1:] if len(box) == 4 else tuple((0, size) for size in reading.image)
-        places.append(_dense(image, reading.itemsize, slots))
-        pointers[reading.name] = _slot(number, places[number])
+    places, constants = _dense_operands(stage, reads), bytearray(HEADER_BYTES)
+    pointers = {one.name: slot_of(n, places[n]) for n, one in enumerate(stage.layer.readings)}
     call = _call(kernel, pointers, "result", constants)
     source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, 0, [call])
     return ElementProgram(source, bytes(constants), tuple(places), 0)
+
+
+def _dense_operands(stage: Stage, reads: Mapping[str, Box]) -> list[OperandPlace]:
+    """Operands as a piece's graph has them: the boxes it reads, without gaps."""
+    places = []
+    for reading, slots in zip(stage.layer.readings, stage.slots, strict=True):
+        box = reads[reading.name]
+        image = box[1:] if len(box) == 4 else tuple((0, size) for size in reading.image)
+        places.append(dense_place(image, reading.itemsize, slots))
+    return places
 
 
 def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> ElementProgram:
@@ -101,7 +134,7 @@ def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> Element
     anchor = next(node for node in graph.nodes if type(node.operator) is type(parts.anchor.operator))
     rows, columns, outputs = _result_size(stage, piece)
     places, skip = _array_operands(stage, piece, graph)
-    weights = _add(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
+    weights = add_constant(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
     tail = _tail(graph, anchor, layer)
     itemsize = graph.types[graph.outputs[0]].dtype.numpy.itemsize
     row_bytes = columns * outputs * itemsize
@@ -114,7 +147,7 @@ def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> Element
         names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
         pointers = {SUMS: "sums"}
         for number in range(1, len(places)):
-            pointers[names[number]] = f"{_slot(number, places[number])} + row * {places[number].row_bytes}u"
+            pointers[names[number]] = f"{slot_of(number, places[number])} + row * {places[number].row_bytes}u"
         body.append(_call(kernel, pointers, target_row, constants))
     lines = [f"for (uint32_t row = 0; row < {rows}u; ++row) {{", *(f"    {line}" for line in body), "}"]
     row_sums = -(-columns // 4) * 4 * outputs if tail else 0
@@ -134,7 +167,7 @@ def _job(
     layer, kind = stage.layer, graph.types[anchor.inputs[0]]
     dense = layer.kind == "dense"
     members = {
-        "image": f"{_slot(0, image)} + self->skip + row * {layer.stride[0] * image.row_bytes if not dense else 0}u",
+        "image": f"{slot_of(0, image)} + self->skip + row * {layer.stride[0] * image.row_bytes if not dense else 0}u",
         "weights": f"element_data + {weights}u",
         "sums": sums,
         "image_row": f"{image.row_bytes}u",
@@ -160,7 +193,7 @@ def _array_operands(stage: Stage, piece: int, graph: Graph) -> tuple[list[Operan
     spans = _wanted(stage, piece, 0)
     skip = 0
     if layer.kind == "dense":
-        place = _dense(spans, 1, stage.slots[0])
+        place = dense_place(spans, 1, stage.slots[0])
         if first.image[0] * first.image[1] > 1:
             skip = int(box[6]) - spans[0][0] * first.image[1] * first.image[2]
     else:
@@ -174,13 +207,14 @@ def _array_operands(stage: Stage, piece: int, graph: Graph) -> tuple[list[Operan
         place = OperandPlace(start, row, depth, 1, high * row, stage.slots[0], fill)
     whole = tuple((int(box[2 * axis]), int(box[2 * axis + 1])) for axis in range(3))
     others = zip(layer.readings[1:], stage.slots[1:], strict=True)
-    places = [place, *(_dense(whole, reading.itemsize, slots) for reading, slots in others)]
+    places = [place, *(dense_place(whole, reading.itemsize, slots) for reading, slots in others)]
     if PARTIAL in graph.inputs:
-        places.append(_dense(whole, 4, stage.slots[0]))
+        places.append(dense_place(whole, 4, stage.slots[0]))
     return places, skip
 
 
-def _dense(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> OperandPlace:
+def dense_place(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> OperandPlace:
+    """A box of an image without gaps."""
     rows, columns, channels = (stop - start for start, stop in box)
     column = channels * itemsize
     nbytes = -(-rows * columns * column // 8) * 8  # kernels read arrays that begin at multiples of 8
@@ -238,7 +272,7 @@ def _tail(graph: Graph, anchor: Node, layer: MeshLayer) -> Graph | None:
     return Graph("row", inputs, graph.outputs, nodes, types, constants)
 
 
-def _slot(number: int, place: OperandPlace) -> str:
+def slot_of(number: int, place: OperandPlace) -> str:
     """C of the present input's slot of an operand."""
     return f"operand_{number} + (input % {place.slots}u) * {place.nbytes}u" if place.slots > 1 else f"operand_{number}"
 
@@ -250,7 +284,7 @@ def _call(kernel: CoreKernel, pointers: Mapping[str, str], result: str, constant
         const = "" if parameter.name == "output" else "const "
         if parameter.is_constant:
             content = np.ascontiguousarray(kernel.constants[parameter.value]).tobytes()
-            place = f"element_data + {_add(constants, content)}u"
+            place = f"element_data + {add_constant(constants, content)}u"
         else:
             place = pointers[parameter.value] if const else result
         cast = f"({const}{parameter.c_type} *)({const}void *)({place})"
@@ -269,8 +303,13 @@ def _source(
         lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
     lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
     lines += [f"static int32_t sums[{sums}] __attribute__((aligned(16)));"] if sums else []
+    return "\n".join([*lines, *message_loop(places, result_bytes, compute)])
+
+
+def message_loop(places: Sequence[OperandPlace], result_bytes: int, compute: Sequence[str]) -> list[str]:
+    """The C functions of element.h around the lines that compute `result` from `operand_0`, `operand_1`, ..."""
     body = "\n".join(f"    {line}" for line in compute)
-    return "\n".join([*lines, _TRANSFERS, *_begin(places), _RUN % (body, result_bytes, result_bytes)])
+    return [_TRANSFERS, *_begin(places), _RUN % (body, result_bytes, result_bytes)]
 
 
 _TRANSFERS = """
@@ -306,7 +345,7 @@ void element_run(uint32_t input)
 """
 
 
-def _begin(places: list[OperandPlace]) -> list[str]:
+def _begin(places: Sequence[OperandPlace]) -> list[str]:
     """The function that makes ready: padding, and where messages belong."""
     names = ", ".join(f"operand_{number}" for number in range(len(places)))
     lines = [
@@ -474,7 +513,7 @@ def _files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator
         text=target.code,
         data=target.values,
         stack_bytes=target.core.stack,
-        extra={".element": target.code},
+        extra={**_fixed(target), ".element": target.code},
         isa=target.core.isa,
     )
     for name in (core.start, *SHARED):
@@ -485,20 +524,32 @@ def _files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator
     for name, files in sorted(sources.items()):
         for file, text in files.items():
             yield f"programs/{name}/{file}", text.encode()
-    yield "Makefile", _makefile(core.gcc_command, " ".join(core.gcc), core.start).encode()
+    shared = shared_files(target)
+    yield from ((name, text.encode()) for name, text in shared.items())
+    yield "Makefile", _makefile(target, shared).encode()
 
 
-def _makefile(command: str, flags: str, start: str) -> str:
+def _fixed(target: Target) -> dict[str, str]:
+    """The sections of buffers that compiled pieces have at addresses of their own, in the order of the memories."""
+    return {f".{memory.name.lower()}": memory.name for memory in target.memories} if shared_files(target) else {}
+
+
+def _makefile(target: Target, shared: Mapping[str, str]) -> str:
+    core = instruction_set(target.core.isa)
+    command, flags, start = core.gcc_command, " ".join(core.gcc), core.start
+    own = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in macros(target).items()]
+    sources = " ".join([*(name for name in shared if name.endswith(".c")), "runtime/mesh_sim.c"])
+    include = "-Iruntime -Idriver" if shared else "-Iruntime"
     return f"""# Builds every element program. HAL is what supplies the functions of runtime/mesh_hal.h.
 CC = {command}
 CFLAGS = {flags} -std=c99 -O2 -ffreestanding -ffunction-sections -fdata-sections \\
 \t{" ".join(EMITTED_C)}
-HAL = runtime/mesh_sim.c -DDOVETAIL_SIM
+HAL = {sources} {" ".join(own)}
 PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c))
 
 all: $(PROGRAMS)
 %.elf: programs/%/program.c
-\t$(CC) $(CFLAGS) -Iruntime -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
+\t$(CC) $(CFLAGS) {include} -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
 \t\truntime/{start} runtime/dovetail_rt.c $(HAL) -lgcc -o $@
 clean:
 \trm -f $(PROGRAMS)

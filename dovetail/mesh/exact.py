@@ -23,12 +23,13 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware
 from dovetail.errors import PlanError, SimulationError
 from dovetail.ir.types import Array, box_slices
+from dovetail.mesh.compiled import macros, shared_files
 from dovetail.mesh.element import BASE
 from dovetail.mesh.emit import Element, MeshProject, senders_of
 from dovetail.mesh.mapping import result_box
 from dovetail.mesh.partition import Partitioned, Stage
 from dovetail.mesh.placement import Placed, Tables
-from dovetail.sim.device import DeviceSpec, MemoryRegion
+from dovetail.sim.device import DeviceSpec, MemoryRegion, target_devices
 from dovetail.sim.protocol import Buffers, SimulationResult, SimulationSetup
 from dovetail.sim.worker import WorkerSession
 from dovetail.target.description import Target
@@ -78,13 +79,14 @@ def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int
 
     def build(name: str) -> tuple[str, Path]:
         shared = [folder / "runtime" / source for source in (start, "dovetail_rt.c", "mesh_sim.c")]
+        shared += [folder / source for source in shared_files(target) if source.endswith(".c")]
         return name, compile_firmware(
             folder / "programs" / name,
             [*sorted((folder / "programs" / name).glob("*.c"), reverse=True), *shared],
             linker_script=folder / "link.ld",
             isa=target.core.isa,
-            defines={"DOVETAIL_SIM": None},
-            include=(folder / "runtime",),
+            defines=macros(target),
+            include=(folder / "runtime", *([folder / "driver"] if (folder / "driver").is_dir() else [])),
             flags=EMITTED_C,
             compiler_runtime="float" in project.programs[name],
         )
@@ -121,7 +123,7 @@ def run_exact(
     """
     with tempfile.TemporaryDirectory() as folder:
         firmware = build_programs(project, target, Path(folder), jobs)
-        base = target.memory(target.code).base
+        base = target.memory(target.values).base
         used = {name: symbols(path)["__bss_end"].address - base for name, path in firmware.items()}
         over = [name for name in sorted(used) if used[name] > parts.mesh.usable]
         if over:
@@ -165,10 +167,13 @@ class _Worker:
         if firmware != self._loaded:
             target = self._target
             assert target.mesh is not None
-            array = {"array": target.mesh.array.place}
+            whole = target.mesh.pieces is not None
+            array = {"array": "" if whole else target.mesh.mac.place}
             device = DeviceSpec("dovetail.mesh.element:element_device", BASE, 4096, array)
-            memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in target.memories)
-            setup = SimulationSetup(Path(firmware), memories, (device,), target.core.isa, target.core.costs)
+            devices = (device, *(target_devices(target) if whole else ()))
+            memories = tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories)
+            own = (target.core.isa, target.core.costs)
+            setup = SimulationSetup(Path(firmware), memories, devices, *own, extension=target.core.extension)
             self._process.load(setup)
             self._loaded = firmware
         return self._process.run((data, *brought), {}, _LIMIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
-from dovetail.ir.types import Shape, full_box
+from dovetail.ir.types import Box, Shape, full_box
 from dovetail.kernels.region import Region as Parts
 from dovetail.kernels.region import split
 from dovetail.schedule.partition import Region
@@ -374,12 +374,17 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
     others, received = others + slots[0] * partial, received + partial
     first, reads = _first_operand(layer, sizes)
     received = received + reads
-    if layer.on_array:
+    if mesh.pieces is not None:
+        clocks = floor = np.array([mesh.pieces.price(graph) for graph in _first_pieces(layer, sizes)], np.int64)
+        constants = layer.constant_bytes * sizes.channels // max(layer.image[2], 1) if layer.parts else 0 * box
+        constants = np.where(constants > 0, constants, layer.constant_bytes)
+        slot, rest = first, first + others + last * box  # while it is computed, all lies in buffers of its own
+    elif layer.on_array:
         work = work_of(layer, sizes)
-        clocks = mesh.array.clocks(work) + np.where(sizes.parts > 1, box, 0)
-        floor = mesh.array.compute(work)
-        constants = mesh.array.weights(work) + 12 * sizes.channels
-        slot, rest = (mesh.array.operand(work), mesh.array.row_sums(work))
+        clocks = mesh.mac.clocks(work) + np.where(sizes.parts > 1, box, 0)
+        floor = mesh.mac.compute(work)
+        constants = mesh.mac.weights(work) + 12 * sizes.channels
+        slot, rest = (mesh.mac.operand(work), mesh.mac.row_sums(work))
         if layer.kind == "dense":
             slot, rest = reads, rest + slot
     else:
@@ -387,6 +392,23 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
         constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
     fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
     return Costs(clocks, floor, received, last * box, fixed, slot, others, constants)
+
+
+def _first_pieces(layer: MeshLayer, sizes: Sizes) -> Iterator[Graph]:
+    """The computation of pieces of these sizes that begin where the result does."""
+    shape = layer.graph.types[layer.graph.outputs[0]].shape
+    for rows, columns, channels in zip(
+        sizes.rows.tolist(), sizes.columns.tolist(), sizes.channels.tolist(), strict=True
+    ):
+        box = _box(shape, rows, columns, channels)
+        yield layer.graph if box == full_box(shape) else crop(layer.graph, box).graph
+
+
+def _box(shape: Shape, rows: int, columns: int, channels: int) -> Box:
+    """The first elements of a result; all of one that is no image and no vector."""
+    if len(shape) == 4 and shape[0] == 1:
+        return (0, 1), (0, rows), (0, columns), (0, channels)
+    return ((0, 1), (0, channels)) if len(shape) == 2 and shape[0] == 1 else full_box(shape)
 
 
 def _first_operand(layer: MeshLayer, sizes: Sizes) -> tuple[Ints, Ints]:
@@ -408,8 +430,10 @@ def _first_operand(layer: MeshLayer, sizes: Sizes) -> tuple[Ints, Ints]:
 
 def grain(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
     """Elements along rows, columns and channels that sizes of parts are multiples of, but for the last part."""
-    step = mesh.array.dense_outputs if layer.kind == "dense" else mesh.array.rows
-    return 1, mesh.array.columns if layer.on_array else 1, step
+    if mesh.pieces is not None:
+        return mesh.pieces.grain(layer.graph)
+    step = mesh.mac.dense_outputs if layer.kind == "dense" else mesh.mac.rows
+    return 1, mesh.mac.columns if layer.on_array else 1, step
 
 
 def grains(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
@@ -441,8 +465,11 @@ def spatial_counts(layer: MeshLayer, mesh: Mesh) -> list[Ints]:
 def candidates(layer: MeshLayer, mesh: Mesh) -> tuple[NDArray[np.int64], Sizes]:
     """Every cut worth trying, [cuts, 4] rows, columns, channels, sums, and the size of its largest piece."""
     groups = -(-layer.summed // layer.unit)
-    sums = part_counts(groups) if layer.kind != "depthwise" else np.array([1])
-    counts = (*spatial_counts(layer, mesh), sums[sums <= 64])
+    spatial = spatial_counts(layer, mesh)
+    if mesh.pieces is not None:  # engines give whole results; columns are cut where there are too few rows
+        spatial[1] = spatial[1] if len(spatial[0]) == 1 else spatial[1][:1]
+    sums = part_counts(groups) if layer.kind != "depthwise" and mesh.pieces is None else np.array([1])
+    counts = (*spatial, sums[sums <= 64])
     grid = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, 4)
     summed = np.minimum(-(-groups // grid[:, 3]) * layer.unit, layer.summed)
     rows, columns, channels = (largest(layer, mesh, axis, grid[:, axis]) for axis in range(3))

@@ -230,7 +230,12 @@ def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, obj
 
 
 def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:
-    """The stages behind partition."""
+    """The stages behind partition.
+
+    Raises:
+        DovetailError: an element's target cannot compute a piece.
+    """
+    parts = planned(parts)
     placed: list[Placed | None] = []
     for index, section in enumerate(parts.sections):
         found = None
@@ -241,6 +246,20 @@ def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:
     return Mapped(parts, topology, tuple(placed), tuple(tables_of(one) if one else None for one in placed))
 
 
+def planned(parts: Partitioned) -> Partitioned:
+    """The pieces with the clocks of their plans, where the elements' target computes them; as they are elsewhere."""
+    pieces = parts.mesh.pieces
+    if pieces is None or not parts.resident:
+        return parts
+
+    def stage_of(stage: Stage) -> Stage:
+        clocks = np.array([pieces.planned(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)], np.int64)
+        return replace(stage, costs=replace(stage.costs, clocks=clocks, floor=clocks))
+
+    (section,) = parts.sections
+    return replace(parts, sections=(replace(section, stages=tuple(map(stage_of, section.stages))),))
+
+
 def wanted(parts: Partitioned, index: int) -> frozenset[int]:
     """Layers of a section whose results go to DRAM: outputs, and what later sections read."""
     own = {stage.layer.index for stage in parts.sections[index].stages}
@@ -248,11 +267,12 @@ def wanted(parts: Partitioned, index: int) -> frozenset[int]:
     return frozenset(own & ({*parts.outputs.values()} | later))
 
 
-def measure(mapped: Mapped, inputs: int = 12) -> Performance:
-    """Run the event model: a stream of inputs through a resident network, or one input through all sections."""
+def measure(mapped: Mapped, inputs: int = 12, links: bool = False) -> Performance:
+    """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`:
+    as of `simulate`."""
     parts, mesh = mapped.parts, mapped.topology.mesh
     if parts.resident:
-        timing = simulate(mapped.whole[0], inputs)
+        timing = simulate(mapped.whole[0], inputs, links)
         alone = simulate(mapped.whole[0], 1).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     clocks, bounds = [], []

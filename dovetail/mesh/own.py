@@ -8,7 +8,7 @@ those with most clocks first, each on the element with the fewest so far that ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,9 +22,9 @@ from dovetail.mesh.mapping import Mapped, check_covered, map_network, wanted
 from dovetail.mesh.marked import Marked, read_marked
 from dovetail.mesh.own_boxes import Boxes, boxes_wished
 from dovetail.mesh.own_routes import routed
-from dovetail.mesh.partition import Partitioned, Section, Stage, boxed_stage, boxes_of, slot_choices
+from dovetail.mesh.partition import Partitioned, Section, Stage, boxed_stage, boxes_of, resident, slot_choices
 from dovetail.mesh.parts import check_parts, wishes_of_parts
-from dovetail.mesh.placement import Placed, shared_bytes, tables_of
+from dovetail.mesh.placement import Placed, place, shared_bytes, tables_of
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import loads_of, traffic_of
 from dovetail.mesh.wishes import Position, Ref, Wishes, shown_ref, wishes_of
@@ -57,9 +57,8 @@ def read_mapping(
     layers = layers_of(graph, regions)
     wishes = wishes_of(read_marked(path), graph.name, layers, topology) if path else Wishes()
     wishes = wishes_of_parts(wishes, parts, layers, topology) if parts else wishes
-    objective = Objective(wishes.objective) if wishes.objective else objective
     if not (wishes.layers or wishes.groups or wishes.routes):
-        return map_network(graph, regions, topology, objective)
+        return map_network(graph, regions, topology, Objective(wishes.objective or objective))
     found = complete(wishes, graph, regions, topology, objective)
     check_parts(found, parts)
     return found
@@ -70,25 +69,30 @@ def complete(
 ) -> Mapped:
     """As `read_mapping`, of wishes that were read."""
     layers = layers_of(graph, regions)
+    objective = Objective(wishes.objective or objective)
     book = _Book(topology, wishes)
     given = [boxes_wished(wishes.layers[x.name], x, topology.mesh) if x.name in wishes.layers else None for x in layers]
     for layer, boxes in zip(layers, given, strict=True):
         book.note(layer.name, boxes)
-    choices = slot_choices(layers, objective)
-    for place, slots in enumerate(choices):
-        asked = [wishes.layers[layer.name].slots if layer.name in wishes.layers else None for layer in layers]
+    open_ = any(boxes is None and book.pool(layer.name).at is None for layer, boxes in zip(layers, given, strict=True))
+    usual = resident(layers, topology, objective) if open_ and len(topology.places) > 1 else None
+    ours = [[stage.slots for stage in usual.stages]] if usual else []
+    choices = [*ours, *slot_choices(layers, objective)]
+    asked = [wishes.layers[layer.name].slots if layer.name in wishes.layers else None for layer in layers]
+    for turn, slots in enumerate(choices):
         held = [one or ours for one, ours in zip(asked, slots, strict=True)]
         try:
-            stages, homes = _dealt(layers, given, held, book, objective)
+            stages, homes = _dealt(layers, given, held, book, objective, usual if turn == 0 else None)
             break
         except PlanError:
-            if place == len(choices) - 1:
+            if turn == len(choices) - 1:
                 raise
     section = Section(tuple(stages))
     parts = Partitioned(graph, layers, output_layers(graph, layers, regions), topology.mesh, objective, (section,))
     traffic = traffic_of(section, wanted(parts, 0))
     check_covered(section, traffic)
-    element = np.array(book.placed(homes), np.int64)
+    groups = usual.groups if usual and turn == 0 else ()
+    element = np.array(book.placed(homes, replace(section, groups=groups), wanted(parts, 0)), np.int64)
     topology = routed(topology, wishes.routes)
     placed = Placed(section, topology, traffic, element, loads_of(traffic, topology, element))
     return Mapped(parts, topology, (placed,), (tables_of(placed),))
@@ -178,20 +182,49 @@ class _Book:
             raise (groups[0].at or Marked(None, "mapping", 0)).wrong(what, "make groups smaller, or use more chips")
         self.rest = _Pool(tuple(self._add(None) for _ in range(left)), None)
 
-    def placed(self, homes: Sequence[int]) -> list[int]:
-        """The element of every piece, chosen along the path over the mesh where the file does not say."""
+    def placed(self, homes: Sequence[int], section: Section, outputs: frozenset[int]) -> list[int]:
+        """The element of every piece.
+
+        Where the file does not say, it is the one it would have if nothing were given; else of those that are free the
+        next on the path over the mesh, first on the same chip.
+        """
         per = self.topology.mesh.per_chip
         found = {
             number: self.topology.chips[place[:2]] * per + place[2]
             for number, place in enumerate(self.places)
             if place is not None
         }
+        if found.keys() >= set(homes):
+            return [found[number] for number in homes]
+        liked = _liked(section, self.topology, outputs)
         taken = set(found.values())
-        free = iter([element for element in self.topology.elements.tolist() if element not in taken])
-        for number in homes:
+        for number, element in zip(homes, liked, strict=False):
+            if number not in found and element not in taken:
+                found[number] = element
+                taken.add(element)
+        free: dict[int, list[int]] = {}
+        for element in self.topology.elements[::-1].tolist():
+            if element not in taken:
+                free.setdefault(element // per, []).append(element)
+        for piece, number in enumerate(homes):
             if number not in found:
-                found[number] = next(free)
+                chip = liked[piece] // per if piece < len(liked) else -1
+                chip = chip if free.get(chip) else next(reversed([one for one in free if free[one]]))
+                found[number] = free[chip].pop()
         return [found[number] for number in homes]
+
+
+def _liked(section: Section, topology: Topology, outputs: frozenset[int]) -> list[int]:
+    """Where pieces would be if each had an element of its own and nothing were given; empty for too many pieces."""
+    if section.pieces > len(topology.elements):
+        return []
+    for group in section.groups:  # more pieces than the group's chips have room for: without groups
+        slabs = [-(-stage.pieces // group.slabs) for stage in section.stages[group.first : group.last]]
+        if sum(slabs) > group.chips * topology.capacity:
+            section = replace(section, groups=())
+            break
+    found: list[int] = place(section, topology, outputs).element.tolist()
+    return found
 
 
 def _dealt(
@@ -200,8 +233,9 @@ def _dealt(
     slots: Sequence[tuple[int, ...]],
     book: _Book,
     objective: Objective,
+    usual: Section | None,
 ) -> tuple[list[Stage], list[int]]:
-    """Stages, and the number of the element of every piece.
+    """Stages, and the number of the element of every piece; `usual` is what there would be without a file.
 
     Raises:
         PlanError: something does not fit.
@@ -211,7 +245,7 @@ def _dealt(
     chosen: dict[int, Boxes] = {}
     for pool in {id(pool): pool for pool in pools.values()}.values():
         members = [layer for layer in layers if pools[layer.index] is pool]
-        chosen |= _cut_pool(pool, members, given, slots, book, objective)
+        chosen |= _cut_pool(pool, members, given, slots, book, objective, usual if pool.at is None else None)
     stages: list[Stage] = []
     for layer in layers:
         boxes, first = chosen[layer.index], stages[-1].first + stages[-1].pieces if stages else 0
@@ -242,8 +276,9 @@ def _cut_pool(
     slots: Sequence[tuple[int, ...]],
     book: _Book,
     objective: Objective,
+    usual: Section | None,
 ) -> dict[int, Boxes]:
-    """The pieces of a pool's layers: those of the file, else the best cuts for the elements that are left."""
+    """The pieces of a pool's layers: those of the file, else the usual cuts, else the best for what is left."""
     found = {layer.index: boxes for layer in members if (boxes := given[layer.index]) is not None}
     placed = {book.number(ref) for boxes in given if boxes for ref in boxes.on if ref is not None}
     for layer in members:
@@ -258,6 +293,8 @@ def _cut_pool(
     mesh, room = book.topology.mesh, len([number for number in pool.elements if number not in placed])
     needed = sum(boxes.on.count(None) for boxes in found.values())
     size = len(pool.elements)
+    if usual is not None and sum(usual.stages[layer.index].pieces for layer in own) <= room - needed:
+        return found | {layer.index: _own_cut(layer, usual.stages[layer.index].cut, book) for layer in own}
     for times in range(1, 2 + len(members)):
         left = room - needed if times == 1 else times * size - needed
         fronts = [frontier_or_empty(layer, mesh, slots[layer.index], min(max(left, 1), size)) for layer in own]

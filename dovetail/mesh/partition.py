@@ -119,12 +119,12 @@ def partition_mesh(graph: Graph, regions: Sequence[Region], topology: Topology, 
     """
     layers = layers_of(graph, regions)
     outputs = output_layers(graph, layers, regions)
-    found = _resident(layers, topology, objective)
+    found = resident(layers, topology, objective)
     sections = (found,) if found else sections_of(layers, topology)
     return Partitioned(graph, layers, outputs, topology.mesh, objective, sections)
 
 
-def _resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
+def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
     """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
     mesh, elements = topology.mesh, len(topology.elements)
     chips, capacity = len(topology.places), topology.capacity
@@ -200,7 +200,11 @@ def boxed_stage(
 def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
     """[pieces, 8] the boxes of a cut in equal parts, as `Stage.boxes`."""
     shape = (cut.rows, cut.columns, cut.channels, cut.sums)
-    sizes, steps = (*layer.image, layer.summed), (*grain(layer, mesh), layer.unit)
+    sizes = (*layer.image, layer.summed)
+    steps = [
+        step if parts <= -(-size // step) else 1  # more parts than the array computes side by side: a user's own
+        for size, parts, step in zip(sizes, shape, (*grain(layer, mesh), layer.unit), strict=True)
+    ]
     limits = [bounds(size, parts, step) for size, parts, step in zip(sizes, shape, steps, strict=True)]
     index = np.indices(shape).reshape(4, -1)
     spans = [(limit[place], limit[place + 1]) for limit, place in zip(limits, index, strict=True)]

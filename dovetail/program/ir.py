@@ -2,7 +2,7 @@
 
 Copies run on the DMA, launches on engines and calls on further cores while core 0 goes on; each queue works in order. A
 `Wait` holds core 0 until a queue has finished the statement it names. Everything has a fixed address.
-`print_program` writes it as text for people.
+`loops.print_program` writes it as text for people.
 
 Statements with a `stream` are commands of that engine's list: the engine itself issues them, in order, to its own queue
 and its DMA's. Those that follow one another are one list (`lists`), which core 0 starts at the first of them; where it
@@ -23,6 +23,7 @@ import numpy as np
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps
+from dovetail.program.series import Loop
 from dovetail.target.pattern import Match
 
 CORE = "core"
@@ -234,6 +235,8 @@ class Launch:
     engine's own queue."""
     stream: str = ""
     """Engine whose list it is a command of; empty for none."""
+    held: bool = False
+    """Whether it begins only with the engine's next launch, which starts both, and so in no order with it."""
 
     @property
     def graph(self) -> Graph:
@@ -300,6 +303,8 @@ class Program:
     states: tuple[Kept, ...] = ()
     moves: Mapping[int, tuple[Move, ...]] = field(default_factory=dict)
     """What is brought where before a statement, by its index; the number of statements stands for the end."""
+    loops: tuple[Loop, ...] = ()
+    """Stretches of the statements that repeat, in order (`loops.rolled`)."""
 
 
 @dataclass(frozen=True)
@@ -340,6 +345,22 @@ def lists(statements: Sequence[Statement]) -> tuple[tuple[int, ...], ...]:
             found[-1].append(index)
         before = stream
     return tuple(map(tuple, found))
+
+
+def side_by_side(statements: Sequence[Statement]) -> dict[int, tuple[int, ...]]:
+    """The indices of the launches that begin together, by that of each of them; none for launches alone. The last
+    starts all."""
+    waiting: dict[str, list[int]] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for index, statement in enumerate(statements):
+        if not isinstance(statement, Launch):
+            continue
+        own = waiting.setdefault(statement.engine, [])
+        own.append(index)
+        if not statement.held:
+            found |= dict.fromkeys(own, tuple(own)) if len(own) > 1 else {}
+            waiting[statement.engine] = []
+    return found
 
 
 def core_queue(core: int) -> str:
@@ -443,22 +464,6 @@ def overwritten(call: Call, buffers: Mapping[str, Buffer]) -> str | None:
     return None
 
 
-def print_program(program: Program) -> str:
-    """The whole program as text: buffers by address, then numbered statements."""
-    lines = [f"program {program.name}"]
-    for buffer in sorted(program.buffers.values(), key=lambda b: (b.memory, b.address or -1, b.name)):
-        place = "by the linker" if buffer.address is None else f"0x{buffer.address:08x}"
-        lines.append(
-            f"  buffer {buffer.name}: {buffer.nbytes} bytes in {buffer.memory} at {place} ({buffer.role.value})"
-        )
-    for index in range(len(program.statements) + 1):
-        for move in program.moves.get(index, ()):
-            lines.append(f"        {'to' if move.to_engine else 'from'} {move.engine}: {_view(move.view)}")
-        if index < len(program.statements):
-            lines.append(print_statement(program, index))
-    return "\n".join(lines) + "\n"
-
-
 def print_statement(program: Program, index: int) -> str:
     """One statement as a line."""
     statement = program.statements[index]
@@ -473,20 +478,22 @@ def _body(program: Program, statement: Statement) -> str:
         queue = queue_of(statement, program.dma)
         if statement.fills_border:
             fill = f"{list(statement.before)} around {statement.source.type} with {statement.fill}"
-            return f"{queue}: fill the border of {_view(statement.destination)} from {fill}"
-        return f"{queue}: copy {_view(statement.source)} to {_view(statement.destination)}{padding}"
+            return f"{queue}: fill the border of {print_view(statement.destination)} from {fill}"
+        return f"{queue}: copy {print_view(statement.source)} to {print_view(statement.destination)}{padding}"
     if isinstance(statement, Launch | Call):
         who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
-        operands = ", ".join(map(_view, statement.operands.values()))
-        return f"{who}: {kinds} of {operands} into {_view(statement.result)}"
+        operands = ", ".join(map(print_view, statement.operands.values()))
+        held = ", held for the next" if isinstance(statement, Launch) and statement.held else ""
+        return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
     if isinstance(statement, Wait):
         who = f"{statement.stream}: " if statement.stream else ""
         return f"{who}wait for {statement.queue} to finish {statement.statement}"
     raise TypeError(f"unknown statement {statement}")
 
 
-def _view(view: View) -> str:
+def print_view(view: View) -> str:
+    """A view as text: its buffer, offset, type, layout and strides."""
     place = f"+{view.offset}" if view.offset else ""
     strides = "" if view.is_dense else f" strides {list(view.strides)}"
     layout = f" as {view.layout}" if view.layout is not None else ""

@@ -12,13 +12,16 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import SimulationError
 from dovetail.user_file import import_file
+
+if TYPE_CHECKING:
+    from dovetail.target.description import DeviceModel, Target
 
 Bytes = npt.NDArray[np.uint8]
 """A one-dimensional array of bytes."""
@@ -176,6 +179,17 @@ class DeviceSpec:
     base: int
     size: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def target_devices(target: Target, instead: Mapping[str, DeviceModel] | None = None) -> tuple[DeviceSpec, ...]:
+    """Every engine's device, some by name in place of the target's own, and the DMA."""
+    engines = [engine for engine in target.engines if engine.device]
+    models = [(instead or {}).get(engine.name, engine.device) for engine in engines]
+    found = [DeviceSpec(model.factory, model.base, model.size, model.arguments) for model in models if model]
+    if target.dma:
+        arguments = {name: getattr(target.dma, name) for name in ("name", "bytes_per_cycle", "setup_cycles")}
+        found.append(DeviceSpec("dovetail.sim.dma:DmaDevice", target.dma.base, 0x100, arguments))
+    return tuple(found)
 
 
 def make_device(spec: DeviceSpec, bus: Bus) -> Device:

@@ -15,6 +15,7 @@ from dovetail.target.description import (
     DeviceModel,
     Dma,
     Engine,
+    Joint,
     KernelCycles,
     Launched,
     LibraryCall,
@@ -60,8 +61,8 @@ from dovetail.target.pattern import (
 
 __all__ = [
     "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreInstruction", "Count",
-    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "KernelCycles", "Knob", "Launched",
-    "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
+    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint", "KernelCycles", "Knob",
+    "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",

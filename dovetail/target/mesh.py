@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dovetail.ir.graph import Graph
 
 Place = tuple[int, int]
 """Column and row."""
@@ -64,6 +67,19 @@ class MacArray:
     """"module:variable" this array is found at by the process that runs elements' firmware."""
 
 
+class PieceCosts(Protocol):
+    """What is asked about pieces of layers where the element's own target computes them whole."""
+
+    def grain(self, graph: Graph) -> tuple[int, int, int]:
+        """Rows, columns and channels of a layer's result at multiples of which it is cut."""
+
+    def price(self, graph: Graph) -> int:
+        """Clocks of a piece, to compare cuts by; very many where it cannot be computed."""
+
+    def planned(self, graph: Graph) -> int:
+        """Clocks of a piece by its plan; raises DovetailError where it cannot be computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The routers of a chip and the elements at them."""
@@ -114,7 +130,9 @@ class Faults:
 class Mesh:
     """Copies of a target joined to a mesh."""
 
-    array: MacArray
+    array: MacArray | PieceCosts | None
+    """What elements compute with; None where their target says it: its engines, drivers and memories. (`dovetail mesh`
+    then puts its compiler here.)"""
     grid: Grid
     rates: Rates
     board: tuple[Place, ...]
@@ -143,6 +161,18 @@ class Mesh:
     reserved: int = 0
     """Elements of each chip left for others, the last ones."""
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def mac(self) -> MacArray:
+        """The array; raises TypeError where elements have engines of a target instead."""
+        if not isinstance(self.array, MacArray):
+            raise TypeError("the elements have no array")
+        return self.array
+
+    @property
+    def pieces(self) -> PieceCosts | None:
+        """Who tells what pieces cost; None where an array does."""
+        return None if isinstance(self.array, MacArray) else self.array
 
     def places(self) -> tuple[Place, ...]:
         """Every chip, board by board."""

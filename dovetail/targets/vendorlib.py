@@ -350,7 +350,7 @@ def packed(
 
 def _query_source(header: str, call: dt.LibraryCall) -> str:
     """C that leaves a query's answer in a variable; pointers to operands are null."""
-    from dovetail.codegen.emit.source import library_call
+    from dovetail.codegen.emit.lines import library_call
 
     declared, text = library_call(call, "query", lambda operand: "0")
     lines = [f'#include "{header}"', "int32_t answer;", "void ask(void);", "void ask(void)", "{", *declared]

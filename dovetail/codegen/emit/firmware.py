@@ -61,7 +61,7 @@ def linker_script(
         stack_bytes: its size, rounded up to `STACK_ALIGNMENT`. worker_stacks: those of cores 1, 2, …, which lie above
             it; the table `__worker_stack_tops` has their ends.
         extra: more unloaded sections, e.g. {".l1": "l1"}: variables given that section (or ".l1.x"), not cleared. Each
-            begins where its memory does, whatever else is there.
+            begins where its memory does, whatever else is there; those of one memory follow one another.
         isa: instruction set of the core.
         fixed: address from which on the memory of the code holds nothing but the section `FIXED`; None for no such.
 
@@ -89,7 +89,7 @@ def linker_script(
             "}",
             "SECTIONS",
             "{",
-            *_unloaded({section: extra[section] for section in shared}),
+            *_unloaded({section: memory for section, memory in extra.items() if section in shared}),
             *_output(".text", ["KEEP(*(.text.start))", "*(.text .text.*)", *_tops(worker_stacks)], f"> {text}"),
             *_output(".rodata", ["*(.rodata .rodata.* .srodata .srodata.*)"], f"> {text}"),
             *(_output(FIXED, [f"KEEP(*({FIXED}))"], "> fixed") if fixed is not None else ()),
@@ -132,7 +132,7 @@ def _stacks(sizes: Sequence[int]) -> list[str]:
 def _unloaded(sections: Mapping[str, str]) -> list[str]:
     return [
         line
-        for section, memory in sorted(sections.items())
+        for section, memory in sections.items()
         for line in _output(f"{section} (NOLOAD)", [f"KEEP(*({section} {section}.*))"], f"> {memory}")
     ]
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
-from dovetail.codegen.emit.unit import Unit, dma_rows
+from dovetail.codegen.emit.lines import text_of
+from dovetail.codegen.emit.lists import dma_rows
+from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import CoreKernel
@@ -43,8 +45,12 @@ def host_source(unit: Unit) -> str | None:
             continue
         with_blob.update((command.function, command.constants) for _, command in steps)
         for early, step in steps[:-1]:
-            table.setdefault(step.function, []).append(f"    if (task == {early}) {{ return 0u; }}")
-        table.setdefault(command.function, []).append(f"    if (task == {name}) {{ run_{name}(); return 0u; }}")
+            table.setdefault(step.function, []).append(
+                f"    if (task == {text_of(unit.tasks[early])}) {{ return 0u; }}"
+            )
+        table.setdefault(command.function, []).append(
+            f"    if (task == {text_of(unit.tasks[name])}) {{ run_{name}(); return 0u; }}"
+        )
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
     body = [kernels.helper_source(helpers)]

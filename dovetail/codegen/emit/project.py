@@ -18,7 +18,8 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.firmware import BOARD, COPY, CORES, DMA_DRIVER, linker_script, runtime_path
 from dovetail.codegen.emit.host import host_makefile, host_source, main_source
 from dovetail.codegen.emit.manifest import emitted_fields
-from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source, model_source
+from dovetail.codegen.emit.network import model_source
+from dovetail.codegen.emit.source import arena_source, constants_source, header_source, kernels_source
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import BuildError
 from dovetail.ir.graph import Graph
@@ -110,13 +111,18 @@ def _start(unit: Unit) -> tuple[str, ...]:
 
 def _driver_files(unit: Unit, engine: Engine) -> dict[str, str]:
     """The text of an engine's C files, by their path in the project."""
+    made = engine.made(_deployed(unit, engine)) if engine.made else {}
+    return {**driver_texts(engine), **{f"driver/{name}": text for name, text in made.items()}}
+
+
+def driver_texts(engine: Engine) -> dict[str, str]:
+    """The same of those that are there for any network."""
     found = {}
     for resource in engine.driver:
         package, _, path = resource.partition(":")
         found[f"driver/{path.rpartition('/')[2]}"] = resources.files(package).joinpath(path).read_text()
-    made = engine.made(_deployed(unit, engine)) if engine.made else {}
     files = {name: file.read_text() if isinstance(file, Path) else file() for name, file in engine.files.items()}
-    return {**found, **{f"driver/{name}": text for name, text in {**files, **made}.items()}}
+    return {**found, **{f"driver/{name}": text for name, text in files.items()}}
 
 
 def _deployed(unit: Unit, engine: Engine) -> Deployed:
@@ -130,7 +136,7 @@ def _deployed(unit: Unit, engine: Engine) -> Deployed:
 
 def _linker_script(unit: Unit) -> str:
     target = unit.target
-    near = [memory for memory in unit.arenas() if unit.is_fixed(memory)]
+    near = sorted(memory for memory in unit.arenas() if unit.is_fixed(memory))
     return linker_script(
         target.memories,
         text=target.code,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.emit.lists import CommandList, command_list
 from dovetail.errors import ProgramError, TargetError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
@@ -29,31 +31,15 @@ from dovetail.program.ir import (
     Program,
     Role,
     View,
-    Wait,
     lists,
     overwritten,
     queue_of,
-    stream_of,
+    side_by_side,
 )
-from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.program.series import Place
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Command, Core, Engine, LibraryCall, Operand, Rows, Target
+from dovetail.target.description import Command, Core, Launched, LibraryCall, Offload, Operand, Target
 from dovetail.user_file import asking
-
-
-@dataclass(frozen=True)
-class CommandList:
-    """What an engine is started with once: commands of statements that follow one another."""
-
-    name: str
-    """C name of its words."""
-    engine: str
-    statements: tuple[int, ...]
-    """Indices, its own waits included."""
-    words: tuple[int, ...]
-    counts: Mapping[int, int]
-    """Statement index -> commands it became, without waits."""
-
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
 """Statement index -> the kernel it calls and the C name of each of the kernel's constants, and of its block."""
@@ -91,8 +77,6 @@ class Unit:
     """C name -> C type and initialisers of each block of a compact kernel."""
     commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]]
     """Statement index of a launch -> C name and content of each command."""
-    tickets: Mapping[int, str]
-    """Statement index -> C variable that holds its ticket, where something waits for it."""
     lists: tuple[CommandList, ...] = ()
     """The lists of engines that take such, in order."""
     optimize: Optimize = Optimize.SPEED
@@ -168,7 +152,40 @@ class Unit:
         copies = (s for s in self.program.statements if isinstance(s, Copy))
         return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
 
-    @property
+    @cached_property
+    def starts(self) -> dict[int, int]:
+        """Statement of a list -> the one whose ticket stands for it: the first."""
+        return {index: one.statements[0] for one in self.lists for index in one.statements}
+
+    @cached_property
+    def tasks(self) -> dict[str, Place]:
+        """C name of a command that is started by itself -> where its words are: those of a layer lie side by side."""
+        found: dict[str, Place] = {}
+        ends: dict[str, int] = {}
+        for array, name, words in self._words():
+            found[name] = Place(array, ends.get(array, 0))
+            ends[array] = found[name].offset + len(words)
+        return found
+
+    @cached_property
+    def task_words(self) -> dict[str, list[int]]:
+        """C name of an array of tasks -> its words."""
+        found: dict[str, list[int]] = {}
+        for array, _, words in self._words():
+            found.setdefault(array, []).extend(words)
+        return found
+
+    def _words(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """Array, name and words of each command that is started by itself."""
+        listed = {index for one in self.lists for index in one.statements}
+        for index, commands in self.commands.items():
+            for name, command in commands if index not in listed else ():
+                if isinstance(command, Command):
+                    layer = self.program.layers[self.program.statements[index].layer]
+                    alone = name == f"{self.model}_{layer}_task"
+                    yield name if alone else f"{self.model}_{layer}_tasks", name, command.words
+
+    @cached_property
     def started(self) -> dict[int, CommandList]:
         """The list that is started at a statement, by its index."""
         return {one.statements[0]: one for one in self.lists}
@@ -187,6 +204,11 @@ class Unit:
 
     def first_byte(self, view: View) -> str:
         """C expression of where a view begins: an array and an offset."""
+        place = self.place(view)
+        return f"{place.base} + {place.offset}" if place.offset else place.base
+
+    def place(self, view: View) -> Place:
+        """Where a view begins, in an array of C."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
         if buffer.role is Role.CONSTANT and buffer.address is not None:
             base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
@@ -196,7 +218,7 @@ class Unit:
             assert buffer.address is not None
             base = self.arena_name(buffer.memory)
             offset += buffer.address - self.target.memory(buffer.memory).base
-        return f"{base} + {offset}" if offset else base
+        return Place(base, offset)
 
     def driver_headers(self) -> list[str]:
         """The headers of the engines' drivers, by bare name."""
@@ -219,84 +241,59 @@ def make_unit(
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
-    commands = {index: _commands(program, target, regions, model, launch) for index, launch in launches}
+    joint = _joint_commands(program, target, regions)
+    commands = {
+        index: _commands(program, target, regions, model, launch, joint.get(index)) for index, launch in launches
+    }
     made = tuple(
-        _list(program, target, commands, f"{model}_list_{number}", indices)
+        command_list(program, target, commands, f"{model}_list_{number}", indices)
         for number, indices in enumerate(lists(program.statements))
     )
-    known = (calls, functions, constants, blocks, commands, _tickets(program), made)
+    known = (calls, functions, constants, blocks, commands, made)
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
-def _list(
-    program: Program,
-    target: Target,
-    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]],
-    name: str,
-    indices: tuple[int, ...],
-) -> CommandList:
-    """The words of statements that follow one another in an engine's list."""
-    engine = target.engine(stream_of(program.statements[indices[0]]))
-    assert engine.stream is not None
-    words: list[int] = []
-    ended: dict[int, int] = {}
-    """Statement -> commands of its queue up to its last."""
-    counts: dict[str, int] = {}
-    own: dict[int, int] = {}
-    for index in indices:
-        statement = program.statements[index]
-        if isinstance(statement, Wait):
-            if statement.statement in ended:  # else it is of a list before
-                words += engine.stream.wait(statement.queue, counts[statement.queue] - ended[statement.statement])
-            continue
-        if isinstance(statement, Copy):
-            made = list(dma_commands(program, engine, statement))
-        else:
-            made = [command.words for _, command in commands[index] if isinstance(command, Command)]
-        queue, own[index] = queue_of(statement, program.dma), len(made)
-        ended[index] = counts[queue] = counts.get(queue, 0) + len(made)
-        words += [word for command in made for word in command]
-    return CommandList(name, engine.name, indices, (*words, *engine.stream.end), own)
+def _offload(region: Region, launch: Launch) -> Offload:
+    """What a launch of a region's asks its engine for."""
+    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
+    assert offload is not None
+    return offload
 
 
-def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple[int, ...]]:
-    """The words of the commands of an engine's own DMA that carry out a copy: one for each plane of rows."""
-    assert engine.dma is not None
-    source, target = (program.buffers[view.buffer] for view in (copy.source, copy.destination))
-    assert source.address is not None and target.address is not None
-    for rows in dma_rows(copy):
-        first, second = source.address + rows.source, target.address + rows.destination
-        strides = (rows.source_row_stride, rows.destination_row_stride)
-        load = target.memory == engine.memory
-        yield engine.dma.move(Rows(first, second, rows.row_bytes, rows.rows, *strides, load))
-
-
-def dma_rows(copy: Copy) -> Iterator[Transfer]:
-    """A copy in planes of rows, as many rows to a plane as can be."""
-    for whole in transfers(copy):
-        if whole.planes > whole.rows:
-            strides = (whole.source_plane_stride, whole.destination_plane_stride)
-            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
-            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
-        else:
-            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
-        for number in range(inner[0]):
-            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
-            yield replace(turned, source=places[0], destination=places[1], planes=1)
+def _joint_commands(program: Program, target: Target, regions: Sequence[Region]) -> dict[int, tuple[Command, ...]]:
+    """The commands of launches that begin together, by the index of each."""
+    found: dict[int, tuple[Command, ...]] = {}
+    for together in dict.fromkeys(side_by_side(program.statements).values()):
+        launches = [one for index in together if isinstance(one := program.statements[index], Launch)]
+        engine, own = target.engine(launches[0].engine), [regions[launch.layer] for launch in launches]
+        assert engine.joint is not None
+        asked = [
+            (Launched(_offload(region, launch).name, launch.match), addressed_operands(program, launch))
+            for region, launch in zip(own, launches, strict=True)
+        ]
+        with asking(f"the commands of {engine.name} for {', '.join(region.name for region in own)} side by side"):
+            found |= dict(zip(together, map(tuple, engine.joint.commands(asked)), strict=True))
+    return found
 
 
 def _commands(
-    program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
+    program: Program,
+    target: Target,
+    regions: Sequence[Region],
+    model: str,
+    launch: Launch,
+    joint: tuple[Command, ...] | None,
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
     region = regions[launch.layer]
-    offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
-    assert offload is not None
+    offload = _offload(region, launch)
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
     if not offload.strided and not all(view.is_dense for view in views):
         hint = "declare the Offload strided=True if the engine takes strides, else report this"
         raise ProgramError(f"operands of {region.name} do not lie densely", where=offload.name, hint=hint)
-    with asking(f"the commands of {offload.name} for {region.name}"):
-        made = offload.commands(launch.match, addressed_operands(program, launch))
+    made: Sequence[Command | LibraryCall] | None = joint
+    if made is None:
+        with asking(f"the commands of {offload.name} for {region.name}"):
+            made = offload.commands(launch.match, addressed_operands(program, launch))
     same = [s for s in program.statements if isinstance(s, Launch) and s.layer == launch.layer]
     number = next(i for i, s in enumerate(same) if s is launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if len(same) > 1 else "")
@@ -309,10 +306,11 @@ def addressed_operands(program: Program, launch: Launch) -> dict[str, Operand]:
     """Addresses and strides of a launch's operands by value or constant name, the result as "result"; the address of
     constants that are read where they lie is their place in the launch's blob."""
     views = {**launch.operands, "result": launch.result}
+    blob = min((launch.operands[name].offset for name in launch.packed), default=0)
     found = {}
     for name, view in views.items():
         address = program.buffers[view.buffer].address  # none where the linker places it
-        found[name] = Operand((address or 0) + view.offset, view.strides)
+        found[name] = Operand(view.offset - blob if address is None else address + view.offset, view.strides)
     return found
 
 
@@ -321,22 +319,6 @@ def read_in_place(program: Program) -> frozenset[str]:
     launches = (s for s in program.statements if isinstance(s, Launch) and not s.stream)
     views = [view for launch in launches for view in launch.operands.values()]
     return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
-
-
-def _tickets(program: Program) -> dict[int, str]:
-    found: dict[int, str] = {}
-    first = {index: own[0] for own in lists(program.statements) for index in own}
-    for statement in program.statements:
-        if not isinstance(statement, Wait) or statement.stream or statement.statement in found:
-            continue
-        waited = program.statements[first.get(statement.statement, statement.statement)]
-        verb = "copied" if isinstance(waited, Copy) else "started" if isinstance(waited, Call) else "launched"
-        verb = "listed" if statement.statement in first else verb
-        layer = program.layers[waited.layer]
-        count = sum(1 for name in found.values() if name.startswith(f"{layer}_{verb}"))
-        name = found.get(first.get(statement.statement, -1), f"{layer}_{verb}_{count}")
-        found |= {statement.statement: name, first.get(statement.statement, statement.statement): name}
-    return found
 
 
 @dataclass
@@ -481,8 +463,3 @@ def _packings(call: Call) -> dict[str, Layout]:
     converts = isinstance(call.graph.nodes[0].operator, Relayout)
     found = ((name, view.layout) for name, view in views.items())
     return {name: layout for name, layout in found if layout is not None and (converts or layout.packed)}
-
-
-def dma_transfers(copy: Copy) -> list[Transfer]:
-    """What a DMA is asked for to carry out a copy, in order: borders as strips."""
-    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

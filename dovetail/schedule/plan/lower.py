@@ -96,9 +96,11 @@ class Lowered:
     values: dict[str, View] = field(default_factory=dict)
     fetches: dict[str, str] = field(default_factory=dict)
     """Buffer that constants are fetched into -> name of the region they are for."""
-    blobs: dict[tuple[int, bytes], str] = field(default_factory=dict)
-    """Alignment and contents of packed constants -> name of the constant."""
-    fetched: dict[tuple[str, str], str] = field(default_factory=dict)
+    blobs: dict[tuple[int, bytes], View] = field(default_factory=dict)
+    """Alignment and contents of packed constants -> where they lie."""
+    pieces: dict[str, list[Array]] = field(default_factory=dict)
+    """Name of a constant -> the packed constants of a layer's tiles in it, side by side."""
+    fetched: dict[tuple[View, str], str] = field(default_factory=dict)
     """Constant and memory -> the buffer that holds it for all parts of the layer, and all layers that have the same."""
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
@@ -155,6 +157,7 @@ def lower(
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     context.statements = ordered
+    context.constants |= {name: np.concatenate(pieces) for name, pieces in context.pieces.items()}
     return context
 
 
@@ -340,7 +343,7 @@ class _OnEngine:
             return []
         slot, load = self.slot(number)
         source, place = self.blob(tile), self.engine.constants or self.engine.memory
-        shared = (source.buffer, place)
+        shared = (source, place)
         if not load or shared in context.fetched:
             return []
         target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
@@ -393,7 +396,7 @@ class _OnEngine:
             written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
         queue = "" if self.engine.wait else CORE
         stream = self.engine.name if self.engine.stream else ""
-        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream)
+        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream, region.held)
         return Launch(self.index, self.engine.name, *known)
 
     def packed(self, number: int) -> dict[str, View]:
@@ -401,13 +404,14 @@ class _OnEngine:
         tile = self.tiling.tiles[number]
         if not tile.packed:
             return {}
-        buffer = self.blob(tile).buffer
+        blob = self.blob(tile)
+        buffer, start = blob.buffer, blob.offset
         if "" not in self.tiling.in_place:
             own = f"{self.region.name}_constants_{self.slot(number)[0]}"
-            buffer = self.context.fetched.get((buffer, self.engine.constants or self.engine.memory), own)
+            buffer, start = self.context.fetched.get((blob, self.engine.constants or self.engine.memory), own), 0
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
-        return {name: dense_view(buffer, kind, offsets[name]) for name, kind in kinds.items()}
+        return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
 
     @property
     def alignment(self) -> int:
@@ -415,19 +419,20 @@ class _OnEngine:
         return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.engine) else PACK_ALIGNMENT
 
     def blob(self, tile: EngineTile) -> View:
-        """The packed constants of a tile as one constant of the program; equal ones are stored once."""
+        """The packed constants of a tile: those of all tiles of a layer are one constant of the program, in the order
+        of the tiles, and equal ones are stored once."""
         context, offsets = self.context, pack_offsets(tile.packed, self.alignment)
         blob = np.zeros(offsets[""], dtype=np.uint8)
         for name, array in tile.packed.items():
             blob[offsets[name] : offsets[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
         key = (self.alignment, blob.tobytes())
         if key not in context.blobs:
-            stem = f"{self.region.name}_constants"
-            name = stem if stem not in context.constants else f"{stem}_from_{tile.tile.box[-1][0]}"
-            context.blobs[key] = name
-            context.constants[name] = blob
-            context.buffers[name] = Buffer(name, context.target.code, blob.nbytes, Role.CONSTANT)
-        return dense_view(context.blobs[key], TensorType(blob.shape, DType.UINT8))
+            name = f"{self.region.name}_constants"
+            start = context.buffers[name].nbytes if name in context.buffers else 0
+            context.buffers[name] = Buffer(name, context.target.code, start + blob.nbytes, Role.CONSTANT)
+            context.pieces.setdefault(name, []).append(blob)
+            context.blobs[key] = dense_view(name, TensorType(blob.shape, DType.UINT8), start)
+        return context.blobs[key]
 
 
 def _together(shares: Sequence[Parts]) -> Parts:

@@ -2,9 +2,9 @@
 
 Words: "MAER", the format, how many words there are, the CRC-32 of those behind this one; `_Header`; inputs, outputs,
 steps, words of Layer_Info of each layer, words of RN_Config of each configuration, phases (first cycle, configuration),
-items, constants. A record is its fields in the order they stand in `steps.py`; a step has the number of its kind in
-`STEPS` before it; an item is step, first cycle, first multiplier, multipliers, tile, first product, one past the last,
-how many segments, and these.
+items, constants. A record is its fields in the order they stand in `steps.py`, a list within it how many and these; a
+step has the number of its kind in `STEPS` before it; an item is step, first cycle, first multiplier, multipliers, tile,
+first product, one past the last, how many segments, and these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast, get_type_hints
+from enum import IntEnum
+from functools import partial
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -27,8 +29,10 @@ from dovetail.targets.maeri.steps import (
     AdditionStep,
     Form,
     Image,
+    JoinStep,
     LayerStep,
     Place,
+    Pool,
     PoolStep,
     Step,
     operands,
@@ -103,6 +107,10 @@ def _flat(record: Any) -> Iterator[int]:
         value = getattr(record, field.name)
         if is_dataclass(value):
             yield from _flat(value)
+        elif isinstance(value, tuple):
+            yield len(value)
+            for each in value:
+                yield from _flat(each)
         else:
             yield int(value)
 
@@ -129,12 +137,16 @@ class _Words:
         hints, values = get_type_hints(kind), list[Any]()
         for field in fields(cast(Any, kind)):
             of = hints[field.name]
+            if get_origin(of) is tuple:
+                (count,), each = self.take(1), get_args(of)[0]
+                values.append(self.many(count, partial(self.record, each)))
+                continue
             if is_dataclass(of):
                 values.append(self.record(cast(Any, of)))
                 continue
             (word,) = self.take(1)
             number = word - (word >> 31 << 32)
-            if (of is bool and number not in (0, 1)) or (of is Kind and number not in set(Kind)):
+            if (of is bool and number not in (0, 1)) or (issubclass(of, IntEnum) and number not in set(of)):
                 raise _wrong(f"{kind.__name__} has {number} as its {field.name}")
             values.append(of(number))
         return kind(*values)
@@ -213,6 +225,11 @@ def _check(image: Image) -> None:
             sizes, around = astuple(step)[3:7], astuple(step)[7:11]
             if not all(1 <= size <= _MOST_SIZE for size in sizes) or not all(0 <= size <= 255 for size in around):
                 raise _wrong(f"a window of {sizes} with {around} around is none", where)
+            if step.kind == Pool.SUM:
+                _check_constants(image, step.scales, 8, 4, where)
+        elif isinstance(step, JoinStep):
+            if step.axis not in (0, 1, 2) or not step.parts:
+                raise _wrong(f"{len(step.parts)} parts cannot be joined along {step.axis}", where)
         elif not 0 <= step.shift <= 31 or step.multiplier < 0 or step.diff_min > 0:
             raise _wrong("a softmax has other parameters", where)
     for place in (*image.inputs, *image.outputs):
@@ -282,13 +299,18 @@ def _check_item(image: Image, item: Item, where: str) -> None:
 
 
 def described(words: Sequence[int], layer: OrderLayer, tiles: Iterable[Tile], multipliers: int) -> bool:
-    """Whether Layer_Info says what a layer is, and a tile that one of its items has."""
-    high, low = [word >> 16 for word in words], [word & _MOST_SIZE for word in words]
-    whole = (layer.filters * layer.groups, layer.channels, layer.rows, layer.columns, layer.in_rows, layer.in_columns)
-    matrix = (layer.filters * layer.groups, layer.taps, 1, 1, layer.out_rows, layer.out_columns)
+    """Whether every word of Layer_Info says what a layer is, and a tile that one of its items has: of each dimension
+    size and tile, then what is left over and how many tiles fit; multipliers and virtual neurons; their products."""
+    filters, positions = layer.filters * layer.groups, (layer.out_rows, layer.out_columns)
+    whole = (filters, layer.channels, layer.rows, layer.columns, layer.in_rows, layer.in_columns)
+    matrix = (filters, layer.taps, 1, 1, *positions)
     for tile in tiles:
         steps = (tile.filters * tile.groups, tile.channels, tile.rows, tile.columns, tile.out_rows, tile.out_columns)
-        last = (high[12], low[12], words[13]) == (multipliers, tile.neurons, tile.size)
-        if last and tuple(high[:12:2]) == (matrix if tile.flat else whole) and tuple(low[:12:2]) == steps:
+        sizes = matrix if tile.flat else whole
+        wanted = []
+        for size, step, count in zip(sizes, steps, (*sizes[:4], *positions), strict=True):
+            wanted += [(size, step), (count % step, count // step)]
+        wanted += [(multipliers, tile.neurons), (0, tile.size)]
+        if [(word >> 16, word & _MOST_SIZE) for word in words] == wanted:
             return True
     return False

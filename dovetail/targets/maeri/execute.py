@@ -18,15 +18,26 @@ from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Add, Clip, Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad, Reshape
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.operators.movement import Concat, Pad, Reshape
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.targets.maeri.coded import described
 from dovetail.targets.maeri.machine import play
 from dovetail.targets.maeri.network import network
 from dovetail.targets.maeri.order import Item, Order
 from dovetail.targets.maeri.simulate import check, simulate
-from dovetail.targets.maeri.steps import AdditionStep, Image, LayerStep, Place, PoolStep, SoftmaxStep, Step, operands
+from dovetail.targets.maeri.steps import (
+    AdditionStep,
+    Image,
+    JoinStep,
+    LayerStep,
+    Place,
+    Pool,
+    PoolStep,
+    SoftmaxStep,
+    Step,
+    operands,
+)
 from dovetail.targets.maeri.switches import added
 from dovetail.targets.maeri.task import Kind
 
@@ -210,6 +221,8 @@ def _value(builder: GraphBuilder, step: Step, read: Sequence[str], number: int) 
     if isinstance(step, AdditionStep):
         wide = [builder.add(Clip(DType.INT8.low, DType.INT8.high, DType.INT32), [name]) for name in read]
         return builder.add(Clip(step.low, step.high, DType.INT8), [builder.add(Add(), wide)])
+    if isinstance(step, JoinStep):
+        return builder.add(Concat(step.axis + 1), read)
     if isinstance(step, SoftmaxStep):
         return builder.add(_softmax(step), read)
     pooled = builder.add(_pool(step), read)
@@ -240,10 +253,12 @@ def _kernel(step: LayerStep) -> tuple[int, ...]:
     return channels, step.rows, step.columns, step.source.channels // step.groups
 
 
-def _pool(step: PoolStep) -> AveragePool2d | MaxPool2d:
+def _pool(step: PoolStep) -> Pool2d:
     kernel, stride = (step.rows, step.columns), (step.row_stride, step.column_stride)
     padding = ((step.top, step.bottom), (step.left, step.right))
-    return AveragePool2d(kernel, stride, padding) if step.mean else MaxPool2d(kernel, stride, padding)
+    if step.kind == Pool.SUM:
+        return SumPool2d(kernel, stride, padding, step.zero_point)
+    return (AveragePool2d if step.kind == Pool.MEAN else MaxPool2d)(kernel, stride, padding)
 
 
 def _softmax(step: SoftmaxStep) -> FixedSoftmax:
@@ -293,12 +308,17 @@ def _computed(image: Image, step: Step, own: Sequence[Item], read: Sequence[Arra
         for x, zero, (multiplier, shift) in zip(read, zeros, scales, strict=True):
             total += fixed_point((x - zero) << _RAISED, multiplier, shift, Rounding.DOUBLE)
         return _limited(step, total, own_scale[0], own_scale[1])
+    if isinstance(step, JoinStep):
+        return np.concatenate(read, axis=step.axis)
     x = read[0][None].astype(np.int8)
     if (x != read[0]).any():
         raise _wrong("what it reads are no numbers of 8 bits", f"step {number}")
     if isinstance(step, SoftmaxStep):
         return _softmax(step).evaluate([x]).astype(np.int64)
-    return np.clip(_pool(step).evaluate([x]), step.low, step.high).astype(np.int64)
+    pooled = _pool(step).evaluate([x]).astype(np.int64)
+    if step.kind == Pool.SUM:
+        return _limited(step, pooled, *_scales(image, step.scales, 1, number))
+    return np.clip(pooled, step.low, step.high)
 
 
 def _layer(image: Image, step: LayerStep, own: Sequence[Item], x: Array, number: int) -> Array:
@@ -328,7 +348,7 @@ def _layer(image: Image, step: LayerStep, own: Sequence[Item], x: Array, number:
     return _limited(step, sums, multiplier, shift)
 
 
-def _limited(step: LayerStep | AdditionStep, sums: Array, multiplier: Array, shift: Array) -> Array:
+def _limited(step: LayerStep | AdditionStep | PoolStep, sums: Array, multiplier: Array, shift: Array) -> Array:
     """What the stage makes of sums."""
     scaled = fixed_point(sums, multiplier, shift, Rounding.DOUBLE) + step.output_zero_point
     return np.asarray(np.clip(scaled, step.low, step.high))

@@ -31,7 +31,7 @@ from dovetail.targets.maeri.machine import play
 from dovetail.targets.maeri.network import Network, OrderLayer, Work, network
 from dovetail.targets.maeri.order import Item, Order, neurons
 from dovetail.targets.maeri.picture import page
-from dovetail.targets.maeri.programming import programmed
+from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.simulate import simulate
 from dovetail.targets.maeri.solve import best_order
@@ -113,11 +113,12 @@ def images(order: Order, spans: Sequence[Phase]) -> tuple[dict[str, bytes], list
 
 def _executed(order: Order, images: Mapping[str, bytes], inputs: Mapping[str, Array]) -> str:
     """Read the images back, execute them, compare with the graph; a sentence."""
-    graph = order.network.graph
+    inside = inner(order.network.graph)
+    known = evaluate(order.network.graph, inputs, (*inside.inputs, *inside.outputs))
     for name, data in images.items():
-        found = execute(read_image(data), [inputs[each] for each in graph.inputs])
-        for output, (value, array) in zip(found.outputs, evaluate(graph, inputs).items(), strict=True):
-            if output.tobytes() != array.tobytes():
+        found = execute(read_image(data), [known[each] for each in inside.inputs])
+        for output, value in zip(found.outputs, inside.outputs, strict=True):
+            if output.tobytes() != known[value].tobytes():
                 raise AssertionError(f"{name} gives another {value}")
     sizes = " and ".join(f"{name} ({len(data):,} bytes)" for name, data in images.items())
     return f"{sizes} read back and executed: results equal to the network's in every bit."
@@ -235,15 +236,15 @@ def layer_words(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> list[int]
         layer = OrderLayer(1, 1, layer.taps, layer.filters, rows, columns, layer.groups)
     words = []
     sizes = (
-        (layer.filters * layer.groups, tile.filters * tile.groups, 1),
-        (layer.channels, tile.channels, 1),
-        (layer.rows, tile.rows, 1),
-        (layer.columns, tile.columns, 1),
-        (layer.in_rows, tile.out_rows, layer.rows),
-        (layer.in_columns, tile.out_columns, layer.columns),
+        (layer.filters * layer.groups, tile.filters * tile.groups, layer.filters * layer.groups),
+        (layer.channels, tile.channels, layer.channels),
+        (layer.rows, tile.rows, layer.rows),
+        (layer.columns, tile.columns, layer.columns),
+        (layer.in_rows, tile.out_rows, layer.out_rows),
+        (layer.in_columns, tile.out_columns, layer.out_columns),
     )
-    for size, step, window in sizes:
-        rounds, left = divmod(size - window + 1, step)
+    for size, step, count in sizes:
+        rounds, left = divmod(count, step)
         words += [size << 16 | step, left << 16 | rounds]
     return [*words, config.multipliers << 16 | tile.neurons, tile.size]
 

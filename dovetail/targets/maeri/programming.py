@@ -6,31 +6,46 @@ order; features that are never there at the same time may share bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dovetail.errors import ModelError
-from dovetail.ir.graph import Graph
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import FixedSoftmax
-from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.arithmetic import Clip, Dequantize, Quantize, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.operators.movement import Pad, Reshape
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d
+from dovetail.ir.operators.movement import Concat, Pad, Reshape, Transpose
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.types import Array, DType
-from dovetail.target import Match, apply, layers, operand
+from dovetail.target import Match, Pattern, apply, constant, layers, operand
 from dovetail.target.pattern import match_pattern
 from dovetail.targets.maeri.order import Order
-from dovetail.targets.maeri.steps import INT8, AdditionStep, Form, Image, LayerStep, Place, PoolStep, SoftmaxStep, Step
+from dovetail.targets.maeri.steps import (
+    INT8,
+    AdditionStep,
+    Form,
+    Image,
+    JoinStep,
+    LayerStep,
+    Place,
+    Pool,
+    PoolStep,
+    SoftmaxStep,
+    Step,
+)
 from dovetail.targets.maeri.task import Kind
 
 _ALIGNMENT = 64
 _FOREVER = 1 << 62
+_SCALE = (constant("multiplier"), constant("shift"))
 _PATTERNS = (
     *(each for kind in (Conv2d, DepthwiseConv2d, FullyConnected) for each in layers.requantised("", kind).values()),
     layers.ADDITION,
     apply(Clip, apply(AveragePool2d, operand("x"), name="mean")),
+    apply(Clip, apply(Requantize, apply(SumPool2d, operand("x"), name="sum"), *_SCALE)),
+    apply(Clip, apply(Requantize, operand("x"), *_SCALE, name="change")),
     apply(MaxPool2d, operand("x"), name="largest"),
     apply(FixedSoftmax, operand("x"), name="softmax"),
     apply(Reshape, operand("x"), name="reshape"),
@@ -71,7 +86,7 @@ def programmed(
     Raises:
         ModelError: something of the network is no step of an image, or there is no room; says what.
     """
-    net = _network(order.network.graph)
+    net = _network(inner(order.network.graph))
     memory = _Constants(form)
     addresses = [memory.add(match) for match in net.matches]
     features, size = _placed(net, _lives(order, net), form, memory.end())
@@ -94,12 +109,45 @@ def programmed(
     return Image(order.config, form, order.makespan, size, *ends, steps, words, trees, phases, items, memory.data())
 
 
+def inner(graph: Graph) -> Graph:
+    """A network without what the host does: quantising and transposing of inputs, and back of outputs; and without
+    inputs that nobody reads."""
+    users, makers = graph.users(), graph.producers()
+    inputs, outputs, gone = list(graph.inputs), list(graph.outputs), set[str]()
+    for at, name in enumerate(inputs):
+        while len(users[name]) == 1 and isinstance(users[name][0].operator, Quantize | Transpose):
+            name = users[name][0].output
+            gone.add(name)
+        inputs[at] = name
+    for at, name in enumerate(outputs):
+        while name in makers and isinstance(makers[name].operator, Dequantize | Transpose) and len(users[name]) == 0:
+            gone.add(name)
+            name = makers[name].inputs[0]
+            users = {**users, name: [node for node in users[name] if node.output not in gone]}
+        outputs[at] = name
+    nodes = tuple(node for node in graph.nodes if node.output not in gone)
+    read = tuple(name for name in inputs if users[name] or name in outputs)
+    return replace(graph, inputs=read, outputs=tuple(outputs), nodes=nodes)
+
+
+def _patterns(node: Node) -> Iterator[Pattern]:
+    """What a node may be the last operator of."""
+    yield from _PATTERNS
+    if isinstance(node.operator, Concat):
+        yield apply(Concat, *(operand(f"x{at}") for at in range(len(node.inputs))), name="joined")
+
+
+def _read(match: Match) -> list[str]:
+    """The values a match reads, in order."""
+    return [value for name, value in match.values.items() if name in ("x", "other") or name[1:].isdigit()]
+
+
 def _network(graph: Graph) -> Network:
     if graph.states:
         raise _unfit("a network with states", graph.name)
     matches, covered = list[Match](), set[str]()
     for node in graph.nodes:
-        for pattern in _PATTERNS:
+        for pattern in _patterns(node):
             found = match_pattern(pattern, graph, node.output)
             if isinstance(found, Match) and not _refusal(found):
                 matches.append(found)
@@ -123,10 +171,17 @@ def _network(graph: Graph) -> Network:
 
 def _refusal(match: Match) -> bool:
     """Whether what a match computes is more than a step says."""
+    if any(match.graph.is_constant(value) for value in _read(match)):
+        return True
     if match.has("requantize"):
         scaling = match.operator("requantize", Requantize)
         if scaling.input_zero_point or scaling.left_shift:
             return True
+    if match.has("sum") or match.has("change"):
+        scaling = match.operator("requantize" if match.has("sum") else "change", Requantize)
+        per_channel = match.array("multiplier").size > 1
+        plain = scaling.rounding is Rounding.DOUBLE and not scaling.left_shift and not per_channel
+        return not plain or match.type("x").dtype is not DType.INT8
     if match.has("layer"):
         limits = (*layers.INT8, layers.DOUBLE_ROUNDING, layers.NO_DILATION, layers.EVEN_STRIDES)
         window = layers.window_of(match)
@@ -151,7 +206,7 @@ def _zero_points(graph: Graph, steps: Sequence[Match], kept: Mapping[str, str]) 
     """What stands for 0.0 in each value, from who makes it, or reads it."""
     found: dict[str, int] = {}
     for match in steps:
-        x = kept[match.values["x"]]
+        x = kept[_read(match)[0]]
         if match.has("layer"):
             found.setdefault(x, _zero_of(match))
             if found[x] != _zero_of(match):
@@ -160,8 +215,8 @@ def _zero_points(graph: Graph, steps: Sequence[Match], kept: Mapping[str, str]) 
             added = layers.addition_of(match)
             found.setdefault(x, added.input_zero_point)
             found.setdefault(kept[match.values["other"]], added.other_zero_point)
-        requantised = match.has("requantize")
-        own = match.operator("requantize", Requantize).output_zero_point if requantised else found.setdefault(x, 0)
+        scaled = next((name for name in ("requantize", "change") if match.has(name)), None)
+        own = match.operator(scaled, Requantize).output_zero_point if scaled else found.setdefault(x, 0)
         found[match.root] = DType.INT8.low if match.has("softmax") else own
     return {**{kept[name]: 0 for name in (*graph.inputs, *graph.outputs)}, **found}
 
@@ -183,6 +238,8 @@ class _Constants:
         """Addresses of a step's weights, biases and scales; of an addition's scales."""
         if match.has("add"):
             return (self._put(layers.addition_of(match).scales.astype("<i4")),)
+        if match.has("sum") or match.has("change"):
+            return (self._put(np.concatenate([match.array(name) for name in ("multiplier", "shift")]).astype("<i4")),)
         if not match.has("layer"):
             return ()
         layer = layers.layer_of(match)
@@ -207,6 +264,9 @@ class _Constants:
 
 def _step(match: Match, constants: Sequence[int], place: Placed) -> Step:
     """What a match does, where."""
+    if match.has("joined"):
+        axis = match.operator("joined", Concat).axis - len(match.result.shape) + 3
+        return JoinStep(2 if axis == 2 else max(axis, 0), tuple(map(place, _read(match))), place(match.root))
     source, result = place(match.values["x"]), place(match.root)
     if match.has("layer"):
         return _layer(match, constants, source, result)
@@ -218,12 +278,25 @@ def _step(match: Match, constants: Sequence[int], place: Placed) -> Step:
     if match.has("softmax"):
         softmax = match.operator("softmax", FixedSoftmax)
         return SoftmaxStep(source, result, softmax.multiplier, softmax.shift, softmax.diff_min)
-    mean = match.has("mean")
-    pool = match.operator("mean", AveragePool2d) if mean else match.operator("largest", MaxPool2d)
+    return _pool(match, constants, source, result)
+
+
+def _pool(match: Match, constants: Sequence[int], source: Place, result: Place) -> PoolStep:
+    kinds = {"mean": Pool.MEAN, "largest": Pool.LARGEST, "sum": Pool.SUM, "change": Pool.SUM}
+    name = next(name for name in kinds if match.has(name))
+    operator = match.nodes[name].operator
+    pool = operator if isinstance(operator, Pool2d) else SumPool2d((1, 1), (1, 1))
     (top, bottom), (left, right) = pool.padding
-    clip = match.operator("clip", Clip) if mean else None
+    scaling = match.nodes["requantize" if match.has("requantize") else name].operator
+    zero, own = 0, 0
+    if isinstance(scaling, Requantize):
+        zero = scaling.input_zero_point if name == "change" else match.operator("sum", SumPool2d).input_zero_point
+        own = scaling.output_zero_point
+    clip = match.operator("clip", Clip) if match.has("clip") else None
     low, high = (clip.low, clip.high) if clip else (DType.INT8.low, DType.INT8.high)
-    return PoolStep(mean, source, result, *pool.kernel, *pool.stride, top, left, bottom, right, low, high)
+    sizes = (*pool.kernel, *pool.stride, top, left, bottom, right)
+    scales = constants[0] if constants else 0
+    return PoolStep(kinds[name], source, result, *sizes, zero, scales, own, low, high)
 
 
 def _layer(match: Match, constants: Sequence[int], source: Place, result: Place) -> LayerStep:
@@ -275,7 +348,7 @@ def _lives(order: Order, net: Network) -> dict[str, tuple[int, int]]:
     made: dict[str, tuple[int, int]] = dict.fromkeys(map(net.kept.__getitem__, net.graph.inputs), (0, 0))
     lives = dict(made)
     for match in net.matches:
-        read = [net.kept[match.values[name]] for name in ("x", "other") if name in match.values]
+        read = [net.kept[value] for value in _read(match)]
         begin, end = min(made[value][0] for value in read), max(made[value][1] for value in read)
         made[match.root] = spans[match.nodes["layer"].output] if match.has("layer") else (begin, end)
         for value in (*read, match.root):

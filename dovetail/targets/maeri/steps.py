@@ -10,6 +10,7 @@ is kept is then the product itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
@@ -113,11 +114,21 @@ class AdditionStep:
     high: int
 
 
+class Pool(IntEnum):
+    """What is made of a window."""
+
+    LARGEST = 0
+    MEAN = 1
+    """Rounded half away from zero."""
+    SUM = 2
+    """Of elements less their zero point, scaled as sums of a layer; of a window of one element, a change of scale."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStep:
-    """The largest element, or the mean, rounded half away from zero, of each window's real elements."""
+    """Each window's real elements as one."""
 
-    mean: bool
+    kind: Pool
     source: Place
     result: Place
     rows: int
@@ -130,8 +141,24 @@ class PoolStep:
     left: int
     bottom: int
     right: int
+    zero_point: int
+    """Taken off every element of a sum; 0 otherwise."""
+    scales: int
+    """Address of a sum's multiplier and shift; 0 otherwise."""
+    output_zero_point: int
+    """Added to a sum; 0 otherwise."""
     low: int
     high: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinStep:
+    """Images one behind the other."""
+
+    axis: int
+    """Along rows, columns or channels: 0, 1, 2."""
+    parts: tuple[Place, ...]
+    result: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +172,15 @@ class SoftmaxStep:
     diff_min: int
 
 
-Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep
-STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep)
+Step = LayerStep | AdditionStep | PoolStep | SoftmaxStep | JoinStep
+STEPS: tuple[type[Step], ...] = (LayerStep, AdditionStep, PoolStep, SoftmaxStep, JoinStep)
 """By the number that stands before a step in the file."""
 
 
 def operands(step: Step) -> tuple[Place, ...]:
     """What a step reads."""
+    if isinstance(step, JoinStep):
+        return step.parts
     return (step.source, step.other) if isinstance(step, AdditionStep) else (step.source,)
 
 

@@ -1,0 +1,86 @@
+"""Lists of commands, which an engine is started with once, and copies as what DMAs are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from dovetail.program.ir import Copy, Program, Wait, queue_of, stream_of
+from dovetail.program.transfers import Transfer, strips, transfers
+from dovetail.target.description import Command, Engine, LibraryCall, Rows, Target
+
+
+@dataclass(frozen=True)
+class CommandList:
+    """What an engine is started with once: commands of statements that follow one another."""
+
+    name: str
+    """C name of its words."""
+    engine: str
+    statements: tuple[int, ...]
+    """Indices, its own waits included."""
+    words: tuple[int, ...]
+    counts: Mapping[int, int]
+    """Statement index -> commands it became, without waits."""
+
+
+def command_list(
+    program: Program,
+    target: Target,
+    commands: Mapping[int, tuple[tuple[str, Command | LibraryCall], ...]],
+    name: str,
+    indices: tuple[int, ...],
+) -> CommandList:
+    """The words of statements that follow one another in an engine's list."""
+    engine = target.engine(stream_of(program.statements[indices[0]]))
+    assert engine.stream is not None
+    words: list[int] = []
+    ended: dict[int, int] = {}
+    """Statement -> commands of its queue up to its last."""
+    counts: dict[str, int] = {}
+    own: dict[int, int] = {}
+    for index in indices:
+        statement = program.statements[index]
+        if isinstance(statement, Wait):
+            if statement.statement in ended:  # else it is of a list before
+                words += engine.stream.wait(statement.queue, counts[statement.queue] - ended[statement.statement])
+            continue
+        if isinstance(statement, Copy):
+            made = list(dma_commands(program, engine, statement))
+        else:
+            made = [command.words for _, command in commands[index] if isinstance(command, Command)]
+        queue, own[index] = queue_of(statement, program.dma), len(made)
+        ended[index] = counts[queue] = counts.get(queue, 0) + len(made)
+        words += [word for command in made for word in command]
+    return CommandList(name, engine.name, indices, (*words, *engine.stream.end), own)
+
+
+def dma_commands(program: Program, engine: Engine, copy: Copy) -> Iterator[tuple[int, ...]]:
+    """The words of the commands of an engine's own DMA that carry out a copy: one for each plane of rows."""
+    assert engine.dma is not None
+    source, target = (program.buffers[view.buffer] for view in (copy.source, copy.destination))
+    assert source.address is not None and target.address is not None
+    for rows in dma_rows(copy):
+        first, second = source.address + rows.source, target.address + rows.destination
+        strides = (rows.source_row_stride, rows.destination_row_stride)
+        load = target.memory == engine.memory
+        yield engine.dma.move(Rows(first, second, rows.row_bytes, rows.rows, *strides, load))
+
+
+def dma_rows(copy: Copy) -> Iterator[Transfer]:
+    """A copy in planes of rows, as many rows to a plane as can be."""
+    for whole in transfers(copy):
+        if whole.planes > whole.rows:
+            strides = (whole.source_plane_stride, whole.destination_plane_stride)
+            turned = replace(whole, rows=whole.planes, source_row_stride=strides[0], destination_row_stride=strides[1])
+            inner = (whole.rows, whole.source_row_stride, whole.destination_row_stride)
+        else:
+            turned, inner = whole, (whole.planes, whole.source_plane_stride, whole.destination_plane_stride)
+        for number in range(inner[0]):
+            places = (whole.source + number * inner[1], whole.destination + number * inner[2])
+            yield replace(turned, source=places[0], destination=places[1], planes=1)
+
+
+def dma_transfers(copy: Copy) -> list[Transfer]:
+    """What a DMA is asked for to carry out a copy, in order: borders as strips."""
+    return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]

@@ -1,0 +1,210 @@
+"""The emitted network: a function for each layer, or for layers that hand something under way to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_call, moves, statement_lines, text_of
+from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
+from dovetail.codegen.emit.tickets import tickets
+from dovetail.codegen.emit.unit import Unit
+from dovetail.kernels.c import identifier, one_line
+from dovetail.program.ir import Begin, Call, Launch, Statement, Wait
+from dovetail.program.loops import carried_out
+from dovetail.program.series import Loop
+from dovetail.schedule.partition import Region, beside
+
+
+def model_source(unit: Unit) -> str:
+    """The network: functions of layers, and the function that runs them."""
+    lines = [f'#include "{unit.model}.h"', "", '#include "dovetail_rt.h"']
+    lines += ['#include "dma.h"'] if unit.target.dma else []
+    lines += ['#include "copy.h"'] if unit.core_copies else []
+    lines += ['#include "cores.h"'] if unit.target.workers else []
+    lines += [f'#include "{header}"' for header in unit.driver_headers()]
+    lines += [f'#include "{unit.model}_constants.h"', f'#include "{unit.model}_kernels.h"', ""]
+    for memory, size in unit.arenas().items():
+        if unit.arena_name(memory) == unit.shared_arena:
+            continue
+        section = f', section(".{identifier(memory)}")' if unit.is_fixed(memory) else ""
+        lines.append(f"uint8_t {unit.arena_name(memory)}[{size}] __attribute__((aligned(16){section}));")
+    lines.append("")
+    functions = list(_functions(unit))
+    lines += [line for _, text in functions for line in text]
+    lines += _reset_function(unit) if unit.program.states else []
+    lines += [f"void {unit.model}_run(void)", "{"]
+    lines += ["    if (has_states == 0u) {", f"        {unit.model}_reset();", "    }"] if unit.program.states else []
+    used = {one.engine for one in unit.program.statements if isinstance(one, Launch)}
+    lines += [f"    {one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used]
+    lines += [f"    {name}();" for name, _ in functions]
+    lines += [f"    {move}" for move in moves(unit, len(unit.program.statements))]
+    lines += ["    DOVETAIL_MARK_END();", "}", ""]
+    return "\n".join(lines)
+
+
+def _reset_function(unit: Unit) -> list[str]:
+    """The function that gives every state its first contents: one byte repeated, or what a constant holds."""
+    lines = ["static uint8_t has_states; /* 0 until what is kept between inferences has been set */", ""]
+    lines += [f"void {unit.model}_reset(void)", "{"]
+    for index, kept in enumerate(unit.program.states):
+        content = kept.first.reshape(-1).view(np.uint8)
+        value = f"{unit.model}_state_{index}_first[i]" if len(set(content.tolist())) > 1 else f"{content[0]}u"
+        head = f"    for (uint32_t i = 0; i < {content.size}u; ++i) {{"
+        lines += [head, f"        ({unit.first_byte(kept.view)})[i] = {value};", "    }"]
+    return [*lines, "    has_states = 1u;", "}", ""]
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Statements of one layer that follow one another."""
+
+    begin: int
+    """Index of the `Begin`."""
+    layer: int
+    members: Sequence[int]
+    """Indices of what core 0 does."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What the functions are written from."""
+
+    unit: Unit
+    lines: Mapping[int, tuple[Line, ...]]
+    """Statement index -> its lines; of a `Begin` before statements, its mark."""
+    loops: Sequence[Loop]
+    """Those written as loops."""
+
+
+def _functions(unit: Unit) -> Iterator[tuple[str, list[str]]]:
+    """The static functions of the layers that do something, in order, by name."""
+    inside = {index for one in unit.lists for index in one.statements[1:]}  # the engine goes on by itself
+    said = dict(carried_out(unit.program))
+    stretches = [one for one in _stretches(said, inside) if one.members]
+    issued = [index for one in stretches for index in (one.begin, *one.members)]
+    lines = {index: statement_lines(unit, index, said[index]) for index in issued}
+    text = _Text(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
+    for group in _groups(text, stretches):
+        layers = list(dict.fromkeys(one.layer for one in group))
+        name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
+        yield name, [*_jobs(unit, group), *_function(text, name, group), ""]
+
+
+def _stretches(said: Mapping[int, Statement], inside: set[int]) -> list[_Stretch]:
+    found: list[_Stretch] = []
+    members: list[int] = []
+    for index, statement in said.items():
+        if isinstance(statement, Begin):
+            members = []
+            found.append(_Stretch(index, statement.layer, members))
+        elif index not in inside:
+            members.append(index)
+    return found
+
+
+def _groups(text: _Text, stretches: Sequence[_Stretch]) -> Iterator[list[_Stretch]]:
+    """The stretches in groups: those between the first and the last of a layer belong together, between a start and
+    the wait for it, and those of a loop."""
+    at = {index: place for place, one in enumerate(stretches) for index in (one.begin, *one.members)}
+    last = {one.layer: place for place, one in enumerate(stretches)}
+    ends = [last[one.layer] for one in stretches]
+    first = text.unit.starts
+    for index, statement in enumerate(text.unit.program.statements):
+        if isinstance(statement, Wait) and not statement.stream:
+            start = at[first.get(statement.statement, statement.statement)]
+            ends[start] = max(ends[start], at[index])
+    for loop in text.loops:
+        own = [at[index] for index in range(loop.first, loop.stop) if index in at]
+        ends[own[0]] = max(ends[own[0]], own[-1])
+    group: list[_Stretch] = []
+    end = 0
+    for place, stretch in enumerate(stretches):
+        group.append(stretch)
+        end = max(end, ends[place])
+        if place == end:
+            yield group
+            group, end = [], place + 1
+
+
+def _jobs(unit: Unit, group: Sequence[_Stretch]) -> Iterator[str]:
+    """The functions that other cores are started with."""
+    for index in (index for one in group for index in one.members):
+        call = unit.program.statements[index]
+        if isinstance(call, Call) and call.core:
+            body = "".join(one if isinstance(one, str) else _plain(one) for one in kernel_call(unit, index, call))
+            yield from (f"static void {job_name(unit, call)}(void)", "{", f"    {body}", "}", "")
+
+
+def _plain(part: Hole | Ticket) -> str:
+    assert isinstance(part, Hole)
+    return text_of(part.number)
+
+
+def _function(text: _Text, name: str, group: Sequence[_Stretch]) -> Iterator[str]:
+    """A function, each of its layers under a comment."""
+    unit, layers = text.unit, list(dict.fromkeys(one.layer for one in group))
+    alone = len(layers) == 1
+    if alone:
+        yield _comment(unit, group, layers)
+    for one in (unit.started[index] for stretch in group for index in stretch.members if index in unit.started):
+        own = dict.fromkeys(unit.program.layers[unit.program.statements[index].layer] for index in one.statements)
+        yield f"/* {one.name} is a list of commands for {', '.join(own)} */"
+    yield from (f"static void {name}(void)", "{")
+    indices = [index for one in group for index in (one.begin, *one.members)]
+    loops = {loop.first: loop for loop in text.loops if group[0].begin <= loop.first <= indices[-1]}
+    known = tickets(unit, indices, list(loops.values()))
+    place, described = 0, set(layers) if alone else set[int]()
+    within = {index: loop for loop in loops.values() for index in range(loop.first, loop.stop)}
+    while place < len(indices):
+        index = indices[place]
+        loop = within.get(index)
+        new = _new(unit, group, [index] if loop is None else range(loop.first, loop.stop), described)
+        if new and place:
+            yield ""
+        yield from (f"    {_comment(unit, group, [layer, *same])}" for layer, same in new)
+        if loop is None:
+            yield from (f"    {line}" for line in known.straight(index, text.lines[index]))
+            place += 1
+            continue
+        yield from (f"    {line}" for line in loop_lines(Repeat(unit, loop, text.lines), known))
+        while place < len(indices) and indices[place] < loop.stop:
+            place += 1
+    yield "}"
+
+
+def _new(
+    unit: Unit, group: Sequence[_Stretch], indices: Sequence[int], described: set[int]
+) -> list[tuple[int, list[int]]]:
+    """The layers that begin here and have not been described: one for all that are computed at the same place, of the
+    same operator; `described` gains them."""
+    begun = {one.begin: one.layer for one in group}
+    found: dict[tuple[str, str], list[int]] = {}
+    for layer in dict.fromkeys(begun[index] for index in indices if index in begun):
+        if layer not in described:
+            region = unit.regions[layer]
+            found.setdefault((region.place, region.name.rpartition("_")[0]), []).append(layer)
+            described.add(layer)
+    return [(same[0], same[1:]) for same in found.values()]
+
+
+def _comment(unit: Unit, group: Sequence[_Stretch], layers: Sequence[int]) -> str:
+    """Which layers, and who computes them."""
+    region = unit.regions[layers[0]]
+    where = _where(unit, region, [index for one in group if one.layer == layers[0] for index in one.members])
+    origin = one_line(", ".join(dict.fromkeys(o for layer in layers for o in unit.regions[layer].origins)))[:160]
+    names = [unit.regions[layer].name for layer in layers]
+    side = beside(unit.regions)
+    where += f" beside {', '.join(side[names[0]])}" if len(names) == 1 and names[0] in side else ""
+    named = ", ".join(names if len(names) < 4 else [*names[:2], "…", names[-1]]).replace("…", "...")
+    return f"/* {named} on {where}: {origin or 'made by the compiler'} */"
+
+
+def _where(unit: Unit, region: Region, members: Sequence[int]) -> str:
+    """Who does a layer, in words."""
+    if region.place != "core":
+        return region.place
+    cores = sorted({call.core for index in members if isinstance(call := unit.program.statements[index], Call)})
+    return "the core" if not unit.target.workers else f"core {' and '.join(map(str, cores))}"

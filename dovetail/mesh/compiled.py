@@ -1,0 +1,248 @@
+"""Pieces for elements that are targets: each goes through partition, planning and emission like a network of its own.
+
+What comes out stands in one C text: the element's message loop (`emit.py`) is put around it. Its constants are part of
+the element's data, so that elements whose pieces differ in nothing else share a program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.emit.firmware import COPY, DMA_DRIVER, runtime_path
+from dovetail.codegen.emit.project import defines, driver_texts
+from dovetail.codegen.emit.unit import Unit, read_in_place
+from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
+from dovetail.errors import ModelError, PlanError, TargetError
+from dovetail.ir.graph import Graph
+from dovetail.schedule.assign import first
+from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Target
+
+MODEL = "piece"
+"""What the C names of a compiled piece begin with."""
+NEVER = 1 << 40
+"""Clocks of a piece the element cannot compute."""
+MESSAGES = 200
+"""Clocks of the message loop for an input, beside what it copies."""
+CORE_COPIES = 2
+"""Clocks of the core for each byte it copies, as `iss` shows them of RV32IMC."""
+_OWN = re.compile(rf'^#include "{MODEL}[a-z_]*\.h"\n', re.M)
+
+
+@dataclass(frozen=True)
+class PieceProgram:
+    """A compiled piece as C."""
+
+    source: str
+    """Ends with the function `piece_run`."""
+    constants: bytes
+    """The element's data so far, with the piece's constants behind them."""
+    inputs: tuple[str, ...]
+    """C of where each operand lies while the piece is computed, in the order asked for."""
+    output: str
+    alignment: int
+    """Of the element's data."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledPieces:
+    """The compiler of an element's target; equal pieces are compiled once."""
+
+    target: Target
+    """The element."""
+    prices: dict[str, int] = field(default_factory=dict)
+    made: dict[str, Compiled] = field(default_factory=dict)
+
+    def grain(self, graph: Graph) -> tuple[int, int, int]:
+        """Rows, columns and channels at multiples of which a layer is cut: the steps of what takes it."""
+        taking = [region.offload for region in first(graph, self.target) if region.offload is not None]
+        rows = max((offload.row_step for offload in taking), default=1)
+        return rows, rows, max((offload.channel_step for offload in taking), default=4)
+
+    def price(self, graph: Graph) -> int:
+        """Clocks of a piece by the costs its layers are placed by; `NEVER` where an engine's memory is too small."""
+        key = digest(graph)
+        if key not in self.prices:
+            try:
+                steps = [step(region, graph, self.target) for region in first(graph, self.target)]
+                self.prices[key] = sum(one.cycles + one.fetch + one.launch for one in steps)
+                self.prices[key] += messages(graph, self.target)
+            except (PlanError, ModelError):
+                self.prices[key] = NEVER
+        return self.prices[key]
+
+    def planned(self, graph: Graph) -> int:
+        """Clocks of a piece by its plan.
+
+        Raises:
+            DovetailError: it does not fit the element.
+        """
+        found = self.compiled(graph)
+        total = messages(graph, self.target)
+        for region in found.regions:
+            if region.engine is not None:
+                total += max(found.plan.tilings[part.name].cycles for part in region.parts)
+            elif region.mover:
+                total += step(region, found.graph, self.target).cycles
+            elif not (region.is_view or region.still):
+                total += core_cycles(region.graph, self.target)
+        return total
+
+    def compiled(self, graph: Graph, taken: int = 0) -> Compiled:
+        """A piece compiled and verified.
+
+        Args:
+            graph: the piece.
+            taken: bytes of the memory of values that the element's messages take.
+
+        Raises:
+            DovetailError: as `compile_graph`.
+        """
+        key = f"{digest(graph)} {taken}"
+        if key not in self.made:
+            mesh, values = self.target.mesh, self.target.memory(self.target.values)
+            assert mesh is not None
+            # what the planner keeps for code is the mesh's to say
+            room = min(values.size, mesh.usable) - taken + (CODE_RESERVE - mesh.code)
+            memories = tuple(replace(m, size=room) if m is values else m for m in self.target.memories)
+            target = replace(self.target, memories=memories)
+            self.made[key] = compile_graph(replace(graph, name=MODEL), target, Options(), interpret=False)
+        return self.made[key]
+
+    def program(self, graph: Graph, names: Sequence[str], before: bytes, taken: int) -> PieceProgram:
+        """The C of a piece.
+
+        Args:
+            graph: the piece.
+            names: its operands.
+            before: what stands first in the element's data.
+            taken: bytes of the memory of values that the element's messages take.
+
+        Raises:
+            DovetailError: it does not fit the element, or has what elements of a mesh cannot have.
+        """
+        unit = self.compiled(graph, taken).unit
+        _check(unit)
+        header, text, data = _constants(unit, before)
+        files = self.compiled(graph, taken).project.files
+        parts = [files[f"src/{MODEL}.h"], files[f"src/{MODEL}_kernels.h"], header, text]
+        parts += [files[f"src/{MODEL}_kernels.c"], files[f"src/{MODEL}.c"]]
+        order = list(unit.program.inputs)
+        places = tuple(f"((uint8_t *)(void *){MODEL.upper()}_INPUT_{order.index(name)})" for name in names)
+        alignment = IN_PLACE_ALIGNMENT if read_in_place(unit.program) else 16
+        source = "\n".join(_OWN.sub("", part) for part in parts)
+        return PieceProgram(source, data, places, f"{MODEL.upper()}_OUTPUT_0", alignment)
+
+
+def with_compiler(target: Target) -> Target:
+    """The target with the compiler of its pieces, where its mesh describes no array; else as it is.
+
+    Raises:
+        TargetError: it has several cores, or its core is this computer.
+    """
+    if target.mesh is None or target.mesh.array is not None:
+        return target
+    if target.workers or instruction_set(target.core.isa).is_host:
+        what = "an element has one core with firmware of its own"
+        raise TargetError(what, where=target.name, hint="give the elements of the mesh one core of a chip")
+    return replace(target, mesh=replace(target.mesh, array=CompiledPieces(target)))
+
+
+def digest(graph: Graph) -> str:
+    """Equal for pieces that are computed alike."""
+    state = hashlib.sha256(repr((graph.inputs, graph.outputs)).encode())
+    for node in graph.nodes:
+        state.update(repr((node.operator, node.inputs, node.output)).encode())
+    for name, kind in sorted(graph.types.items()):
+        state.update(f"{name} {kind}\0".encode())
+    for name, array in sorted(graph.constants.items()):
+        state.update(f"{name} {array.dtype}\0".encode() + np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()
+
+
+def copying(target: Target, to: str, source: str, nbytes: int) -> str:
+    """C that copies bytes between a piece's buffers and those of messages: by the DMA where there is one."""
+    if target.dma is None:
+        return f"__builtin_memcpy({to}, {source}, {nbytes}u);"
+    return f"dma_wait(dma_copy_1d({to}, {source}, {nbytes}u));"
+
+
+def messages(graph: Graph, target: Target) -> int:
+    """Clocks of the message loop around a piece: it copies operands and result."""
+    sizes = [graph.types[name].nbytes for name in (*graph.inputs, *graph.outputs)]
+    if target.dma is None:
+        return MESSAGES + CORE_COPIES * sum(sizes)
+    moved = (COPY_CYCLES + target.dma.setup_cycles + -(-size // target.dma.bytes_per_cycle) for size in sizes)
+    return MESSAGES + sum(moved)
+
+
+def share_on_engines(compiled: Compiled) -> tuple[int, int]:
+    """Multiply-accumulates of a piece on engines, and all."""
+    own = total = 0
+    for region in compiled.regions:
+        types = region.graph.types
+        macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in region.graph.nodes)
+        total += macs
+        own += macs if region.engine is not None else 0
+    return own, total
+
+
+def shared_files(target: Target) -> dict[str, str]:
+    """What the programs of all elements have besides start-up code: drivers, and how things are copied."""
+    if target.mesh is None or not isinstance(target.mesh.array, CompiledPieces):
+        return {}
+    found = {f"runtime/{name}": runtime_path(name).read_text() for name in (DMA_DRIVER if target.dma else COPY)}
+    for engine in target.engines:
+        found |= driver_texts(engine)
+    return found
+
+
+def macros(target: Target) -> dict[str, str | None]:
+    """Preprocessor definitions of the programs, for the simulator."""
+    return {name: value for name, value in defines("", target).items() if not name.startswith("DOVETAIL_MODEL")}
+
+
+def used_places(compiled: Compiled) -> frozenset[str]:
+    """Who computes a piece: engines, "core"."""
+    done = [region for region in compiled.regions if not (region.is_view or region.still)]
+    computing = [region for region in done if not region.mover] or done
+    return frozenset(name for region in computing for name in region.place.split("+"))
+
+
+def _check(unit: Unit) -> None:
+    """Raise TargetError for what an element's program cannot have."""
+    target = unit.target
+    ports = (*unit.program.inputs.values(), *unit.program.outputs.values())
+    if any(view.layout is not None and view.layout.packed for view in ports):
+        what, hint = "values lie several in a byte", "give elements of a mesh values of 8 bits"
+        raise TargetError(f"between elements {what}", where=target.name, hint=hint)
+    used = {region.engine.name for region in unit.regions if region.engine}
+    for engine in target.engines:
+        if engine.name in used and (engine.made or engine.libraries or unit.fixed_constants()[1].size):
+            what = f"{engine.name} needs files or addresses made for a whole network"
+            raise TargetError(what, where=target.name, hint="use it outside of a mesh")
+
+
+def _constants(unit: Unit, before: bytes) -> tuple[str, str, bytes]:
+    """Constants as places in the element's data, the definitions of what stays in the program, and the data."""
+    data, lines, text = bytearray(before), [], []
+    blobs = {f"{unit.model}_{name}" for name in read_in_place(unit.program)}
+    for name, (element, array) in unit.constants.items():
+        data += bytes(-len(data) % (IN_PLACE_ALIGNMENT if name in blobs else 16))
+        lines.append(f"#define {name} ((const {element} *)(const void *)(element_data + {len(data)}u))")
+        data += np.ascontiguousarray(array).tobytes()
+    for name, (block, members) in unit.blocks.items():
+        text.append(f"static const {block} {name} = {{{', '.join(members)}}};")
+    listed = {index for one in unit.lists for index in one.statements}
+    alone = [commands for index, commands in unit.commands.items() if index not in listed]
+    words = [(name, c.words) for commands in alone for name, c in commands if isinstance(c, Command)]
+    for name, content in (*words, *((one.name, one.words) for one in unit.lists)):
+        numbers = ", ".join(f"0x{word & 0xFFFFFFFF:x}u" for word in content)
+        text.append(f"static const uint32_t {name}[{len(content)}] = {{{numbers}}};")
+    return "\n".join(lines) + "\n", "\n".join(text) + "\n", bytes(data)

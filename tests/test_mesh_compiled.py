@@ -1,0 +1,165 @@
+"""Elements that are targets: pieces compiled by the element's own compiler, executed with its engines and driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dovetail.target as dt
+from dovetail.compile import sample_inputs
+from dovetail.errors import PlanError, TargetError
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.mesh.choice import Objective
+from dovetail.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
+from dovetail.mesh.emit import MeshProject, emit_mesh
+from dovetail.mesh.exact import ExactRun, run_exact
+from dovetail.mesh.mapping import Mapped, execute, map_network, piece_graph
+from dovetail.mesh.topology import build_topology
+from dovetail.schedule.partition import partition
+from dovetail.target.mesh import MacArray
+from dovetail.targets import load_target
+from networks import image_net
+from page_blocks import assembled, blocks
+
+needs_firmware = pytest.mark.skipif(
+    find_spec("unicorn") is None or find_spec("ziglang") is None, reason="elements' firmware needs unicorn and ziglang"
+)
+PORT_PAGE = Path(__file__).resolve().parents[1] / "docs" / "port.md"
+
+
+def meshed(element: dt.Target, routers: int = 2, **changed: object) -> dt.Target:
+    """A chip of elements that compute by themselves."""
+    described = dt.Mesh(
+        array=None,
+        grid=dt.Grid(routers, routers, 1),
+        rates=dt.Rates(port=8, noc=16, link=4, dram=16),
+        board=((0, 0),),
+        origins=((0, 0),),
+        directions=((1, 0), (0, 1), (-1, 0), (0, -1)),
+        clock=250e6,
+        usable=element.memory(element.values).size,
+        route_entries=1024,
+        dram_bytes=1 << 28,
+        code=24 * 1024,
+    )
+    return with_compiler(replace(element, mesh=replace(described, **changed)))
+
+
+@pytest.fixture
+def wren(tmp_path: Path) -> dt.Target:
+    """The engine of docs/port.md."""
+    for name, text in assembled(list(blocks(PORT_PAGE))).items():
+        if name.startswith("wren"):
+            (tmp_path / name).write_text(text)
+    return load_target(str(tmp_path / "wren.py"))
+
+
+@lru_cache
+def network(channels: int = 16) -> Graph:
+    """Convolutions that are cut, one of them with a stride, a sum, and a dense layer."""
+    net = image_net("small", 8, channels)
+    value = net.convolution(net.x, 16, relu=True)
+    value = net.addition(value, net.convolution(value, 16, 1), relu=True)
+    value = net.convolution(value, 8, 1, stride=2)  # whole, it reads neither the last row nor the last column
+    return net.finish(net.dense(net.convolution(value, 8, relu=True), 10))
+
+
+def mapped(target: dt.Target, graph: Graph, objective: Objective) -> Mapped:
+    """The network on the target's mesh; its pieces in numpy equal the network."""
+    assert target.mesh is not None
+    found = map_network(graph, partition(graph, target), build_topology(target.mesh), objective)
+    given = sample_inputs(graph)
+    expected, computed = evaluate(graph, given), execute(found.parts, given)
+    assert all(np.array_equal(expected[name], computed[name]) for name in graph.outputs)
+    return found
+
+
+def run(target: dt.Target, graph: Graph, project: MeshProject, found: Mapped) -> tuple[ExactRun, bool]:
+    """What the elements did with two inputs, and whether every output was right."""
+    placed, tables = found.whole
+    given = [sample_inputs(graph, seed) for seed in range(2)]
+    done = run_exact(found.parts, placed, tables, project, target, given, jobs=1)
+    pairs = [(evaluate(graph, arrays), outputs) for arrays, outputs in zip(given, done.outputs, strict=True)]
+    assert all(len(np.unique(expected[name])) > 1 for expected, _ in pairs for name in graph.outputs)
+    return done, all(np.array_equal(e[name], outputs[name]) for e, outputs in pairs for name in graph.outputs)
+
+
+def shares(target: dt.Target, found: Mapped) -> float:
+    """Of the multiply-accumulates of all pieces those on engines."""
+    assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
+    pieces = [(s, piece) for s in found.parts.sections[0].stages for piece in range(s.pieces)]
+    counts = np.array([share_on_engines(target.mesh.array.compiled(piece_graph(*one)[0])) for one in pieces])
+    return float(counts[:, 0].sum() / counts[:, 1].sum())
+
+
+@needs_firmware
+@pytest.mark.parametrize(
+    "objective", [Objective.LATENCY, pytest.param(Objective.THROUGHPUT, marks=pytest.mark.oracles)]
+)
+def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -> None:
+    target, graph = meshed(wren, 3), network()
+    found = mapped(target, graph, objective)
+    stages = found.parts.sections[0].stages
+    assert max(stage.pieces for stage in stages) > 1 and all(stage.cut.sums == 1 for stage in stages)
+    assert shares(target, found) >= 0.95
+    placed, tables = found.whole
+    project = emit_mesh(found.parts, placed, tables, target)
+    done, right = run(target, graph, project, found)
+    assert right and max(done.memory) <= wren.memory("L2").size
+    assert "wren_start" in "".join(project.programs.values())
+    if objective is Objective.LATENCY:  # the comparison finds a wrong weight
+        last = project.elements[-1]
+        data = bytearray(last.data)
+        data[32:200] = bytes(byte ^ 0x55 for byte in data[32:200])
+        broken = (*project.elements[:-1], replace(last, data=bytes(data)))
+        assert not run(target, graph, replace(project, elements=broken), found)[1]
+
+
+def test_pieces_that_differ_in_constants_share_a_program() -> None:
+    target, graph = meshed(load_target("macarray"), 4), network(32)
+    found = mapped(target, graph, Objective.THROUGHPUT)
+    stages = found.parts.sections[0].stages
+    assert max(stage.cut.channels * stage.cut.rows for stage in stages) > 1
+    first, second = (emit_mesh(found.parts, *found.whole, target) for _ in range(2))
+    assert first.files == second.files
+    assert len(first.programs) < len(first.elements)
+    assert all(stage.costs.clocks.max() < 1 << 30 for stage in stages)
+    assert {"driver/macarray.c", "runtime/dma.c"} <= first.files.keys()
+    assert b"driver/macarray.c" in first.files["Makefile"]
+
+
+def test_equal_pieces_are_compiled_once() -> None:
+    target, graph = meshed(load_target("macarray")), network()
+    assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
+    pieces, layer = target.mesh.array, partition(graph, target)[0].graph
+    assert pieces.compiled(layer) is pieces.compiled(replace(layer, name="another"))
+    assert used_places(pieces.compiled(layer)) == {"macarray"}
+    changed = {name: array + 1 for name, array in layer.constants.items()}
+    assert digest(layer) == digest(replace(layer, name="another")) != digest(replace(layer, constants=changed))
+    assert pieces.planned(layer) > 0 and pieces.grain(layer) == (1, 1, 8)
+
+
+def test_what_no_element_can_be_is_refused() -> None:
+    riscv = load_target("riscv")
+    with pytest.raises(TargetError, match="one core with firmware of its own"):
+        meshed(replace(riscv, workers=(riscv.core,)))
+    assert with_compiler(riscv) is riscv
+    array = load_target("spinnaker2")
+    assert array.mesh is not None and isinstance(array.mesh.array, MacArray) and with_compiler(array) is array
+    with pytest.raises(PlanError):
+        mapped(meshed(load_target("macarray"), usable=25 * 1024), network(), Objective.LATENCY)
+
+
+@needs_firmware
+@pytest.mark.oracles
+def test_a_core_alone_is_an_element_too() -> None:
+    """Without engines and DMA: the kernels of the core, as for one machine."""
+    target, graph = meshed(load_target("riscv"), 3), network()
+    found = mapped(target, graph, Objective.LATENCY)
+    project = emit_mesh(found.parts, *found.whole, target)
+    assert shares(target, found) == 0 and run(target, graph, project, found)[1]
