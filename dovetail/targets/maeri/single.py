@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.floor import Floor, Room, start_of
@@ -13,7 +13,9 @@ from dovetail.targets.maeri.rules import Unit
 from dovetail.targets.maeri.timing import shaped, timing
 
 MOST_WAYS = 3000
-"""To place a unit, or several, that are tried."""
+"""To place a unit that are tried."""
+_STEPS = 20_000
+"""Choices looked at for several units that begin together."""
 
 
 def singly(floor: Floor, unit: Unit, room: Room) -> Iterator[Item]:
@@ -40,7 +42,12 @@ def singly(floor: Floor, unit: Unit, room: Room) -> Iterator[Item]:
 def alongside(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
     """Lay out units that begin in the same cycle, each on one virtual neuron; whether there is a way."""
     works = floor.network.works
-    for items in islice(_disjoint(floor, list(rooms.items())), MOST_WAYS):
+    width = floor.config.port_width if floor.config.ports else 1
+    choices = [
+        [item for item in islice(singly(floor, unit, room), MOST_WAYS) if item.start == room.held]
+        for unit, room in rooms.items()
+    ]
+    for items in islice(_disjoint(choices, width, repeat(None, _STEPS)), MOST_WAYS // 10):
         laid = [laid_out((item,), works[item.work], floor.config) for item in items]
         slack = floor.slack(items, [each.finish for each in laid])
         if slack is not None:
@@ -50,16 +57,14 @@ def alongside(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
     return False
 
 
-def _disjoint(floor: Floor, rooms: Sequence[tuple[Unit, Room]]) -> Iterator[tuple[Item, ...]]:
-    """One item for each unit, on ports of their own, that begin together."""
-    if not rooms:
+def _disjoint(
+    choices: Sequence[Sequence[Item]], width: int, steps: Iterator[None], taken: frozenset[int] = frozenset()
+) -> Iterator[tuple[Item, ...]]:
+    """One item of each, on ports of their own, as long as there are `steps` left."""
+    if not choices:
         yield ()
         return
-    (unit, room), *others = rooms
-    width = floor.config.port_width if floor.config.ports else 1
-    for item in singly(floor, unit, room):
-        first, end = item.place.start // width, -(-item.place.end // width)
-        for further in _disjoint(floor, others) if item.start == room.held else ():
-            ports = [(each.place.start // width, -(-each.place.end // width)) for each in further]
-            if all(end <= low or high <= first for low, high in ports):
-                yield (item, *further)
+    for item, _ in zip(choices[0], steps, strict=False):
+        ports = frozenset(range(item.place.start // width, -(-item.place.end // width)))
+        if not ports & taken:
+            yield from ((item, *others) for others in _disjoint(choices[1:], width, steps, taken | ports))
