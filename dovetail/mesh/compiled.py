@@ -16,13 +16,14 @@ import numpy as np
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit.firmware import COPY, DMA_DRIVER, runtime_path
 from dovetail.codegen.emit.project import defines, driver_texts
+from dovetail.codegen.emit.source import constants_source
 from dovetail.codegen.emit.unit import Unit, read_in_place
 from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
 from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 MODEL = "piece"
 """What the C names of a compiled piece begin with."""
@@ -141,13 +142,16 @@ class CompiledPieces:
 
 
 def with_compiler(target: Target) -> Target:
-    """The target with the compiler of its pieces, where its mesh describes no array; else as it is.
+    """The target as an element: with the compiler of its pieces where its mesh describes no array, else with that
+    array, which the element programs drive themselves, in place of engines.
 
     Raises:
         TargetError: it has several cores, or its core is this computer.
     """
-    if target.mesh is None or target.mesh.array is not None:
+    if target.mesh is None:
         return target
+    if target.mesh.array is not None:
+        return replace(target, engines=())
     if target.workers or instruction_set(target.core.isa).is_host:
         what = "an element has one core with firmware of its own"
         raise TargetError(what, where=target.name, hint="give the elements of the mesh one core of a chip")
@@ -230,19 +234,13 @@ def _check(unit: Unit) -> None:
 
 
 def _constants(unit: Unit, before: bytes) -> tuple[str, str, bytes]:
-    """Constants as places in the element's data, the definitions of what stays in the program, and the data."""
-    data, lines, text = bytearray(before), [], []
+    """Constants as places in the element's data, with what declares and defines those that stay in the program, and
+    the data."""
+    data, lines = bytearray(before), []
     blobs = {f"{unit.model}_{name}" for name in read_in_place(unit.program)}
     for name, (element, array) in unit.constants.items():
         data += bytes(-len(data) % (IN_PLACE_ALIGNMENT if name in blobs else 16))
         lines.append(f"#define {name} ((const {element} *)(const void *)(element_data + {len(data)}u))")
         data += np.ascontiguousarray(array).tobytes()
-    for name, (block, members) in unit.blocks.items():
-        text.append(f"static const {block} {name} = {{{', '.join(members)}}};")
-    listed = {index for one in unit.lists for index in one.statements}
-    alone = [commands for index, commands in unit.commands.items() if index not in listed]
-    words = [(name, c.words) for commands in alone for name, c in commands if isinstance(c, Command)]
-    for name, content in (*words, *((one.name, one.words) for one in unit.lists)):
-        numbers = ", ".join(f"0x{word & 0xFFFFFFFF:x}u" for word in content)
-        text.append(f"static const uint32_t {name}[{len(content)}] = {{{numbers}}};")
-    return "\n".join(lines) + "\n", "\n".join(text) + "\n", bytes(data)
+    declared, defined = constants_source(replace(unit, constants={}))
+    return "\n".join([*lines, declared]), defined, bytes(data)

@@ -16,7 +16,7 @@ from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add
-from dovetail.ir.types import Array, Box, DType, TensorType, box_shape
+from dovetail.ir.types import Box, DType, TensorType, box_shape
 from dovetail.kernels import CoreKernel
 from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
 from dovetail.mesh.layers import MeshLayer
@@ -25,6 +25,7 @@ from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
 from dovetail.mesh.shared import ELEMENT_DATA, joined_data, program_files
 from dovetail.target.description import Target
+from dovetail.target.mesh import pack_weights
 
 HEADER_BYTES = 32
 """Bytes of `element_t`."""
@@ -221,26 +222,6 @@ def dense_place(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> Oper
     return OperandPlace((box[0][0], box[1][0], box[2][0]), columns * column, column, itemsize, nbytes, slots, 0)
 
 
-def pack_weights(kind: str, weights: Array) -> Array:
-    """Weights as the array reads them: groups of 4 channels (16 of a dense layer), a group's innermost.
-
-    Args:
-        kind: of the layer.
-        weights: int8: [O, KH, KW, I], depthwise [1, KH, KW, C], dense [N, K].
-
-    Returns:
-        int8 [groups, KH, KW, I, 4]; depthwise [groups, KH, KW, 4]; dense [groups, K, 16].
-    """
-    if kind == "dense":
-        padded = np.pad(weights, ((0, -len(weights) % 16), (0, 0)))
-        return np.ascontiguousarray(padded.reshape(-1, 16, padded.shape[1]).transpose(0, 2, 1))
-    if kind == "depthwise":
-        padded = np.pad(weights[0], ((0, 0), (0, 0), (0, -weights.shape[3] % 4)))
-        return np.ascontiguousarray(padded.reshape(*padded.shape[:2], -1, 4).transpose(2, 0, 1, 3))
-    padded = np.pad(weights, ((0, -len(weights) % 4), (0, 0), (0, 0), (0, 0)))
-    return np.ascontiguousarray(padded.reshape(-1, 4, *padded.shape[1:]).transpose(0, 2, 3, 4, 1))
-
-
 def _tail(graph: Graph, anchor: Node, layer: MeshLayer) -> Graph | None:
     """The operators behind the sums, for one row of them; None where there are none."""
     operator = anchor.operator
@@ -417,6 +398,10 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
     senders = senders_of(placed)
     for pieces in placed.tenants.values():
         made = [element_program(*owner[number], target) for number in pieces]
+        if len(made) > 1 and target.mesh is not None and target.mesh.pieces is not None:
+            what = f"the pieces {', '.join(map(str, pieces))} share an element whose target computes them"
+            hint = "give each an element of its own: their buffers have fixed places"
+            raise PlanError(what, where=owner[pieces[0]][0].layer.name, hint=hint)
         texts = tuple(one.source for one in made)
         name = names.setdefault(texts, f"{owner[pieces[0]][0].layer.name}_{len(names)}")
         pairs = zip(pieces, made, strict=True)

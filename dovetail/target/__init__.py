@@ -41,7 +41,7 @@ from dovetail.target.description import (
     results_of,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
-from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work
+from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work, pack_weights
 from dovetail.target.pattern import (
     Choice,
     Constraint,
@@ -66,5 +66,5 @@ __all__ = [
     "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
-    "one_of", "operand", "packed", "results_of", "together",
+    "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip
