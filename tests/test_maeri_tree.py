@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.fabric import fabric, tree_of
 from dovetail.targets.maeri.image import layer_words, tree_words
-from dovetail.targets.maeri.machine import Stretch, _flow, _Round, _round_trips, _tree, _trips, fabric, play, stretch
+from dovetail.targets.maeri.machine import Stretch, _flow, _Round, _round_trips, _trips, play, player
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.order import Segment
 from dovetail.targets.maeri.timing import Tile, best_tile, shaped, steps, timing, uniform_cycles
@@ -89,7 +90,7 @@ def test_the_model_and_the_machine_agree() -> None:
         for size in range(2, multipliers + 1):
             for start in range(multipliers - size + 1):
                 found = leaving(multipliers, Range(start, size))
-                assert (*found.switch, found.first, found.most) == _tree(multipliers, start, start + size)
+                assert (*found.switch, found.first, found.most) == tree_of(multipliers, start, start + size)
 
 
 def test_what_is_replayed_is_what_is_played() -> None:
@@ -103,7 +104,7 @@ def test_what_is_replayed_is_what_is_played() -> None:
             made, span = fabric(config, layer, tile, layer.taps, at), (number % 3, 1 + number % 7)
             trips = _trips(config, made, span[1]) if made.back else None
             slow = _flow(made.wired, layer, tile, made.climbs, made.lines, span, trips)
-            fast = stretch(config, layer, tile, layer.taps, at, span)
+            fast = player(config, layer, tile, layer.taps, at).stretch(*span)
             for field in fields(Stretch):
                 assert np.array_equal(getattr(slow, field.name), getattr(fast, field.name)), field.name
 

@@ -49,11 +49,19 @@ def grain(config: MaeriConfig) -> int:
 
 def region(found: Asked, unit: Unit, config: MaeriConfig) -> Range:
     """The multipliers a unit may use, as whole ports."""
-    low, high, width = 0, config.multipliers, grain(config)
+    within, width = allowed(found, unit, config), grain(config)
+    low, high = -(-within.start // width) * width, within.end // width * width
+    return Range(low, max(high - low, 0))
+
+
+def allowed(found: Asked, unit: Unit, config: MaeriConfig) -> Range:
+    """The multipliers a unit is pinned to, from a port's first on; of the last port not all, perhaps."""
+    low, high, width = 0, config.multipliers, config.port_width if config.ports else 1
     for other, pin, _ in found.pins:
         if other == unit and pin.multipliers:
             low, high = max(low, pin.multipliers[0]), min(high, pin.multipliers[1])
-    return Range(-(-low // width) * width, max(high // width * width - -(-low // width) * width, 0))
+    low = -(-low // width) * width
+    return Range(low, max(high - low, 0))
 
 
 def shares(regions: Mapping[Unit, Range], config: MaeriConfig) -> dict[Unit, Range] | None:
@@ -168,13 +176,25 @@ def _clash(found: Asked, config: MaeriConfig) -> bool:
         return True
     for unit, pin, _ in found.pins:
         low, high = pin.multipliers or (0, config.multipliers)
-        inside = 0 <= low < high <= config.multipliers and region(found, unit, config).size
+        inside = 0 <= low < high <= config.multipliers and allowed(found, unit, config).size
         earliest = max(other.begin for each, other, _ in found.pins if reach[place[each], place[unit]])
         if not inside or (pin.end is not None and pin.end <= earliest):
             return True
     for group in _groups(found):
         if any(sum(unit.work in works for unit in group) > most for works, most, _ in found.limits):
             return True
-        if shares({unit: region(found, unit, config) for unit in group}, config) is None:
+        if len(group) * grain(config) > config.multipliers or not _ports_for(
+            [allowed(found, u, config) for u in group], config
+        ):
             return True
     return False
+
+
+def _ports_for(places: Sequence[Range], config: MaeriConfig) -> bool:
+    """Whether there is a port for each of several units, from those it may use: what ends first comes first."""
+    width, waiting = config.port_width if config.ports else 1, list(places)
+    for at in range(0, config.multipliers, width):
+        open_ = [place for place in waiting if place.start <= at < place.end]
+        if open_:
+            waiting.remove(min(open_, key=lambda place: place.end))
+    return not waiting

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-MOST_STEPS = 400
+MOST_STEPS = 300
 """Steps of a virtual neuron that are played through at most, but two positions at least."""
 SHORT = 120
 """Steps after which who is done sooner, and out of the others' way, no longer counts."""
@@ -46,6 +46,8 @@ class Going:
     """Steps of a sum, at least 2."""
     delay: int
     """Cycles between a port and its multipliers."""
+    positions: int
+    """Sums of each virtual neuron for one filter."""
 
     def until(self, count: int) -> int:
         """Cycles from the first product until so many sums of each virtual neuron have left the tree."""
@@ -59,6 +61,8 @@ class Going:
         """(cycles, positions) of the slowest on the long run."""
         if len(self.circles) == 1:
             return self._alone, 1
+        if self.positions * self.folds <= SHORT:
+            return self.until(self.positions), self.positions
         played = _played(self, 0)
         return max(zip(played.later, played.again, strict=True), key=lambda pair: pair[0] / pair[1])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.clashes import region
+from dovetail.targets.maeri.clashes import allowed, region
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import Network, Times, Work, exists_from
 from dovetail.targets.maeri.order import Item, Laid, neurons, timing_of
@@ -27,6 +27,8 @@ class Room:
     """From when its first weight may be sent."""
     region: Range
     """The multipliers it may use, whole ports."""
+    within: Range
+    """All it may use; of the last port not all, perhaps."""
     most: int
     """Virtual neurons at the same time."""
     whole: bool
@@ -77,7 +79,8 @@ class Floor:
         """Where and when a unit may work."""
         most = self.asked.limit(unit.work) or self.config.multipliers
         whole = unit.work in self.asked.whole
-        return Room(self.ready(unit), self.held(unit), region(self.asked, unit, self.config), most, whole)
+        ports, within = region(self.asked, unit, self.config), allowed(self.asked, unit, self.config)
+        return Room(self.ready(unit), self.held(unit), ports, within, most, whole)
 
     def slack(self, items: Sequence[Item], ends: Sequence[int]) -> int | None:
         """Cycles that sums of items may wait for others' on their lines; None where lines get more than they take, or

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from dovetail.targets.maeri.memory import shortage
 from dovetail.targets.maeri.network import Network, OrderLayer, Times, Work
 from dovetail.targets.maeri.order import Item, Laid, Order, Segment, busy, laid_out, ordered
 from dovetail.targets.maeri.rules import Rules, Unit
+from dovetail.targets.maeri.single import MOST_WAYS, alongside, singly
 from dovetail.targets.maeri.timing import Tile, Timing, shaped, timing
 from dovetail.targets.maeri.tree import Range, collisions, leaving
 
@@ -219,20 +220,35 @@ def _only_inside(floor: Floor, unit: Unit, group: tuple[Unit, ...], waiting: set
 
 
 def _lay_together(floor: Floor, group: tuple[Unit, ...]) -> None:
-    """Lay out units that begin in the same cycle, each on its share of the multipliers."""
-    config, rooms = floor.config, {unit: floor.room(unit) for unit in group}
+    """Lay out units that begin in the same cycle: each on its share of the multipliers, or on one virtual neuron."""
+    rooms = {unit: floor.room(unit) for unit in group}
     start = max(int(floor.free.max()), *(max(room.ready, room.held) for room in rooms.values()))
-    for unit, place in (shares({unit: room.region for unit, room in rooms.items()}, config) or {}).items():
+    rooms = {unit: replace(room, ready=start, held=start) for unit, room in rooms.items()}
+    free, done = floor.free.copy(), dict(floor.done)
+    if not _lay_shares(floor, rooms):
+        floor.free, floor.done = free, done
+        if not alongside(floor, rooms):
+            names = ", ".join(dict.fromkeys(floor.network.works[unit.work].name for unit in group))
+            hint = "leave one out of the group, or give the group more multipliers"
+            raise TargetError(f"{names} cannot begin together", where="rules", hint=hint)
+
+
+def _lay_shares(floor: Floor, rooms: Mapping[Unit, Room]) -> bool:
+    """Lay out units that begin together each on its share of the multipliers; whether that is possible."""
+    found = shares({unit: room.region for unit, room in rooms.items()}, floor.config)
+    for unit, place in (found or {}).items():
         sharing = max(
-            (sum(other.work in works for other in group) for works, _, _ in floor.asked.limits if unit.work in works),
+            (sum(other.work in works for other in rooms) for works, _, _ in floor.asked.limits if unit.work in works),
             default=1,
         )
-        most = max(rooms[unit].most // sharing, 1)
-        floor.add(unit, _lay(floor, unit, replace(rooms[unit], ready=start, held=start, region=place, most=most), None))
-        begun = min(item.start for item in floor.done[unit].items)
-        if begun != start:
-            what = f"{floor.network.works[unit.work].name} cannot begin with the others of its group"
-            raise TargetError(what, where="rules", hint="leave it out of the group, or give the group more multipliers")
+        room = replace(rooms[unit], region=place, within=place, most=max(rooms[unit].most // sharing, 1))
+        try:
+            floor.add(unit, _lay(floor, unit, room, None))
+        except TargetError:
+            return False
+        if min(item.start for item in floor.done[unit].items) != room.held:
+            return False
+    return found is not None
 
 
 def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
@@ -252,6 +268,11 @@ def _lay(floor: Floor, unit: Unit, room: Room, size: int | None) -> Laid:
                 best = max(ends), slack, items
     if best is None and room.held < floor.free.max():
         return _lay(floor, unit, replace(room, held=int(floor.free.max())), size)
+    for item in islice(singly(floor, unit, room), MOST_WAYS) if best is None else ():
+        ended = laid_out((item,), work, config).ends
+        slack = floor.slack((item,), ended)
+        if slack is not None and (best is None or max(ended) < best[0]):
+            best = max(ended), slack, (item,)
     if best is None:
         what = f"a sum of {work.layer.taps} products does not fit {room.region.size} multipliers"
         hint = "allow folding, take more multipliers, or let filters be divided"

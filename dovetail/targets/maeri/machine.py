@@ -17,55 +17,17 @@ was played before (same shape and place, as many positions) is not played again.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.fabric import Boxed, Cycles, Fabric, Wiring, fabric, port_of, wiring
 from dovetail.targets.maeri.network import OrderLayer
-
-Cycles = npt.NDArray[np.int64]
-
-
-class Boxed(Hashable, Protocol):
-    """How many of each dimension are computed at a time (a `Tile`)."""
-
-    @property
-    def rows(self) -> int:
-        """Of the kernel."""
-
-    @property
-    def columns(self) -> int:
-        """Of the kernel."""
-
-    @property
-    def channels(self) -> int:
-        """Of the input."""
-
-    @property
-    def filters(self) -> int:
-        """Of one group."""
-
-    @property
-    def groups(self) -> int:
-        """Side by side."""
-
-    @property
-    def out_rows(self) -> int:
-        """Of the result."""
-
-    @property
-    def out_columns(self) -> int:
-        """Of the result."""
-
-    @property
-    def flat(self) -> bool:
-        """Whether a step is any `channels` products rather than a box."""
 
 
 class Part(Protocol):
@@ -96,196 +58,78 @@ class Stretch:
     """When each port has sent its weights."""
     sent: Cycles
     """[port, position]: cycles in which it has sent inputs so far."""
-    spare: Cycles
-    """Cycles in which each port sends nothing while positions are computed."""
     clear: int
     """The cycle from which further inputs give sums that meet none of these on their lines."""
     counts: tuple[int, ...]
     """Sums of the last position in memory after each cycle up to the last of `exists`."""
 
-
-@dataclass(frozen=True)
-class Wiring:
-    """What ports send to an item's multipliers; the same from every multiplier that is as far from its port's first."""
-
-    width: int
-    """Multipliers of a virtual neuron."""
-    steps: int
-    """Of a sum."""
-    weights: Cycles
-    """Values of weights of a step, by port."""
-    first: Cycles
-    """Inputs of a step at the start of a row."""
-    later: Cycles
-    """Of a step beside the position before."""
-    feeds: npt.NDArray[np.bool_]
-    """[virtual neuron, port]: whether one sends to the other."""
+    @property
+    def spare(self) -> Cycles:
+        """Cycles in which each port sends nothing while positions are computed."""
+        return np.asarray(np.maximum(self.ends[-1] - self.weights - self.sent[:, -1], 0), np.int64)
 
 
-@dataclass(frozen=True)
-class Fabric:
-    """An item's multipliers, set up."""
-
-    wired: Wiring
-    places: tuple[tuple[int, int], ...]
-    """[first, end) of each virtual neuron."""
-    lines: tuple[int, ...]
-    """The line of each virtual neuron."""
-    entries: tuple[int, ...]
-    """Which of the line's inputs."""
-    climbs: tuple[int, ...]
-    """Cycles from its last product to its line."""
-    back: tuple[tuple[int, int], ...]
-    """(links from the first multiplier, port) of sums that go round; none with an accumulation buffer."""
+_SHORT = 64
+"""Positions of a single virtual neuron that are played at least, for the next that has fewer."""
 
 
-@lru_cache(maxsize=8192)
-def fabric(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Fabric:
-    """Set up virtual neurons from multiplier `at` on that add up `taps` products of each sum."""
-    wired = _wiring(config, layer, tile, taps, at % (config.multipliers // config.distribution) if config.ports else 0)
-    starts = range(at, at + len(wired.feeds) * wired.width, wired.width)
-    places = tuple((start, start + wired.width) for start in starts)
-    exits = [_exit(config.multipliers, config.collection, *place) for place in places]
-    distance = 1 + config.accumulation_buffer + (config.distribution < config.multipliers)
-    round_trip = wired.steps > 1 and not config.accumulation_buffer
-    return Fabric(
-        wired,
-        places,
-        tuple(line for (line, _), _, _ in exits),
-        tuple(entry for (_, entry), _, _ in exits),
-        tuple(links + distance for _, _, links in exits),
-        tuple((own, _port(config, first)) for first, (_, own, _) in zip(starts, exits, strict=True))
-        if round_trip
-        else (),
-    )
+class Player:
+    """Plays stretches of virtual neurons that are set up alike, each once."""
+
+    def __init__(
+        self,
+        wired: Wiring,
+        layer: OrderLayer,
+        tile: Boxed,
+        climbs: tuple[int, ...],
+        lines: tuple[int, ...],
+        trips: Callable[[int], tuple[Cycles, Cycles]] | None = None,
+    ) -> None:
+        """`trips`: what `_flow` asks of so many positions, where sums go round."""
+        self._set_up, self._trips = (wired, layer, tile, climbs, lines), trips
+        self._single = len(climbs) == 1 and trips is None
+        self._even = bool((wired.first == wired.later).all())
+        self._known: dict[tuple[int, int], Stretch] = {}
+
+    def stretch(self, column: int, count: int) -> Stretch:
+        """So many positions from a column of a row on. Of a single virtual neuron they are the start of what is longer,
+        for its sums come one after the other."""
+        further = max(1 << (count - 1).bit_length(), _SHORT) if self._single else count
+        column = 0 if self._even else column
+        played = self._known.get((column, further))
+        if played is None:
+            trips = self._trips(count) if self._trips else None
+            played = self._known[column, further] = _flow(*self._set_up, (column, further), trips)
+        if count == further:
+            return played
+        wired, climbs = self._set_up[0], self._set_up[3]
+        taken, ends = int(played.exists[count - 1]) - 1, played.ends[:count]
+        return Stretch(
+            played.begins[:count],
+            ends,
+            played.arrives[:, :count],
+            played.exists[:count],
+            played.weights,
+            played.sent[:, :count],
+            max(int(ends[-1]), taken - climbs[0] + 1 - wired.steps),
+            played.counts,
+        )
 
 
 @lru_cache(maxsize=8192)
-def _wiring(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Wiring:
-    box = tile.rows * tile.columns * tile.channels
-    area = layer.rows * layer.columns
-    across = (layer.rows / tile.rows, layer.columns / tile.columns, taps / area / tile.channels)
-    steps = int(np.ceil(taps / box)) if tile.flat else int(np.prod(np.ceil(across)))
-    round_trip = steps > 1 and not config.accumulation_buffer
-    width = box + round_trip
-    owner, held, now, before = [], [], [], []
-    for number in range(tile.groups * tile.filters * tile.out_rows * tile.out_columns):
-        rest, column = divmod(number, tile.out_columns)
-        rest, row = divmod(rest, tile.out_rows)
-        group, filter_ = divmod(rest, tile.filters)
-        for tap in range(box):
-            owner.append((number, at + number * width + round_trip + tap))
-            channel, inside = divmod(tap, tile.rows * tile.columns)
-            r, s = divmod(inside, tile.columns)
-            held.append((group, filter_, tap))
-            y = column * layer.stride + s
-            seen: tuple[Hashable, ...] = (number, tap) if tile.flat else (group, channel, row * layer.stride + r, y)
-            now.append(seen)
-            before.append(seen if tile.flat else (*seen[:3], y - layer.stride * tile.out_columns))
-    given = [place + 1 < len(now) and _passes(owner, now, before, place) for place in range(len(now))]
-    if tile.flat or layer.columns % tile.columns:  # a row of the kernel ends within a step
-        given = [False] * len(now)
-    ports = [_port(config, multiplier) for _, multiplier in owner]
-    every = sorted({*ports, *(_port(config, at + number * width) for number in range(owner[-1][0] + 1))})
-    feeds = np.zeros((owner[-1][0] + 1, len(every)), bool)
-    feeds[[number for number, _ in owner], [every.index(port) for port in ports]] = True
-    return Wiring(
-        width,
-        steps,
-        _sent(config, every, ports, held, [False] * len(now)),
-        _sent(config, every, ports, now, [False] * len(now)),
-        _sent(config, every, ports, now, given),
-        feeds,
-    )
-
-
-def _passes(owner: Sequence[tuple[int, int]], now: Sequence[Hashable], before: Sequence[Hashable], place: int) -> bool:
-    """Whether the right neighbour had, a position ago, what this multiplier wants."""
-    return owner[place][0] == owner[place + 1][0] and before[place + 1] == now[place]
-
-
-def _port(config: MaeriConfig, multiplier: int) -> int:
-    return multiplier * config.distribution // config.multipliers if config.ports else 0
-
-
-def _sent(
-    config: MaeriConfig, every: Sequence[int], ports: Sequence[int], values: Sequence[Hashable], given: Sequence[bool]
-) -> Cycles:
-    """Cycles in which each port sends these values once."""
-    found = {(port, value) for port, value, own in zip(ports, values, given, strict=True) if not own}
-    by_port = Counter(port for port, _ in found)
-    counts = np.array([by_port[each] for each in every], np.int64)
-    return counts if config.ports else -(-counts // config.distribution)
-
-
-def _tree(multipliers: int, first: int, end: int) -> tuple[int, int, int, int]:
-    """Level and number of the switch a range's sum leaves from; links to there from its first and its farthest
-    multiplier. Neighbouring switches under different parents have a link: the one with fewer values below sends over
-    it, unless its other neighbour works for the same sum."""
-    level = multipliers.bit_length() - 1
-    width = {place: 1 for place in range(first, end)}  # what comes up, and how many links it has come
-    height, mine, own = dict.fromkeys(width, 0), first, 0
-    while len(width) > 1 or level == multipliers.bit_length() - 1:
-        level -= 1
-        up = sorted({place // 2 for place in width})
-        values = {place: sum(child in width for child in (2 * place, 2 * place + 1)) for place in up}
-        height = {place: 1 + max(height.get(2 * place, 0), height.get(2 * place + 1, 0)) for place in up}
-        mine, own, total = mine // 2, own + 1, len(width)
-        width = dict.fromkeys(up, 1)
-        for sender, receiver in ((up[0], up[0] + 1), (up[-1], up[-1] - 1)):
-            linked = max(sender, receiver) % 2 == 0
-            fewer = values[sender] < total - values[sender] or (receiver < sender and values[sender] * 2 == total)
-            if linked and fewer and sender in width and receiver in width and len(width) > 1:
-                height[receiver] = max(height[receiver], height.pop(sender) + 1)
-                del width[sender]
-                if mine == sender:
-                    mine, own = receiver, own + 1
-    (switch,) = width
-    return level, switch, own, height[switch]
-
-
-@lru_cache(maxsize=8192)
-def _exit(multipliers: int, lines: int, first: int, end: int) -> tuple[tuple[int, int], int, int]:
-    """A range's line and which of its inputs, and links to where its sum leaves the tree from its first and its
-    farthest multiplier."""
-    level, switch, own, links = _tree(multipliers, first, end)
-    return _wired_to(multipliers, lines)[level, switch], own, links
-
-
-@lru_cache(maxsize=64)
-def _wired_to(multipliers: int, lines: int) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """(line, input of it) of each adder (level, switch). Lines are dealt out to double switches from the root down, two
-    inputs each, then to those that stand alone."""
-    levels = range(multipliers.bit_length() - 1)
-    doubles = [(upper, left) for upper in levels for left in range(1, (1 << upper) - 1, 2)]
-    alone = [(upper, edge) for upper in levels for edge in sorted({0, (1 << upper) - 1})]
-    found = {
-        (upper, left + half): (number % lines, number // lines * 2 + half)
-        for number, (upper, left) in enumerate(doubles)
-        for half in (0, 1)
-    }
-    for number, place in enumerate(alone):
-        found[place] = (2 * len(doubles) + number) % lines, 2 * len(doubles) // lines + 1 + number // lines
-    return found
-
-
-@lru_cache(maxsize=8192)
-def stretch(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, span: tuple[int, int]) -> Stretch:
-    """Play `span[1]` positions from column `span[0]` of a row on. Where sums do not go round, what was played on other
-    multipliers from which they climb as far is the same; and of a single virtual neuron, the start of what was longer.
-    """
-    made, (column, count) = fabric(config, layer, tile, taps, at), span
+def player(config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int) -> Player:
+    """Who plays virtual neurons from a multiplier on. Where sums do not go round, that is the same for all from
+    which sums climb as far."""
+    made = fabric(config, layer, tile, taps, at)
     if made.back:
-        return _flow(made.wired, layer, tile, made.climbs, made.lines, span, _trips(config, made, count))
+        return Player(made.wired, layer, tile, made.climbs, made.lines, partial(_trips, config, made))
     width = config.multipliers // config.distribution if config.ports else config.multipliers
     users = tuple(made.lines.index(line) for line in made.lines)
-    further = count if len(users) > 1 else 1 << (count - 1).bit_length()
-    played = _replayed(config, layer, tile, taps, at % width, made.climbs, users, (column, further))
-    return played if count == further else _start(played, count, made)
+    return _alike(config, layer, tile, taps, at % width, made.climbs, users)
 
 
 @lru_cache(maxsize=8192)
-def _replayed(
+def _alike(
     config: MaeriConfig,
     layer: OrderLayer,
     tile: Boxed,
@@ -293,25 +137,8 @@ def _replayed(
     at: int,
     climbs: tuple[int, ...],
     users: tuple[int, ...],
-    span: tuple[int, int],
-) -> Stretch:
-    return _flow(_wiring(config, layer, tile, taps, at), layer, tile, climbs, users, span, None)
-
-
-def _start(played: Stretch, count: int, made: Fabric) -> Stretch:
-    """The first positions of a single virtual neuron, whose sums come one after the other."""
-    ends, taken = played.ends[:count], int(played.exists[count - 1]) - 1
-    return Stretch(
-        played.begins[:count],
-        ends,
-        played.arrives[:, :count],
-        played.exists[:count],
-        played.weights,
-        played.sent[:, :count],
-        np.maximum(ends[-1] - played.weights - played.sent[:, count - 1], 0),
-        max(int(ends[-1]), taken - made.climbs[0] + 1 - made.wired.steps),
-        played.counts,
-    )
+) -> Player:
+    return Player(wiring(config, layer, tile, taps, at), layer, tile, climbs, users)
 
 
 def _flow(
@@ -348,10 +175,7 @@ def _flow(
     begins = np.where(work > 0, sent - work, np.iinfo(np.int64).max).min(axis=0)
     clear = max(int(done.max()), int((order.max(axis=1) - climbs).max()) + 1 - steps)
     late, counts = _taken(order) if trips is None else (0, (len(climbs),))
-    spare = np.maximum(done.max() - weights - total[:, -1], 0)
-    return Stretch(
-        begins, done.max(axis=0), arrives, order.max(axis=0) + 1 + late, weights, total, spare, clear, counts
-    )
+    return Stretch(begins, done.max(axis=0), arrives, order.max(axis=0) + 1 + late, weights, total, clear, counts)
 
 
 def _trips(config: MaeriConfig, made: Fabric, positions: int) -> tuple[Cycles, Cycles]:
@@ -362,7 +186,7 @@ def _trips(config: MaeriConfig, made: Fabric, positions: int) -> tuple[Cycles, C
 
 def _used(config: MaeriConfig, made: Fabric) -> list[int]:
     """The ports that send something."""
-    return sorted({_port(config, place) for first, end in made.places for place in range(first, end)})
+    return sorted({port_of(config, place) for first, end in made.places for place in range(first, end)})
 
 
 def _served(asked: Cycles, work: Cycles, busy: Cycles) -> Cycles:
@@ -407,8 +231,6 @@ class Played:
 
     begins: Cycles
     """When the first input of each is sent."""
-    ends: Cycles
-    """The cycle after its last product."""
     exists: Cycles
     """From when its sums are in memory, if no other item's meet them on their lines."""
     arrives: Cycles
@@ -430,13 +252,13 @@ def play(
     config: MaeriConfig, layer: OrderLayer, tile: Boxed, taps: int, at: int, start: int, parts: Sequence[Part]
 ) -> Played:
     """Play an item whose first weight is sent in cycle `start`, on the multipliers from `at` on."""
-    made = fabric(config, layer, tile, taps, at)
+    made, plays = fabric(config, layer, tile, taps, at), player(config, layer, tile, taps, at)
     columns, rows = -(-layer.out_columns // tile.out_columns), -(-layer.out_rows // tile.out_rows)
     beyond = rows * columns * tile.out_rows * tile.out_columns - layer.out_rows * layer.out_columns
     whole = all(part.first == 0 and part.count == rows * columns for part in parts)
     cycle, found, before, early = start, list[tuple[Stretch, int]](), None, 0
     for part in parts:
-        own = stretch(config, layer, tile, taps, at, (part.first % columns, part.count))
+        own = plays.stretch(part.first % columns, part.count)
         if before is not None and config.prefetch:
             missing = int(np.maximum(own.weights - before.spare, 0).max())
             cycle = found[-1][1] + before.clear + missing - int(own.weights.max())
@@ -444,9 +266,10 @@ def play(
         early += beyond * tile.filters * tile.groups if whole else 0
         cycle += max(_counted(own, len(made.places), early), _ready(own, bool(made.back)))
         before = own
+    later = np.repeat([at_cycle for _, at_cycle in found], [part.count for part in parts])
     joined = {
-        name: np.concatenate([getattr(own, name) + at_cycle for own, at_cycle in found], axis=-1)
-        for name in ("begins", "ends", "exists", "arrives")
+        name: np.concatenate([getattr(own, name) for own, _ in found], axis=-1) + later
+        for name in ("begins", "exists", "arrives")
     }
     return Played(**joined, lines=made.lines, places=made.places, steps=made.wired.steps)
 

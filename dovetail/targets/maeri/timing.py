@@ -244,7 +244,7 @@ def timing(config: MaeriConfig, layer: OrderLayer, tile: Tile, taps: int, at: in
     if extra:
         circles = tuple(_circle(config, place) for place in places)
         entries = config.multipliers // config.collection + 1
-        round_ = Going(circles, entries, folds, shared)
+        round_ = Going(circles, entries, folds, shared, positions)
         pace = round_.pace
     else:
         left = taken(meet, max(pace[0], *(later for _, later in rates)), positions)
