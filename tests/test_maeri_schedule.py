@@ -338,17 +338,16 @@ def test_seconds_are_kept() -> None:
         assert time.process_time() - began <= 1.5 * 4
 
 
-def test_a_million_cycles_per_second() -> None:
-    """ResNet8's layers, on 64 multipliers."""
-    graph, inputs = shared_network("ic_resnet8")
+@pytest.mark.parametrize(("name", "least"), [("ic_resnet8", 1e6), ("kws_dscnn", 1e6), ("vww_mobilenetv1", 0.6e6)])
+def test_a_million_cycles_per_second(name: str, least: float) -> None:
+    """On 64 multipliers. VWW's 623 items last 100 cycles each: a million on a machine that does nothing else."""
+    graph, inputs = shared_network(name)
     schedule = arrange(network(graph), MaeriConfig())
     seconds = []
-    for _ in range(
-        5
-    ):  # of this thread alone, the quickest: threads of BLAS spin while a busy machine keeps them waiting
+    for _ in range(5):  # of this thread alone, the quickest: others on the machine take its caches
         began = time.thread_time()
         found = simulate(schedule, inputs)
         seconds.append(time.thread_time() - began)
     speed = found.cycles / min(seconds)
     print(f"{speed:,.0f} simulated cycles per second")
-    assert speed >= 1_000_000
+    assert speed >= least

@@ -230,12 +230,17 @@ def _passed(node: Node, kinds: Sequence[TensorType], result: TensorType, operand
     for number, (kind, times) in enumerate(zip(kinds, operands, strict=True)):
         images = len(kind.shape) == len(result.shape) == 4
         narrowed = np.zeros((times.shape[0], rows), np.int64)
-        for row, boxes in enumerate(by_row):
-            low, high = boxes[number][1] if images else (0, times.shape[1])
+        rows_read = [boxes[number][1] if images else (0, times.shape[1]) for boxes in by_row]
+        if rows_read == [(row, row + 1) for row in range(times.shape[1])]:
+            narrowed = times
+        for row, (low, high) in enumerate(rows_read) if narrowed is not times else ():
             narrowed[:, row] = times[:, low:high].max(axis=1, initial=0)
-        for channel, boxes in enumerate(by_channel):
-            low, high = boxes[number][-1] if boxes[number] else (0, 1)
-            latest[channel] = np.maximum(latest[channel], narrowed[low:high].max(axis=0, initial=0))
+        spans = [boxes[number][-1] if boxes[number] else (0, 1) for boxes in by_channel]
+        if all(span == (channel, channel + 1) for channel, span in enumerate(spans)):
+            np.maximum(latest, narrowed[:channels], out=latest)
+            continue
+        most = {span: narrowed[slice(*span)].max(axis=0, initial=0) for span in set(spans)}
+        np.maximum(latest, np.stack([most[span] for span in spans]), out=latest)
     return latest
 
 
