@@ -26,7 +26,7 @@ _FIELDS = (
 """Of mesh_transfer_t."""
 _JOB = (
     *("image", "weights", "sums", "image_row", "columns", "outputs", "inputs", "kernel_rows", "kernel_columns"),
-    *("stride", "kind", "is_unsigned", "row_stride"),
+    *("stride", "kind", "is_unsigned", "row_stride", "rows"),
 )
 """Of mac_job_t."""
 _KINDS = ("convolution", "depthwise", "dense")
@@ -78,6 +78,7 @@ class ElementDevice:
         """As after power-on."""
         self._registers = dict.fromkeys(range(0, 0x40, 4), 0)
         self._pieces: dict[int, _Piece] = {}
+        self.released: list[int] = []  # when inputs were given back
         self._job: tuple[int, dict[str, int]] | None = None
         self._interrupt = False
         self._done: list[Activity] = []
@@ -125,6 +126,7 @@ class ElementDevice:
                 hint = "look at the element's driver: release the inputs in their order"
                 raise SimulationError(what, where=self.name, hint=hint)
             piece.released += 1
+            self.released.append(now)
             self._deliver(piece)
         elif offset == 0x1C:
             self.sent += [{} for _ in range(len(self.sent), input_ + 1)]
@@ -208,12 +210,19 @@ class ElementDevice:
                 self._bus.view(place, transfer["bytes"])[:] = part
 
     def _clocks(self, job: Mapping[str, int]) -> int:
-        one, columns, outputs, inputs = (np.array(n) for n in (1, job["columns"], job["outputs"], job["inputs"]))
+        names = ("rows", "columns", "outputs", "inputs")
+        rows, columns, outputs, inputs = (np.array(job[name]) for name in names)
         kernel, stride = (job["kernel_rows"], job["kernel_columns"]), (job["row_stride"], job["stride"])
         assert self._array is not None, "no job is started without"
-        return int(self._array.clocks(Work(_KINDS[job["kind"]], one, columns, outputs, inputs, kernel, stride)))
+        return int(self._array.clocks(Work(_KINDS[job["kind"]], rows, columns, outputs, inputs, kernel, stride)))
 
     def _compute(self, job: Mapping[str, int]) -> int:
+        """All rows of a job; returns the products."""
+        step, size = job["row_stride"] * job["image_row"], 4 * job["columns"] * job["outputs"]
+        places = ({"image": job["image"] + row * step, "sums": job["sums"] + row * size} for row in range(job["rows"]))
+        return sum(self._compute_row({**job, **place}) for place in places)
+
+    def _compute_row(self, job: Mapping[str, int]) -> int:
         kind, outputs, inputs, columns = _KINDS[job["kind"]], job["outputs"], job["inputs"], job["columns"]
         high, wide = job["kernel_rows"], job["kernel_columns"]
         span = ((columns - 1) * job["stride"] + wide) * inputs
@@ -266,6 +275,9 @@ def load(content: Content) -> Runner:
             contents |= {f"stored {piece}": content for piece, content in stored.items()}
             outputs.append(InferenceResult(contents))
         outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
+        first, rest = len(device.released) // max(len(outputs), 1), len(outputs) - 1
+        if rest > 0:
+            outputs[-1] = replace(outputs[-1], total_cycles=(device.released[-1] - device.released[first - 1]) // rest)
         return replace(result, inferences=tuple(outputs))
 
     return run
