@@ -33,6 +33,7 @@ from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, assign, first, one_by_one, pinned_core
+from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choices_for, choose, identity
 from dovetail.schedule.layout import LaidOut, choose_layouts
 from dovetail.schedule.partition import Region
@@ -237,9 +238,15 @@ def compile_graph(
         progress("choosing layouts")
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
-        cores = pipeline.cores if pipeline else None
-        found = plan(laid, target, reserved(graph, target), near, cores, progress)
-        return _Planned(assignment, laid, found, next(p.peak for p in found.placements if p.memory == target.values))
+        asked = (target, reserved(graph, target), near, pipeline.cores if pipeline else None, progress)
+        joint = side_by_side(laid, target)
+        try:
+            found = plan(joint, *asked)
+        except PlanError:
+            if not any(region.held for region in joint.regions):
+                raise
+            joint, found = laid, plan(laid, *asked)
+        return _Planned(assignment, joint, found, next(p.peak for p in found.placements if p.memory == target.values))
 
     def in_stripes(striped: Striped) -> tuple[_Planned, int]:
         """A program in stripes, and its activations' bytes."""

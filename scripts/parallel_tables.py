@@ -4,6 +4,7 @@ graph before a number is printed."""
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ from tables import table
 
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
-from dovetail.ir.graph import evaluate
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.program.ir import side_by_side
 from dovetail.run import open_build, run_build
 from dovetail.target.description import Target, with_cores
 from dovetail.targets import load_target
+from dovetail.targets.maeri import target as maeri
+from dovetail.targets.maeri.config import MaeriConfig
 
 INPUTS = 3
 """Successive inputs given to a pipeline."""
@@ -59,6 +63,45 @@ def several_cores(models: dict[str, Path]) -> list[str]:
         "over the balance bound",
     ]
     return ["### `--target riscv --cores`, and `--target riscv_big_small --pipeline`", "", *table(head, rows)]
+
+
+def joint_table(resnet: Path) -> list[str]:
+    """MAERI with branches of a network side by side, and one layer after the other."""
+    from networks import branches, mixed_kernels
+
+    networks = {
+        "ResNet8": prepare(resnet, load_target("maeri"), Options()),
+        "Inception block": branches(),
+        "small Inception block": branches(8, 16, (16, 8, 16, 8, 16)),
+        "3x3, 4x4 and 5x5": mixed_kernels(),
+    }
+    rows: list[list[object]] = []
+    for sizes in ((64, 64, 64), (64, 16, 16), (128, 16, 16)):
+        config = MaeriConfig(*sizes)
+        for name, graph in networks.items():
+            alone, _, _ = _with_jobs(graph, maeri(replace(config, joint=1)))
+            beside, launches, both = _with_jobs(graph, maeri(config))
+            saved = f"{100 * (alone - beside) / alone:.2f} %"
+            rows.append(["/".join(map(str, sizes)), name, alone, beside, saved, launches, both])
+    head = ["multipliers/in/out", "network", "one after the other", "side by side", "saved", "joint launches"]
+    return ["### `--target maeri`: layers side by side", "", *table([*head, "cycles of two at once"], rows)]
+
+
+def _with_jobs(graph: Graph, target: Target) -> tuple[int, int, int]:
+    """Cycles of an inference, how many launches carry several layers, and cycles in which two of them are computed."""
+    compiled, given = compile_graph(graph, target, Options()), sample_inputs(graph)
+    with tempfile.TemporaryDirectory() as folder:
+        write_project(compiled.project, Path(folder) / "build")
+        result = run_build(open_build(Path(folder) / "build", target), "iss", [given])
+    for name, expected in evaluate(graph, given).items():
+        if not np.array_equal(result.outputs[0][name], expected):
+            raise RuntimeError(f"{graph.name} on {target.name}: the firmware differs from the integer graph")
+    first, joint = result.simulation.inferences[0], side_by_side(compiled.plan.program.statements)
+    ends, both = 0, 0
+    for job in sorted(first.activities["maeri"], key=lambda job: (job.start, job.end)):
+        both += max(min(job.end, ends) - job.start, 0)
+        ends = max(ends, job.end)
+    return first.total_cycles or 0, len(set(joint.values())), both
 
 
 def diana_table() -> list[str]:

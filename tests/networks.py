@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -209,6 +209,30 @@ ORDERED: Mapping[str, Callable[[], Fed]] = {
 def image_net(name: str, size: int, channels: int = 3) -> Net:
     """A quantised network on images, its activations with the zero point -3."""
     return Net(name, (size, size, channels), zero_point=-3)
+
+
+def branches(size: int = 28, channels: int = 192, filters: Sequence[int] = (64, 96, 128, 16, 32)) -> Graph:
+    """An Inception block, quantised: 1x1, and 3x3 and 5x5 behind a 1x1 each, of one input, joined; and a classifier. As
+    given, the first block of GoogLeNet without its pool.
+
+    Args:
+        size: rows and columns. channels: of the input.
+        filters: of 1x1, of the 1x1 before 3x3 and of that, of the 1x1 before 5x5 and of that.
+    """
+    net, (one, *others) = image_net("branches", size, channels), filters
+    parts = [net.convolution(net.x, one, 1, "one", relu=True)]
+    for kernel, reduced, wide in ((3, *others[:2]), (5, *others[2:])):
+        narrow = net.convolution(net.x, reduced, 1, f"to_{kernel}", relu=True)
+        parts.append(net.convolution(narrow, wide, kernel, f"by_{kernel}", relu=True))
+    joined = net.builder.add(Concat(3), parts, "joined")
+    return net.finish(net.dense(net.mean(net.convolution(joined, one, 1, "after", relu=True)), 10, "scores"))
+
+
+def mixed_kernels(size: int = 28, channels: int = 3, filters: int = 8) -> Graph:
+    """Filters of 3x3, 4x4 and 5x5 on one image, behind a layer of 3x3."""
+    net = image_net("mixed", size, channels)
+    image = net.convolution(net.x, channels, 3, "image", relu=True)
+    return net.finish(*(net.convolution(image, filters, side, f"by_{side}", pad=0) for side in (3, 4, 5)))
 
 
 def vgg16(size: int = 224, width: float = 1.0, classes: int = 1000) -> Graph:

@@ -68,7 +68,7 @@ def test_every_item_is_where_it_works(browser: Browser, page: Path) -> None:
     for *box, title in shown:
         assert title.startswith(expected[tuple(box)] + "; ")
         assert f"multipliers {box[1]} to {box[1] + box[3] - 1}; cycles {box[0]:,} to {box[0] + box[2] - 1:,}" in title
-        assert re.search(r"bound by (multipliers|ports|weights|lines|tree)$", title)
+        assert re.search(r"bound by (multipliers|multipliers and ports|ports|weights|lines|tree)$", title)
     names = [work.name for work in order.network.works]
     assert browser.evaluate("[...document.querySelectorAll('#layers a')].map(e => e.textContent).length") == len(names)
 
@@ -164,7 +164,7 @@ def test_what_binds() -> None:
             "tree": arrange(network(ORDERED["LeNet"]()[0]), MaeriConfig(64, 64, 64, accumulation_buffer=False)),
         }.items()
     }
-    assert Binds.MULTIPLIERS in found["full"] and Binds.PORTS not in found["full"]
+    assert Binds.MULTIPLIERS in found["full"] and not {Binds.BOTH, Binds.PORTS} & found["full"]
     assert Binds.PORTS in found["ports"] and Binds.TREE in found["tree"]
 
 

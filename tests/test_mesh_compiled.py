@@ -19,10 +19,12 @@ from dovetail.mesh.compiled import CompiledPieces, digest, share_on_engines, use
 from dovetail.mesh.emit import MeshProject, emit_mesh
 from dovetail.mesh.exact import ExactRun, run_exact
 from dovetail.mesh.mapping import Mapped, execute, map_network, piece_graph
+from dovetail.mesh.own import read_mapping
 from dovetail.mesh.topology import build_topology
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import MacArray
 from dovetail.targets import load_target
+from dovetail.targets.spinnaker2 import TARGET as OF_MESH
 from networks import image_net
 from page_blocks import assembled, blocks
 
@@ -144,13 +146,44 @@ def test_equal_pieces_are_compiled_once() -> None:
     assert pieces.planned(layer) > 0 and pieces.grain(layer) == (1, 1, 8)
 
 
+def owned(target: dt.Target, text: str, folder: Path) -> Mapped:
+    """The network as a mapping file asks."""
+    assert target.mesh is not None
+    graph, file = network(), folder / "own.yaml"
+    file.write_text(text)
+    return read_mapping(file, graph, partition(graph, target), build_topology(target.mesh), Objective.LATENCY)
+
+
+@needs_firmware
+@pytest.mark.oracles
+def test_a_partition_of_ones_own(tmp_path: Path) -> None:
+    """Boxes that are no grid, of sizes no engine likes, on elements with an engine."""
+    target = meshed(load_target("macarray"), 4)
+    boxes = "[{box: [[0, 3], [0, 8], [0, 16]], on: [0, 0, 9]}, {box: [[3, 8], [0, 5], [0, 7]]}]"
+    found = owned(target, f"schema: 2\nlayers: {{conv_0: {{pieces: {boxes}}}}}", tmp_path)
+    stage = found.parts.sections[0].stages[0]
+    assert stage.free and found.whole[0].element[0] == 9
+    done, right = run(target, network(), emit_mesh(found.parts, *found.whole, target), found)
+    assert right and len(done.cycles) == found.parts.sections[0].pieces
+
+
+def test_a_partition_of_ones_own_that_engines_do_not_take(tmp_path: Path) -> None:
+    target = meshed(load_target("macarray"), 4)
+    two = "schema: 2\nlayers:\n  conv_0: {on: [0, 0, 1]}\n  conv_1: {on: [0, 0, 1]}\n"
+    with pytest.raises(PlanError, match=r"own.yaml:4: .* on an element that holds one \(clashes with own.yaml:3\)"):
+        owned(target, two, tmp_path)
+    with pytest.raises(PlanError, match=r"own.yaml:2: conv_1 is cut over what it sums"):
+        owned(target, "schema: 2\nlayers: {conv_1: {cut: [1, 1, 1, 2]}}", tmp_path)
+
+
 def test_what_no_element_can_be_is_refused() -> None:
     riscv = load_target("riscv")
     with pytest.raises(TargetError, match="one core with firmware of its own"):
         meshed(replace(riscv, workers=(riscv.core,)))
     assert with_compiler(riscv) is riscv
     array = load_target("spinnaker2")
-    assert array.mesh is not None and isinstance(array.mesh.array, MacArray) and with_compiler(array) is array
+    assert array.mesh is not None and isinstance(array.mesh.array, MacArray)
+    assert array.engines and with_compiler(array) == OF_MESH  # its programs drive the array themselves
     with pytest.raises(PlanError):
         mapped(meshed(load_target("macarray"), usable=25 * 1024), network(), Objective.LATENCY)
 

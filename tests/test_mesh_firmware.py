@@ -14,10 +14,10 @@ from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, PlanError, SimulationError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.emit import MeshProject, emit_mesh, pack_weights
+from dovetail.mesh.emit import MeshProject, emit_mesh
 from dovetail.mesh.exact import ExactRun, run_exact
 from dovetail.mesh.mapping import Mapped, measure
-from dovetail.target.mesh import CoreClocks, Grid
+from dovetail.target.mesh import CoreClocks, Grid, pack_weights
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from networks import image_net
 from test_mesh_mapping import mapped, tiny

@@ -9,13 +9,14 @@ from test_order import PACKAGE, imports
 
 TARGETS = PACKAGE / "targets"
 FILES = (
-    *(TARGETS / f"{name}.py" for name in ("cmsis_nn", "cortex_m", "riscv", "riscv_dot4", "spinnaker2")),
+    *(TARGETS / f"{name}.py" for name in ("cmsis_nn", "cortex_m", "riscv", "riscv_dot4")),
+    *sorted(TARGETS.glob("spinnaker2*.py")),
     *(path for name in ("ne16", "diana", "macarray", "kestrel") for path in sorted((TARGETS / name).glob("*.py"))),
 )
 PUBLIC = ("dovetail.errors", "dovetail.ir", "dovetail.legalize", "dovetail.targets")
 """Packages, whole, that a target may be written with beside `dovetail.target`."""
 MODULES = {"dovetail.target", "dovetail.target.layers", "dovetail.target.queue_driver"}
-DEVICES = {"dovetail.sim.device", "dovetail.sim.launch_queue"}
+DEVICES = {"dovetail.sim.device", "dovetail.sim.launch_queue", "dovetail.sim.mac_array"}
 """For device models."""
 
 

@@ -118,10 +118,11 @@ def mesh(
     from dovetail.mesh.choice import Objective
     from dovetail.mesh.compiled import with_compiler
     from dovetail.mesh.emit import emit_mesh
-    from dovetail.mesh.files import mapping_json, mapping_yaml, picture, sentence
+    from dovetail.mesh.files import mapping_json, mapping_yaml, sentence
     from dovetail.mesh.mapping import map_network, measure
     from dovetail.mesh.own import read_mapping
     from dovetail.mesh.parts import part_graphs, read_parts
+    from dovetail.mesh.picture import picture
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
@@ -144,7 +145,7 @@ def mesh(
         show("computing every piece")
         _check_pieces(graph, mapped)
         show("running a stream through the model")
-        performance = measure(mapped, inputs)
+        performance = measure(mapped, inputs, links=folder is not None)
         _print_stages(mapped)
         say(sentence(mapped, performance))
         if save_parts is not None:

@@ -22,7 +22,7 @@ from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
 from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Command, Target
+from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
 
 MODEL = "piece"
 """What the C names of a compiled piece begin with."""
@@ -141,13 +141,16 @@ class CompiledPieces:
 
 
 def with_compiler(target: Target) -> Target:
-    """The target with the compiler of its pieces, where its mesh describes no array; else as it is.
+    """The target as an element: with the compiler of its pieces where its mesh describes no array, else with that
+    array, which the element programs drive themselves, in place of engines.
 
     Raises:
         TargetError: it has several cores, or its core is this computer.
     """
-    if target.mesh is None or target.mesh.array is not None:
+    if target.mesh is None:
         return target
+    if target.mesh.array is not None:
+        return replace(target, engines=())
     if target.workers or instruction_set(target.core.isa).is_host:
         what = "an element has one core with firmware of its own"
         raise TargetError(what, where=target.name, hint="give the elements of the mesh one core of a chip")
@@ -239,10 +242,7 @@ def _constants(unit: Unit, before: bytes) -> tuple[str, str, bytes]:
         data += np.ascontiguousarray(array).tobytes()
     for name, (block, members) in unit.blocks.items():
         text.append(f"static const {block} {name} = {{{', '.join(members)}}};")
-    listed = {index for one in unit.lists for index in one.statements}
-    alone = [commands for index, commands in unit.commands.items() if index not in listed]
-    words = [(name, c.words) for commands in alone for name, c in commands if isinstance(c, Command)]
-    for name, content in (*words, *((one.name, one.words) for one in unit.lists)):
+    for name, content in (*unit.task_words.items(), *((one.name, one.words) for one in unit.lists)):
         numbers = ", ".join(f"0x{word & 0xFFFFFFFF:x}u" for word in content)
         text.append(f"static const uint32_t {name}[{len(content)}] = {{{numbers}}};")
     return "\n".join(lines) + "\n", "\n".join(text) + "\n", bytes(data)

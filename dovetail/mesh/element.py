@@ -15,8 +15,9 @@ import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, find
+from dovetail.sim.mac_array import KINDS, ROWS_JOB, compute, macs, work_of
 from dovetail.sim.protocol import Content, InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
-from dovetail.target.mesh import MacArray, Work
+from dovetail.target.mesh import MacArray
 
 BASE = 0x40000000
 _FIELDS = (
@@ -24,12 +25,6 @@ _FIELDS = (
     *("target_row", "target_column", "slots", "slot_bytes"),
 )
 """Of mesh_transfer_t."""
-_JOB = (
-    *("image", "weights", "sums", "image_row", "columns", "outputs", "inputs", "kernel_rows", "kernel_columns"),
-    *("stride", "kind", "is_unsigned", "row_stride", "rows"),
-)
-"""Of mac_job_t."""
-_KINDS = ("convolution", "depthwise", "dense")
 
 
 _TABLES = "report this: the tables of sender and receiver disagree"
@@ -149,7 +144,7 @@ class ElementDevice:
             if self._job:
                 hint = "look at the element's driver: wait for the job before starting another"
                 raise SimulationError("the MAC array is started while it works", where=self.name, hint=hint)
-            job = self._words(value, _JOB)
+            job = self._words(value, ROWS_JOB)
             self._job = (now + self._clocks(job), job)
 
     def next_event(self) -> int | None:
@@ -161,8 +156,8 @@ class ElementDevice:
         if self._job and self._job[0] <= now:
             end, job = self._job
             self._job, self._interrupt = None, True
-            macs = self._compute(job)
-            self._done.append(Activity(end - self._clocks(job), end, _KINDS[job["kind"]], macs=macs))
+            compute(job, self._bus)
+            self._done.append(Activity(end - self._clocks(job), end, KINDS[job["kind"]], macs=macs(job)))
 
     def interrupt(self) -> bool:
         """High from the end of a job until BUSY is read."""
@@ -210,39 +205,8 @@ class ElementDevice:
                 self._bus.view(place, transfer["bytes"])[:] = part
 
     def _clocks(self, job: Mapping[str, int]) -> int:
-        names = ("rows", "columns", "outputs", "inputs")
-        rows, columns, outputs, inputs = (np.array(job[name]) for name in names)
-        kernel, stride = (job["kernel_rows"], job["kernel_columns"]), (job["row_stride"], job["stride"])
         assert self._array is not None, "no job is started without"
-        return int(self._array.clocks(Work(_KINDS[job["kind"]], rows, columns, outputs, inputs, kernel, stride)))
-
-    def _compute(self, job: Mapping[str, int]) -> int:
-        """All rows of a job; returns the products."""
-        step, size = job["row_stride"] * job["image_row"], 4 * job["columns"] * job["outputs"]
-        places = ({"image": job["image"] + row * step, "sums": job["sums"] + row * size} for row in range(job["rows"]))
-        return sum(self._compute_row({**job, **place}) for place in places)
-
-    def _compute_row(self, job: Mapping[str, int]) -> int:
-        kind, outputs, inputs, columns = _KINDS[job["kind"]], job["outputs"], job["inputs"], job["columns"]
-        high, wide = job["kernel_rows"], job["kernel_columns"]
-        span = ((columns - 1) * job["stride"] + wide) * inputs
-        rows = [self._bus.view(job["image"] + row * job["image_row"], span) for row in range(high)]
-        image = np.stack(rows).view(np.uint8 if job["is_unsigned"] else np.int8).astype(np.int64)
-        image = image.reshape(high, -1, inputs)
-        group = 16 if kind == "dense" else 4
-        depth = 1 if kind == "depthwise" else inputs
-        size = -(-outputs // group) * high * wide * depth * group
-        weights = self._bus.view(job["weights"], size).view(np.int8).astype(np.int64)
-        weights = weights.reshape(-1, high, wide, depth, group).transpose(1, 2, 3, 0, 4)
-        weights = weights.reshape(high, wide, depth, -1)[..., :outputs]
-        sums = np.zeros((columns, outputs), np.int64)
-        for row in range(high):
-            for column in range(wide):
-                part = image[row, column : column + (columns - 1) * job["stride"] + 1 : job["stride"]]
-                taps = weights[row, column]
-                sums += part * taps[0] if kind == "depthwise" else part @ taps
-        self._bus.view(job["sums"], sums.size * 4)[:] = sums.astype("<i4").reshape(-1).view(np.uint8)
-        return columns * outputs * high * wide * depth
+        return int(self._array.clocks(work_of(job)))
 
 
 def element_device(bus: Bus, array: str) -> ElementDevice:

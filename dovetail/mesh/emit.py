@@ -18,7 +18,7 @@ from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
 from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Array, Box, DType, TensorType, box_shape
+from dovetail.ir.types import Box, DType, TensorType, box_shape
 from dovetail.kernels import CoreKernel
 from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
 from dovetail.mesh.finish import Lines, lines_of
@@ -28,6 +28,7 @@ from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
 from dovetail.mesh.shared import ELEMENT_DATA, joined_data, program_files
 from dovetail.target.description import Target
+from dovetail.target.mesh import pack_weights
 
 HEADER_BYTES = 32
 """Bytes of `element_t`."""
@@ -264,26 +265,6 @@ def dense_place(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> Oper
     column = channels * itemsize
     nbytes = -(-rows * columns * column // 8) * 8  # kernels read arrays that begin at multiples of 8
     return OperandPlace((box[0][0], box[1][0], box[2][0]), columns * column, column, itemsize, nbytes, slots, 0)
-
-
-def pack_weights(kind: str, weights: Array) -> Array:
-    """Weights as the array reads them: groups of 4 channels (16 of a dense layer), a group's innermost.
-
-    Args:
-        kind: of the layer.
-        weights: int8: [O, KH, KW, I], depthwise [1, KH, KW, C], dense [N, K].
-
-    Returns:
-        int8 [groups, KH, KW, I, 4]; depthwise [groups, KH, KW, 4]; dense [groups, K, 16].
-    """
-    if kind == "dense":
-        padded = np.pad(weights, ((0, -len(weights) % 16), (0, 0)))
-        return np.ascontiguousarray(padded.reshape(-1, 16, padded.shape[1]).transpose(0, 2, 1))
-    if kind == "depthwise":
-        padded = np.pad(weights[0], ((0, 0), (0, 0), (0, -weights.shape[3] % 4)))
-        return np.ascontiguousarray(padded.reshape(*padded.shape[:2], -1, 4).transpose(2, 0, 1, 3))
-    padded = np.pad(weights, ((0, -len(weights) % 4), (0, 0), (0, 0), (0, 0)))
-    return np.ascontiguousarray(padded.reshape(-1, 4, *padded.shape[1:]).transpose(0, 2, 3, 4, 1))
 
 
 def _tail(graph: Graph, anchor: Node, layer: MeshLayer) -> Graph | None:

@@ -267,11 +267,12 @@ def wanted(parts: Partitioned, index: int) -> frozenset[int]:
     return frozenset(own & ({*parts.outputs.values()} | later))
 
 
-def measure(mapped: Mapped, inputs: int = 12) -> Performance:
-    """Run the event model: a stream of inputs through a resident network, or one input through all sections."""
+def measure(mapped: Mapped, inputs: int = 12, links: bool = False) -> Performance:
+    """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`:
+    as of `simulate`."""
     parts, mesh = mapped.parts, mapped.topology.mesh
     if parts.resident:
-        timing = simulate(mapped.whole[0], inputs)
+        timing = simulate(mapped.whole[0], inputs, links)
         alone = simulate(mapped.whole[0], 1).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     clocks, bounds = [], []

@@ -18,7 +18,7 @@ from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph
 from dovetail.mesh.choice import Objective, choose
 from dovetail.mesh.layers import Cut, MeshLayer, frontier, frontier_or_empty, layers_of, output_layers
-from dovetail.mesh.mapping import Mapped, check_covered, map_network, wanted
+from dovetail.mesh.mapping import Mapped, check_covered, map_network, planned, wanted
 from dovetail.mesh.marked import Marked, read_marked
 from dovetail.mesh.own_boxes import Boxes, boxes_wished
 from dovetail.mesh.own_routes import routed
@@ -89,6 +89,8 @@ def complete(
                 raise
     section = Section(tuple(stages))
     parts = Partitioned(graph, layers, output_layers(graph, layers, regions), topology.mesh, objective, (section,))
+    parts = planned(parts)
+    section = parts.sections[0]
     traffic = traffic_of(section, wanted(parts, 0))
     check_covered(section, traffic)
     groups = usual.groups if usual and turn == 0 else ()
@@ -345,6 +347,10 @@ class _Homes:
     def put(self, piece: int, element: int) -> None:
         """Put a piece on an element; raises PlanError where its pieces do not fit together."""
         here = self._pieces.setdefault(element, [])
+        if here and self._mesh.pieces is not None:
+            what = f"a piece of {self._names[here[0]]} and one of {self._names[piece]} on an element that holds one"
+            hint = "elements with engines of their own have one piece each: use more of them"
+            raise self._at[piece].wrong(what, hint, self._at[here[0]])
         if not self._fits(piece, element):
             largest = max(here, key=self._memory.__getitem__)
             bytes_ = shared_bytes([self._memory[one] for one in (*here, piece)], self._mesh)

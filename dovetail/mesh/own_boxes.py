@@ -38,11 +38,16 @@ def boxes_wished(wish: LayerWish, layer: MeshLayer, mesh: Mesh) -> Boxes | None:
     """The pieces a file gives a layer; None where it says neither cut nor pieces.
 
     Raises:
-        PlanError: boxes overlap; there are too many; sums are cut and the boxes form no grid.
+        PlanError: boxes overlap; there are too many; sums are cut and the boxes form no grid, or elements give whole
+            results only.
     """
     if wish.cut is None and wish.pieces is None:
         return None
     cut = Cut(*(wish.cut or (1, 1, 1, 1)))
+    whole = (0, layer.summed)
+    if mesh.pieces is not None and (cut.sums > 1 or any(p.box and p.box[3] != whole for p in wish.pieces or ())):
+        hint = "elements with engines of their own give whole results: cut rows, columns or channels"
+        raise wish.at.wrong(f"{wish.name} is cut over what it sums", hint)
     if cut.pieces > _MOST_PIECES or len(wish.pieces or ()) > _MOST_PIECES:
         raise wish.at.wrong(f"{wish.name} is cut into more than {_MOST_PIECES} pieces", "cut it into fewer")
     given = wish.pieces or (PieceWish(None, None, wish.at),) * cut.pieces

@@ -53,6 +53,10 @@ class Timing:
     """[links] clocks each link, then each DRAM, was held for one input."""
     messages: int
     """For one input."""
+    ready: Floats
+    """[inputs, pieces] when all messages of each piece were there."""
+    held: Floats
+    """[times, 3] link, first and last clock it was held by a message; empty where that was not asked for."""
 
 
 @dataclass(slots=True)
@@ -84,24 +88,26 @@ class _Senders:
     held: list[Ints]
 
 
-def simulate(placed: Placed, inputs: int = 12) -> Timing:
+def simulate(placed: Placed, inputs: int = 12, links: bool = False) -> Timing:
     """Run a stream of inputs.
 
     Args:
         placed: a section on elements.
         inputs: how many; the interval is that of the second half.
+        links: whether to note down when each link is held.
 
     Raises:
         SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
     """
-    return _Model(placed, inputs).run()
+    return _Model(placed, inputs, links).run()
 
 
 class _Model:
     """The state of everything while time goes on."""
 
-    def __init__(self, placed: Placed, inputs: int) -> None:
+    def __init__(self, placed: Placed, inputs: int, noted: bool) -> None:
         self.placed, self.inputs = placed, inputs
+        self.held: list[tuple[int, float, float]] | None = [] if noted else None
         self.router = Router(placed)
         self.senders = _senders(placed, self.router)
         stages = placed.section.stages
@@ -222,6 +228,11 @@ class _Model:
             busy[link] += time
             heads.append(head)
             tails.append(max(head + time, tails[before] if before >= 0 else tail))
+        if self.held is not None:
+            times = (size / rates[link] for link in segment.link)
+            self.held += [
+                (link, head, head + time) for link, head, time in zip(segment.link, heads, times, strict=True)
+            ]
         for onward, place in segment.onward:
             leaves = (heads[place], tails[place]) if place >= 0 else (now, tail)
             heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
@@ -260,8 +271,11 @@ class _Model:
             (float(busy.max()), self.router.links.name(int(busy.argmax()))),
         ]
         bound, name = max(limits)
+        held = np.array(self.held or (), float).reshape(-1, 3)
         times = (tuple(self.done), self.start, self.finish, busy)
-        return Timing(self.done[0], max(interval, bound), bound, name, *times, len(self.senders.size))
+        return Timing(
+            self.done[0], max(interval, bound), bound, name, *times, len(self.senders.size), self.arrived, held
+        )
 
     def _stages_of(self, element: int) -> str:
         stages = self.placed.section.stages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,19 @@ import numpy as np
 from dovetail.errors import ProgramError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array, DType
-from dovetail.program.ir import Call, Copy, Launch, Program, Role, Statement, View, load, print_statement, store
+from dovetail.program.ir import (
+    Call,
+    Copy,
+    Launch,
+    Program,
+    Role,
+    Statement,
+    View,
+    load,
+    print_statement,
+    side_by_side,
+    store,
+)
 from dovetail.program.loops import carried_out
 from dovetail.target.description import Target
 
@@ -84,13 +96,17 @@ def observe(program: Program, target: Target, inputs: Mapping[str, Array]) -> It
     machine = Machine(program, target)
     for name, view in program.inputs.items():
         machine.write(view, inputs[name])
+    held: list[tuple[int, Launch]] = []
     for index, statement in enumerate(program.statements):
         if not isinstance(statement, Launch):
             machine.step(index, statement)
             continue
+        held.append((index, statement))
         before = {name: memory.copy() for name, memory in machine.memories.items()}
         machine.step(index, statement)
-        yield Observed(index, statement, before, machine.read(statement.result, machine.place(statement)))
+        for number, launch in held if not statement.held else ():
+            yield Observed(number, launch, before, machine.read(launch.result, machine.place(launch)))
+        held = held if statement.held else []
 
 
 def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
@@ -102,9 +118,11 @@ def _last_writes(program: Program, values: list[str]) -> dict[int, list[str]]:
         if program.buffers[buffer].role is not Role.STATE:
             by_buffer.setdefault(buffer, []).append(name)
     last: dict[str, int] = {}
+    together = side_by_side(program.statements)
     for index, statement in enumerate(program.statements):
         if isinstance(statement, Launch | Call):
-            last[statement.result.buffer] = index
+            before = last.get(statement.result.buffer, 0)
+            last[statement.result.buffer] = max(before, together.get(index, (index,))[-1])
         elif isinstance(statement, Copy):
             last[statement.destination.buffer] = index
     found: dict[int, list[str]] = {}
@@ -123,6 +141,8 @@ class Machine:
         self.bases = {memory.name: memory.base for memory in target.memories}
         self.copies = {engine.name: self._copy_of(engine.memory) for engine in target.engines if engine.mirror}
         """Engine -> its own copy of the memory it works in."""
+        self.held: dict[str, list[Launch]] = {}
+        """By engine the launches that wait for the one that starts them."""
         for kept in program.states:
             self.write(kept.view, kept.first)
 
@@ -174,7 +194,11 @@ class Machine:
                         hint="look at the offload's constants: they must not depend on more than the match and "
                         "the tile",
                     )
-            self._compute(statement)
+            if isinstance(statement, Launch) and statement.held:
+                self.held.setdefault(statement.engine, []).append(statement)
+                return
+            own = self.held.pop(statement.engine, []) if isinstance(statement, Launch) else []
+            self._compute([*own, statement])
 
     def _copy(self, copy: Copy) -> None:
         source = self.read(copy.source)
@@ -186,10 +210,15 @@ class Machine:
             source = padded
         self.write(copy.destination, source)
 
-    def _compute(self, statement: Launch | Call) -> None:
-        graph, place = statement.graph, self.place(statement)
-        operands = {name: self.read(statement.operands[name], place) for name in graph.inputs}
-        self.write(statement.result, evaluate(graph, operands)[graph.outputs[0]], place)
+    def _compute(self, together: Sequence[Launch | Call]) -> None:
+        """Launches that begin together find what is there before any of them has a result."""
+        results = []
+        for statement in together:
+            graph, place = statement.graph, self.place(statement)
+            operands = {name: self.read(statement.operands[name], place) for name in graph.inputs}
+            results.append((statement.result, evaluate(graph, operands)[graph.outputs[0]], place))
+        for view, array, place in results:
+            self.write(view, array, place)
 
 
 def sample_inputs(graph: Graph, seed: int = 0) -> dict[str, Array]:

@@ -235,6 +235,8 @@ class Launch:
     engine's own queue."""
     stream: str = ""
     """Engine whose list it is a command of; empty for none."""
+    held: bool = False
+    """Whether it begins only with the engine's next launch, which starts both, and so in no order with it."""
 
     @property
     def graph(self) -> Graph:
@@ -343,6 +345,22 @@ def lists(statements: Sequence[Statement]) -> tuple[tuple[int, ...], ...]:
             found[-1].append(index)
         before = stream
     return tuple(map(tuple, found))
+
+
+def side_by_side(statements: Sequence[Statement]) -> dict[int, tuple[int, ...]]:
+    """The indices of the launches that begin together, by that of each of them; none for launches alone. The last
+    starts all."""
+    waiting: dict[str, list[int]] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for index, statement in enumerate(statements):
+        if not isinstance(statement, Launch):
+            continue
+        own = waiting.setdefault(statement.engine, [])
+        own.append(index)
+        if not statement.held:
+            found |= dict.fromkeys(own, tuple(own)) if len(own) > 1 else {}
+            waiting[statement.engine] = []
+    return found
 
 
 def core_queue(core: int) -> str:
@@ -466,7 +484,8 @@ def _body(program: Program, statement: Statement) -> str:
         who = statement.engine if isinstance(statement, Launch) else core_queue(statement.core)
         kinds = "+".join(type(node.operator).__name__ for node in statement.graph.nodes)
         operands = ", ".join(map(print_view, statement.operands.values()))
-        return f"{who}: {kinds} of {operands} into {print_view(statement.result)}"
+        held = ", held for the next" if isinstance(statement, Launch) and statement.held else ""
+        return f"{who}: {kinds} of {operands} into {print_view(statement.result)}{held}"
     if isinstance(statement, Wait):
         who = f"{statement.stream}: " if statement.stream else ""
         return f"{who}wait for {statement.queue} to finish {statement.statement}"

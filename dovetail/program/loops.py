@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +33,7 @@ from dovetail.program.ir import (
     stream_of,
 )
 from dovetail.program.series import Loop, Number, Place, Series, alike, series
-from dovetail.program.transfers import transfers
+from dovetail.program.transfers import Transfer, transfers
 
 MOST_LAG = 3
 """How many turns later something may be waited for: each is a ticket more that is kept."""
@@ -215,7 +216,7 @@ def _form(program: Program, statement: Statement, index: int) -> Hashable:
     where = tuple(_memory(program, view) for view in views)
     kinds = tuple((view.type.dtype, len(view.type.shape), view.layout) for view in views)
     if isinstance(statement, Launch):
-        return "launch", statement.engine, statement.queue, tuple(statement.packed), where, kinds
+        return "launch", statement.engine, statement.queue, statement.held, tuple(statement.packed), where, kinds
     if isinstance(statement, Copy):
         made = tuple(
             (one.is_padded, one.border, one.planes > 1, one.rows > 1, one.pad_rows, one.pad_bytes, one.fill)
@@ -231,12 +232,17 @@ def _memory(program: Program, view: View) -> str:
     return "" if buffer.role is Role.CONSTANT and buffer.address is None else buffer.memory
 
 
+def digest(array: Array) -> bytes:
+    """What stands for the contents of an array where many are compared."""
+    return blake2b(array.tobytes(), digest_size=16).digest()
+
+
 def _meaning(graph: Graph) -> Hashable:
     """What a graph computes, whatever its values are called."""
     order = dict.fromkeys((*graph.inputs, *(name for node in graph.nodes for name in (*node.inputs, node.output))))
     called = {name: number for number, name in enumerate(order)}
     nodes = tuple((repr(n.operator), tuple(called[name] for name in n.inputs), called[n.output]) for n in graph.nodes)
-    held = tuple((called[name], array.tobytes()) for name, array in graph.constants.items() if name in called)
+    held = tuple((called[name], digest(array)) for name, array in graph.constants.items() if name in called)
     return nodes, held, tuple(called[name] for name in graph.outputs)
 
 
@@ -253,6 +259,8 @@ class _Search:
     """Statement -> the last one that waits for it."""
     known: dict[int, tuple[Number, ...]] = field(default_factory=dict)
     """The numbers of statements looked at."""
+    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Those of the transfers of copies looked at."""
 
     def _numbers(self, index: int) -> tuple[Number, ...]:
         if index not in self.known:
@@ -289,8 +297,8 @@ class _Search:
         begins = np.cumsum([0, *(isinstance(one, Begin) for one in self.program.statements)])
         for period in range(1, min(_MOST_PERIOD, (end - begin) // 2) + 1):
             same = self.forms[begin : end - period] == self.forms[begin + period : end]
-            edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-            for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8))).reshape(-1, 2)
+            for low, high in edges[edges[:, 1] - edges[:, 0] >= period].tolist():
                 for phase in range(min((high - low) % period + 1, high - low)):
                     count, first = (high - low - phase) // period + 1, begin + low + phase
                     layers = begins[first + period] - begins[first]
@@ -354,13 +362,33 @@ class _Search:
 
     def _fields(self, loop: Loop) -> int:
         """How many numbers of a turn have no rule, tasks of several layers among them."""
-        found, tasks = set(), set()
+        found, tasks = set[tuple[Number, ...]](), set[Series]()
         for number, own in enumerate(loop.numbers):
-            statement = self.program.statements[loop.first + number]
-            tasks |= {own[0]} if isinstance(statement, Launch) and not own[0].is_constant else set()
-            seen = own[1:] if isinstance(statement, Copy | Call) else own if isinstance(statement, Begin) else ()
-            found |= {alike(one.table) for one in seen if one.table}
+            first = loop.first + number
+            if isinstance(self.program.statements[first], Launch) and not own[0].is_constant:
+                tasks.add(own[0])
+            shown = zip(*(self._shown(index) for index in range(first, loop.stop, loop.period)), strict=True)
+            found |= {alike(one.table) for one in map(series, shown) if one.table}
         return len(found) + len(tasks)
+
+    def _shown(self, index: int) -> tuple[Number, ...]:
+        """The numbers of a statement that C shows; of a copy those of its transfers."""
+        statement, own = self.program.statements[index], self._numbers(index)
+        if isinstance(statement, Begin | Call):
+            return own
+        if not isinstance(statement, Copy):
+            return ()
+        if index not in self.sizes:
+            self.sizes[index] = tuple(size for one in transfers(statement) for size in _sizes(one))
+        return *own[1:3], *self.sizes[index]
+
+
+def _sizes(one: Transfer) -> Iterator[int]:
+    yield one.row_bytes
+    if one.rows > 1 or one.planes > 1:
+        yield from (one.rows, one.destination_row_stride, one.source_row_stride)
+    if one.planes > 1:
+        yield from (one.planes, one.destination_plane_stride, one.source_plane_stride)
 
 
 def _runs(items: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:

@@ -35,9 +35,10 @@ from dovetail.program.ir import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Access:
     index: int
+    """Of the statement, or of the launch that starts it."""
     queue: str
     stream: str
     view: View
@@ -81,6 +82,7 @@ def synchronise(
     accesses: dict[str, list[_Access]] = {}
     finished = _Finished()
     launches: dict[str, list[int]] = {}
+    held: dict[str, list[_Access]] = {}
     for number, statement in enumerate(statements):
         queue, stream = queue_of(statement, dma), stream_of(statement)
         if settle and isinstance(statement, Begin):
@@ -100,7 +102,12 @@ def synchronise(
                 covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
                 record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
             record.append(_Access(len(result), queue, stream, view, is_write))
-        if isinstance(statement, Launch) and queue != CORE and not stream:
+            if isinstance(statement, Launch) and statement.held:
+                held.setdefault(queue, []).append(record[-1])
+        if isinstance(statement, Launch) and not statement.held:
+            for access in held.pop(queue, ()):  # it ends with the launch that starts it
+                access.index = len(result)
+        if isinstance(statement, Launch) and queue != CORE and not stream and not statement.held:
             launches.setdefault(queue, []).append(len(result))
         result.append(statement)
     return tuple(_finish(result, dma))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -67,6 +67,8 @@ class _State:
     running: list[_Running] = field(default_factory=list)
     behind: dict[str, list[_Running]] = field(default_factory=dict)
     """By engine what its list has waited for: for everybody else it may still be running."""
+    held: dict[str, list[int]] = field(default_factory=dict)
+    """By engine the launches that wait for the one that starts them."""
     replaced: set[str] = field(default_factory=set)
     """States that hold their next contents already."""
 
@@ -106,6 +108,9 @@ def _at(where: str) -> Iterator[None]:
 
 
 def _check_end(state: _State) -> None:
+    for engine, waiting in state.held.items():
+        if waiting:
+            raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
     left_over = [*state.running, *(one for own in state.behind.values() for one in own)]
     if left_over:
         left = left_over[0]
@@ -149,21 +154,35 @@ def _step(state: _State, index: int, statement: Statement) -> None:
     _check_shapes(state, statement)
     _check_apart(state, statement)
     queue, stream = queue_of(statement, state.program.dma), stream_of(statement)
+    beside = _beside(state, statement)
     _check_reach(state, statement)
     _check_states(state, statement)
     for view in reads(statement):
-        _check_free(state, view, queue, stream, is_write=False)
+        _check_free(state, view, queue, stream, beside, is_write=False)
         _check_resident(state, view, f"'{view.buffer}'")
     for view in writes(statement):
         if state.program.buffers[view.buffer].role is Role.CONSTANT:
             raise ProgramError(f"writes to the constant {view.buffer}")
-        _check_free(state, view, queue, stream, is_write=True)
+        _check_free(state, view, queue, stream, beside, is_write=True)
         _mark(state, view)
     for view, is_write in touches(statement) if queue != CORE else ():
         buffer = state.program.buffers[view.buffer]
         if buffer.address is not None:
             span = _absolute(buffer, view)
             state.running.append(_Running(index, queue, buffer.memory, span, view, is_write, stream))
+    if isinstance(statement, Launch):
+        state.held[queue] = [*beside, index] if statement.held else []
+
+
+def _beside(state: _State, statement: Statement) -> Sequence[int]:
+    """The launches a launch works beside, of those before it; raises where there are more than the engine takes."""
+    if not isinstance(statement, Launch):
+        return ()
+    own, joint = state.held.get(statement.engine, []), state.target.engine(statement.engine).joint
+    if (statement.held or own) and (joint is None or len(own) + 1 + statement.held > joint.most):
+        most = joint.most if joint else 1
+        raise ProgramError(f"{statement.engine} takes {most} launches at a time", hint="look at Engine.joint")
+    return own
 
 
 def _wait(state: _State, wait: Wait) -> None:
@@ -199,6 +218,8 @@ def _check_wait(state: _State, index: int, wait: Wait) -> None:
     waited = state.program.statements[wait.statement]
     if isinstance(waited, Begin | Wait) or queue_of(waited, state.program.dma) != wait.queue:
         raise ProgramError(f"waits for statement {wait.statement}, which does not run on {wait.queue}")
+    if isinstance(waited, Launch) and waited.held:
+        raise ProgramError(f"waits for statement {wait.statement}, which another launch starts")
     if wait.stream and stream_of(waited) != wait.stream:
         raise ProgramError(
             f"the list of {wait.stream} waits for statement {wait.statement}, which is not one of its own"
@@ -326,8 +347,9 @@ def _check_states(state: _State, statement: Statement) -> None:
         state.replaced.add(view.buffer)
 
 
-def _check_free(state: _State, view: View, queue: str, stream: str, is_write: bool) -> None:
-    """No other queue may still be using these bytes (reading together is fine; one queue works in order)."""
+def _check_free(state: _State, view: View, queue: str, stream: str, beside: Sequence[int], is_write: bool) -> None:
+    """No other queue may still be using these bytes, nor launches beside this one (reading together is fine; one queue
+    works in order)."""
     buffer = state.program.buffers[view.buffer]
     if buffer.address is None:
         return
@@ -335,14 +357,16 @@ def _check_free(state: _State, view: View, queue: str, stream: str, is_write: bo
     known = (one for engine, own in state.behind.items() if engine != stream for one in own)
     for other in (*state.running, *known):
         overlap = other.memory == buffer.memory and other.span[0] < stop and start < other.span[1]
-        if not overlap or other.queue == queue or not (is_write or other.is_write):
+        in_order = other.queue == queue and other.index not in beside
+        if not overlap or in_order or not (is_write or other.is_write):
             continue
         if np.isin(_bytes(state, view), _bytes(state, other.view)).any():
             deed = "writes" if is_write else "reads"
             doing = "writing" if other.is_write else "reading"
+            missing = "they begin together" if other.index in beside else "a wait is missing"
             raise ProgramError(
                 f"{deed} {view.buffer} while {other.queue} may still be {doing} there (statement {other.index}): "
-                "a wait is missing"
+                f"{missing}"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
@@ -74,6 +74,8 @@ class Region:
     one does it all. (Set by the place stage, as `slot` is.)"""
     slot: Slot | None = None
     """When it is scheduled; None where regions are computed one after the other."""
+    held: bool = False
+    """Whether it is computed beside the next region of its engine, which starts both. (Set by the joint stage.)"""
     box: Box | None = None
     """The part of the result that is computed, in one of `parts`; None for all of it."""
     core: int | None = None
@@ -123,6 +125,18 @@ class Region:
     def is_view(self) -> bool:
         """True when the result is its operand under another shape: nothing is computed."""
         return all(node.operator.is_view for node in self.graph.nodes)
+
+
+def beside(regions: Sequence[Region]) -> dict[str, tuple[str, ...]]:
+    """The names of the regions each region is computed side by side with, by its own; none for those alone."""
+    found: dict[str, tuple[str, ...]] = {}
+    together: list[str] = []
+    for region in (region for region in regions if region.engine is not None):
+        together.append(region.name)
+        if not region.held:
+            found |= {name: tuple(one for one in together if one != name) for name in together if len(together) > 1}
+            together = []
+    return found
 
 
 def partition(graph: Graph, target: Target, declined: Mapping[str, str] | None = None) -> tuple[Region, ...]:

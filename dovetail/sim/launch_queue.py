@@ -114,12 +114,16 @@ class QueueDevice(Device, Generic[Work]):
     def complete(self, launch: Launch[Work]) -> Activity:
         """Carry out a launch that has ended, and say what it was."""
 
+    def parts(self, launch: Launch[Work]) -> Sequence[Activity]:
+        """Carry out a launch that has ended, and say what it was, of several things at once each."""
+        return [self.complete(launch)]
+
     def next_event(self) -> int | None:
         return self.queue.next_event()
 
     def advance(self, now: int) -> None:
         for launch in self.queue.ended(now):
-            self._activities.append(self.complete(launch))
+            self._activities += self.parts(launch)
 
     def interrupt(self) -> bool:
         return self.queue.interrupt

@@ -6,7 +6,7 @@ compiler knows any target by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -434,6 +434,25 @@ class Launched:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """How an engine computes several launches side by side that do not read each other's results: all but the last are
+    handed over and held, the last starts them all, and its ticket is for all of them.
+
+    It is for engines that reach constants and values where they lie, and only where there is no other engine.
+    """
+
+    most: int
+    """Launches at a time, the one that starts them included."""
+    cycles: Callable[[Sequence[Launched]], int | None]
+    """Engine cycles of launches side by side, and, by the same measure, of one alone; None where they cannot be."""
+    commands: Callable[[Sequence[tuple[Launched, Mapping[str, Operand]]]], Sequence[tuple[Command, ...]]]
+    """The commands of each of some launches side by side, with their operands as `Offload.commands` has them. Those of
+    the last start all."""
+    handing: int = 60
+    """Core cycles in which its driver hands over a launch: where the engine waits for the last of them."""
+
+
+@dataclass(frozen=True)
 class Deployed:
     """A network as an engine sees it, for the files that are made for both."""
 
@@ -499,6 +518,8 @@ class Engine:
     """What a program for this computer is linked with, e.g. "-ldl"."""
     environment: Callable[[], Mapping[str, str]] | None = None
     """Environment variables of the process that runs it on this computer."""
+    joint: Joint | None = None
+    """How it computes several launches side by side; None where it does one after the other."""
     rtl: DeviceModel | None = None
     """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
 

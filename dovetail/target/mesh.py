@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
+    from dovetail.ir.types import Array
 
 Place = tuple[int, int]
 """Column and row."""
@@ -65,6 +67,26 @@ class MacArray:
     """Output channels a dense layer computes side by side."""
     place: str = ""
     """"module:variable" this array is found at by the process that runs elements' firmware."""
+
+
+def pack_weights(kind: str, weights: Array) -> Array:
+    """Weights as the array reads them: groups of 4 channels (16 of a dense layer), a group's innermost.
+
+    Args:
+        kind: of the layer.
+        weights: int8: [O, KH, KW, I], depthwise [1, KH, KW, C], dense [N, K].
+
+    Returns:
+        int8 [groups, KH, KW, I, 4]; depthwise [groups, KH, KW, 4]; dense [groups, K, 16].
+    """
+    if kind == "dense":
+        padded = np.pad(weights, ((0, -len(weights) % 16), (0, 0)))
+        return np.ascontiguousarray(padded.reshape(-1, 16, padded.shape[1]).transpose(0, 2, 1))
+    if kind == "depthwise":
+        padded = np.pad(weights[0], ((0, 0), (0, 0), (0, -weights.shape[3] % 4)))
+        return np.ascontiguousarray(padded.reshape(*padded.shape[:2], -1, 4).transpose(2, 0, 1, 3))
+    padded = np.pad(weights, ((0, -len(weights) % 4), (0, 0), (0, 0), (0, 0)))
+    return np.ascontiguousarray(padded.reshape(-1, 4, *padded.shape[1:]).transpose(0, 2, 3, 4, 1))
 
 
 class PieceCosts(Protocol):

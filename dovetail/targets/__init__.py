@@ -28,7 +28,7 @@ BUILT_IN = {
     "ne16": "ne16:TARGET",
     "vta": "vta:TARGET",
     "maeri": "maeri:TARGET",
-    "spinnaker2": "spinnaker2:TARGET",
+    "spinnaker2": "spinnaker2_engine:TARGET",
     "diana": "diana:TARGET",
     "opencl": "opencl:TARGET",
     "macarray": "macarray:TARGET",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from dovetail.compile import Options, compile_graph, prepare
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import Call, Program
 from dovetail.schedule.assign import Assignment, assign, first, told
-from dovetail.schedule.partition import Region, rivals
+from dovetail.schedule.joint import side_by_side
+from dovetail.schedule.layout import choose_layouts
+from dovetail.schedule.partition import Region, beside, rivals
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.stripe import Striped
 from dovetail.target import Target
@@ -33,6 +35,8 @@ class Explained:
     pipeline: Pipeline | None = None
     program: Program | None = None
     """Of several cores."""
+    side: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The regions each is computed side by side with, by name, where `regions` do not say it."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
@@ -40,7 +44,7 @@ class Explained:
         planned = self.assignment.schedule
         candidates = told(self.assignment.layers, planned) if planned else self.assignment.compared
         shares = _core_shares(self.program) if self.program else None
-        rows: list[dict[str, Any]] = []
+        side, rows = self.side or beside(self.regions), list[dict[str, Any]]()
         for number, region in enumerate(self.regions):
             computed = own.instructions and region.place == "core" and not region.is_view and not region.still
             row: dict[str, Any] = {
@@ -48,6 +52,7 @@ class Explained:
                 "operators": list(region.origins),
                 "engine": region.place,
                 "offload": region.offload.name if region.offload else "",
+                "beside": list(side.get(region.name, ())),
                 "macs": region.macs,
                 "reason_not_offloaded": why_not_offloaded(region),
                 "offloads_not_used": [] if region.name in candidates else list(rivals(self.graph, self.target, region)),
@@ -81,7 +86,14 @@ def explain(model: Path, target: Target, options: Options, report: Callable[[str
     if options.memory_budget is None and not target.workers and not options.pipeline:
         report("placing")
         assignment = assign(graph, first(graph, target), target, options.pins)
-        return Explained(graph, target, options, assignment.regions, assignment)
+        laid = (
+            choose_layouts(graph, assignment.regions, target, ()) if any(one.joint for one in target.engines) else None
+        )
+        side: dict[str, tuple[str, ...]] = {}
+        if any(engine.joint for engine in target.engines):
+            laid = choose_layouts(graph, assignment.regions, target)
+            side = beside(side_by_side(laid, target).regions)
+        return Explained(graph, target, options, assignment.regions, assignment, side=side)
     made = compile_graph(graph, target, options, report, interpret=False)
     program = made.plan.program if target.workers else None
     return Explained(graph, target, options, made.regions, made.assignment, made.striped, made.pipeline, program)

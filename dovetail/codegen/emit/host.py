@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from dovetail import kernels
 from dovetail.codegen.build.instruction_sets import EMITTED_C
@@ -13,10 +13,13 @@ from dovetail.codegen.emit.lists import dma_rows
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
+from dovetail.ir.types import Array
 from dovetail.kernels import CoreKernel
 from dovetail.kernels.c import array_definition, c_type, elements, one_line
 from dovetail.kernels.relayout import field_text, index_text
-from dovetail.program.ir import Copy, Launch, View
+from dovetail.program.ir import Copy, Launch, Role, View, reads
+from dovetail.program.loops import digest
+from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
 from dovetail.target.description import Command, Engine, Target
@@ -27,11 +30,10 @@ def host_source(unit: Unit) -> str | None:
     engines = [engine for engine in unit.target.engines if engine.device]
     if not engines:
         return None
-    functions: list[str] = []
-    shared: dict[str, CoreKernel] = {}
+    made, held = _Kernels(), _Arrays(unit)
+    functions, helpers = made.functions, made.helpers
     table: dict[str, list[str]] = {}
     with_blob: dict[str, bool] = {}
-    helpers: list[str] = []
     listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
@@ -40,7 +42,7 @@ def host_source(unit: Unit) -> str | None:
         if not steps:
             continue
         name, command = steps[-1]
-        functions.append(_host_task(unit, launch, name, shared, functions, helpers))
+        functions.append(_host_task(unit, launch, name, made, held))
         if index in listed:
             continue
         with_blob.update((command.function, command.constants) for _, command in steps)
@@ -64,7 +66,7 @@ def host_source(unit: Unit) -> str | None:
         if engine.prepare:
             functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
     arenas = [f"static uint8_t {unit.arena_name(name)}[{size}];" for name, size in unit.private_arenas().items()]
-    return "\n".join([*head, *arenas, "", *body, *functions])
+    return "\n".join([*head, *arenas, "", *held.definitions, *body, *functions])
 
 
 _COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows,
@@ -107,12 +109,73 @@ def _host_rows(unit: Unit, copy: Copy, rows: Transfer) -> str:
     return f"    copy_rows({target}, {source}, {rows.row_bytes}, {rows.rows}, {strides});"
 
 
-def _host_kernel(graph: Graph, name: str, shared: dict[str, CoreKernel], functions: list[str]) -> CoreKernel:
-    kernel = kernels.generate(graph, name)
-    if kernel.key not in shared:
-        shared[kernel.key] = kernel
-        functions.append(kernel.source)
-    return replace(kernel, name=shared[kernel.key].name)
+_LEAST_SHARED = 64
+"""Bytes of the smallest array that is looked for in the firmware's: a few bytes are found anywhere."""
+
+
+@dataclass
+class _Arrays:
+    """The constants of the kernels, each once: where the firmware's have the same bytes, those."""
+
+    unit: Unit
+    of_layer: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Layer -> constants that are fetched or read for it."""
+    known: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    """C type and digest -> expression."""
+    definitions: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found: dict[int, dict[str, None]] = {}
+        for statement in self.unit.program.statements:
+            for view in reads(statement):
+                buffer = self.unit.program.buffers[view.buffer]
+                if buffer.role is Role.CONSTANT and buffer.address is None:
+                    found.setdefault(statement.layer, {})[buffer.name] = None
+        self.of_layer = {layer: tuple(names) for layer, names in found.items()}
+
+    def expression(self, layer: int, c_type: str, array: Array) -> str:
+        """C for the first element of an array that a layer's kernel reads."""
+        key = c_type, digest(array)
+        if key not in self.known:
+            self.known[key] = self._in_firmware(layer, c_type, array) or self._new(c_type, array)
+        return self.known[key]
+
+    def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
+        for name in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
+            start = self.unit.program.constants[name].tobytes().find(array.tobytes())
+            if start >= 0 and start % array.itemsize == 0:
+                place = text_of(Place(f"{self.unit.model}_{name}", start))
+                return place if c_type == "uint8_t" else f"(const {c_type} *)(const void *)({place})"
+        return None
+
+    def _new(self, c_type: str, array: Array) -> str:
+        name = f"held_{len(self.definitions)}"
+        self.definitions.append(array_definition(f"static const {c_type} {name}[{array.size}]", elements(array)))
+        return name
+
+
+@dataclass
+class _Kernels:
+    """The kernels of the launches: functions, each once, and the helpers they call."""
+
+    functions: list[str] = field(default_factory=list)
+    helpers: list[str] = field(default_factory=list)
+    by_key: dict[str, CoreKernel] = field(default_factory=dict)
+    by_graph: dict[tuple[str, tuple[bytes, ...]], CoreKernel] = field(default_factory=dict)
+    """What tiles with the same constants share: text of a graph, and digests of its constants."""
+
+    def of(self, graph: Graph, name: str) -> CoreKernel:
+        """The kernel of a graph, which has this name if it is the first of its kind."""
+        text = repr((graph.inputs, graph.outputs, graph.nodes, sorted(graph.types.items(), key=lambda item: item[0])))
+        key = text, tuple(map(digest, graph.constants.values()))
+        if key not in self.by_graph:
+            kernel = kernels.generate(graph, name)
+            if kernel.key not in self.by_key:
+                self.by_key[kernel.key] = kernel
+                self.functions.append(kernel.source)
+            self.by_graph[key] = replace(kernel, name=self.by_key[kernel.key].name)
+            self.helpers += kernel.helpers
+        return self.by_graph[key]
 
 
 def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
@@ -127,30 +190,21 @@ def _computable(launch: Launch, target: Target) -> tuple[Region | Graph, ...]:
         raise TargetError(what, where=launch.graph.name, hint="give the offload a limit that keeps it out") from None
 
 
-def _host_task(
-    unit: Unit,
-    launch: Launch,
-    name: str,
-    shared: dict[str, CoreKernel],
-    functions: list[str],
-    helpers: list[str],
-) -> str:
-    """A function that gathers strided operands, computes, and scatters the result; `functions` gains the kernels that
-    are new, `helpers` the functions they call."""
+def _host_task(unit: Unit, launch: Launch, name: str, made: _Kernels, held: _Arrays) -> str:
+    """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
+    new, `held` their constants."""
     steps = _computable(launch, unit.target)
     lines: list[str] = []
     if len(steps) == 1 and isinstance(steps[0], Graph):
-        kernel = _host_kernel(steps[0], f"compute_{name}", shared, functions)
-        helpers += kernel.helpers
-        lines = _host_kernel_call(unit, launch, kernel, helpers)
+        kernel = made.of(steps[0], f"compute_{name}")
+        lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
     else:
-        regions = [step for step in steps if isinstance(step, Region)]
-        made = [
-            None if region.is_view else _host_kernel(region.graph, f"compute_{name}_{number}", shared, functions)
-            for number, region in enumerate(regions)
+        parts = enumerate(step for step in steps if isinstance(step, Region))
+        pairs = [
+            (region, None if region.is_view else made.of(region.graph, f"compute_{name}_{number}"))
+            for number, region in parts
         ]
-        helpers += [helper for kernel in made if kernel for helper in kernel.helpers]
-        lines = _several_calls(unit, launch, list(zip(regions, made, strict=True)), helpers)
+        lines = _several_calls(unit, launch, pairs, made.helpers, held)
     return "\n".join([f"static void run_{name}(void)", "{", *lines, "}", ""])
 
 
@@ -158,7 +212,7 @@ _ALIGNED = "__attribute__((aligned(16)))"
 
 
 def _several_calls(
-    unit: Unit, launch: Launch, steps: Sequence[tuple[Region, CoreKernel | None]], helpers: list[str]
+    unit: Unit, launch: Launch, steps: Sequence[tuple[Region, CoreKernel | None]], helpers: list[str], held: _Arrays
 ) -> list[str]:
     """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
     graph, lines, arrays = launch.graph, list[str](), dict[str, str]()
@@ -174,29 +228,23 @@ def _several_calls(
         kind, arrays[region.output] = graph.types[region.output], f"value_{number}"
         lines.append(f"    static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
         arguments = []
-        for place, parameter in enumerate(kernel.parameters):
-            arguments.append(arrays.get(parameter.value, f"constant_{number}_{place}"))
+        for parameter in kernel.parameters:
+            arguments.append(arrays.get(parameter.value, ""))
             if parameter.is_constant:
-                array = kernel.constants[parameter.value]
-                arguments[-1] = f"constant_{number}_{place}"
-                declared = f"    static const {parameter.c_type} {arguments[-1]}[{array.size}]"
-                lines.append(array_definition(declared, elements(array)).rstrip())
+                arguments[-1] = held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value])
         lines.append(f"    {kernel.name}({', '.join(arguments)});")
     element = c_type(launch.result.type.dtype)
     return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
 
 
-def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: list[str]) -> list[str]:
+def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: list[str], held: _Arrays) -> list[str]:
     lines: list[str] = []
     arguments: list[str] = []
     after: list[str] = []
     for parameter in kernel.parameters:
         stem = f"{parameter.name}_"
         if parameter.is_constant:
-            array = kernel.constants[parameter.value]
-            declaration = f"    static const {parameter.c_type} {stem}[{array.size}]"
-            lines.append(array_definition(declaration, elements(array)).rstrip())
-            arguments.append(stem)
+            arguments.append(held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value]))
             continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]

@@ -21,7 +21,7 @@ from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Move, Program, 
 from dovetail.program.transfers import transfers
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LaidOut
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, beside
 from dovetail.schedule.pipeline import Pipeline
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.allocate import Order, pieces, touches
@@ -54,6 +54,7 @@ def manifest(
         assignment: who computes each layer. laid: the network and how its values lie. planned: where and when.
         striped: what is computed in stripes. pipeline: its stages.
     """
+    side = beside(laid.regions)
     layers = [
         {
             "name": region.name,
@@ -61,6 +62,7 @@ def manifest(
             "engine": region.place,
             "macs": region.macs,
             "reason_not_offloaded": region.reason,
+            **({"beside": list(side[region.name])} if region.name in side else {}),
         }
         for region in laid.regions
     ]

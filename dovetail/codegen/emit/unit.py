@@ -34,10 +34,11 @@ from dovetail.program.ir import (
     lists,
     overwritten,
     queue_of,
+    side_by_side,
 )
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Command, Core, LibraryCall, Operand, Target
+from dovetail.target.description import Command, Core, Launched, LibraryCall, Offload, Operand, Target
 from dovetail.user_file import asking
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]
@@ -240,7 +241,10 @@ def make_unit(
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
-    commands = {index: _commands(program, target, regions, model, launch) for index, launch in launches}
+    joint = _joint_commands(program, target, regions)
+    commands = {
+        index: _commands(program, target, regions, model, launch, joint.get(index)) for index, launch in launches
+    }
     made = tuple(
         command_list(program, target, commands, f"{model}_list_{number}", indices)
         for number, indices in enumerate(lists(program.statements))
@@ -249,18 +253,47 @@ def make_unit(
     return Unit(program, regions, target, model, *known, optimize, delay)
 
 
-def _commands(
-    program: Program, target: Target, regions: Sequence[Region], model: str, launch: Launch
-) -> tuple[tuple[str, Command | LibraryCall], ...]:
-    region = regions[launch.layer]
+def _offload(region: Region, launch: Launch) -> Offload:
+    """What a launch of a region's asks its engine for."""
     offload = next(part.offload for part in region.parts if part.engine and part.engine.name == launch.engine)
     assert offload is not None
+    return offload
+
+
+def _joint_commands(program: Program, target: Target, regions: Sequence[Region]) -> dict[int, tuple[Command, ...]]:
+    """The commands of launches that begin together, by the index of each."""
+    found: dict[int, tuple[Command, ...]] = {}
+    for together in dict.fromkeys(side_by_side(program.statements).values()):
+        launches = [one for index in together if isinstance(one := program.statements[index], Launch)]
+        engine, own = target.engine(launches[0].engine), [regions[launch.layer] for launch in launches]
+        assert engine.joint is not None
+        asked = [
+            (Launched(_offload(region, launch).name, launch.match), addressed_operands(program, launch))
+            for region, launch in zip(own, launches, strict=True)
+        ]
+        with asking(f"the commands of {engine.name} for {', '.join(region.name for region in own)} side by side"):
+            found |= dict(zip(together, map(tuple, engine.joint.commands(asked)), strict=True))
+    return found
+
+
+def _commands(
+    program: Program,
+    target: Target,
+    regions: Sequence[Region],
+    model: str,
+    launch: Launch,
+    joint: tuple[Command, ...] | None,
+) -> tuple[tuple[str, Command | LibraryCall], ...]:
+    region = regions[launch.layer]
+    offload = _offload(region, launch)
     views = [launch.result, *(launch.operands[name] for name in launch.graph.inputs)]
     if not offload.strided and not all(view.is_dense for view in views):
         hint = "declare the Offload strided=True if the engine takes strides, else report this"
         raise ProgramError(f"operands of {region.name} do not lie densely", where=offload.name, hint=hint)
-    with asking(f"the commands of {offload.name} for {region.name}"):
-        made = offload.commands(launch.match, addressed_operands(program, launch))
+    made: Sequence[Command | LibraryCall] | None = joint
+    if made is None:
+        with asking(f"the commands of {offload.name} for {region.name}"):
+            made = offload.commands(launch.match, addressed_operands(program, launch))
     same = [s for s in program.statements if isinstance(s, Launch) and s.layer == launch.layer]
     number = next(i for i, s in enumerate(same) if s is launch)
     stem = f"{model}_{region.name}_task" + (f"_{number}" if len(same) > 1 else "")

@@ -14,7 +14,20 @@ from itertools import pairwise
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
-from dovetail.program.ir import CORE, Begin, Buffer, Call, Role, Statement, Wait, queue_of, reads, stream_of, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Buffer,
+    Call,
+    Role,
+    Statement,
+    Wait,
+    queue_of,
+    reads,
+    side_by_side,
+    stream_of,
+    writes,
+)
 from dovetail.target.description import Memory
 
 
@@ -69,10 +82,13 @@ Touch = tuple[int, str, int, int]
 def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, list[Touch]]:
     """Every access to each buffer, in order; to an input that nothing reads, none."""
     found: dict[str, list[Touch]] = {}
+    together = side_by_side(statements)
     for index, statement in enumerate(statements):
-        queue = queue_of(statement, dma)
-        for view in (*reads(statement), *writes(statement)):
-            found.setdefault(view.buffer, []).append((index, queue, *view.span))
+        queue, own = queue_of(statement, dma), together.get(index, (index,))
+        for view in (*reads(statement), *writes(statement)):  # launches side by side are in no order
+            found.setdefault(view.buffer, []).extend(
+                (each, queue, *view.span) for each in dict.fromkeys((own[0], own[-1]))
+            )
     for name, buffer in buffers.items():
         if buffer.role is Role.INPUT:
             found.setdefault(name, [])  # the user writes it, even where nothing reads it

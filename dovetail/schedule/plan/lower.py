@@ -396,7 +396,7 @@ class _OnEngine:
             written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
         queue = "" if self.engine.wait else CORE
         stream = self.engine.name if self.engine.stream else ""
-        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream)
+        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream, region.held)
         return Launch(self.index, self.engine.name, *known)
 
     def packed(self, number: int) -> dict[str, View]:

@@ -7,7 +7,7 @@ does that. `dovetail schedule` orders a whole network on it; compiled, each laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -21,9 +21,9 @@ from dovetail.ir.types import Array
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig, with_multipliers
-from dovetail.targets.maeri.listing import arrange
-from dovetail.targets.maeri.network import OrderLayer, Work, network
-from dovetail.targets.maeri.order import Order
+from dovetail.targets.maeri.joint import Part, alone, side_by_side
+from dovetail.targets.maeri.network import OrderLayer, network
+from dovetail.targets.maeri.order import Item, Order
 from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, encode
 from dovetail.targets.maeri.timing import addition_cycles
@@ -40,8 +40,17 @@ DRIVER = queue_driver(
 )
 
 
+HANDING_CYCLES = 24
+"""Core cycles of `maeri_hold` and `maeri_start`."""
+
+
 def _order(match: dt.Match, config: MaeriConfig) -> Order:
-    return arrange(network(match.graph), config)
+    return alone(_part(match), config)
+
+
+def _part(match: dt.Match) -> Part:
+    work = network(match.graph).works[0]
+    return work.layer, Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
@@ -71,10 +80,6 @@ def _lies(match: dt.Match, operands: Mapping[str, dt.Operand], name: str) -> Str
     return Strided(place.address, place.strides[-2], 0, place.strides[-1])
 
 
-def _kind(work: Work) -> Kind:
-    return Kind.TURNED if work.turned else Kind.DEPTHWISE if work.kind == "depthwise" else Kind.CONVOLUTION
-
-
 def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     """The launch of an addition."""
     added, shape = layers.addition_of(match), match.result.shape
@@ -86,25 +91,27 @@ def addition(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Task:
     return Task(sizes, Kind.CONVOLUTION, added.input_zero_point, False, x, result, 0, 0, (), stage=stage)
 
 
-def task(match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig) -> Task:
-    """The launch of a region."""
+def task(
+    match: dt.Match, operands: Mapping[str, dt.Operand], config: MaeriConfig, items: tuple[Item, ...] = ()
+) -> Task:
+    """The launch of a region, with the items of an order of several, if given."""
     if not match.has("layer"):
         return addition(match, operands)
-    order, linear, window = _order(match, config), layers.linear_of(match), layers.window_of(match)
+    (layer, kind), linear, window = _part(match), layers.linear_of(match), layers.window_of(match)
     stage = None
     if match.has("clip"):
-        layer = layers.layer_of(match)
-        stage = Stage(operands["scales"].address, layer.output_zero_point, layer.low, layer.high, NOWHERE, 0)
+        whole = layers.layer_of(match)
+        stage = Stage(operands["scales"].address, whole.output_zero_point, whole.low, whole.high, NOWHERE, 0)
     return Task(
-        layer=order.network.works[0].layer,
-        kind=_kind(order.network.works[0]),
+        layer=layer,
+        kind=kind,
         zero_point=linear.input_zero_point,
         unsigned=not match.type("x").dtype.signed,
         source=_lies(match, operands, "x"),
         result=_lies(match, operands, "result"),
         weights=operands["weights"].address,
         bias=operands["sums"].address,
-        items=order.items,
+        items=items or _order(match, config).items,
         padding=(*window.before, *window.after),
         stage=stage,
     )
@@ -166,6 +173,34 @@ def _offloads(config: MaeriConfig) -> tuple[dt.Offload, ...]:
     return tuple(dt.Offload(name, pattern, limits, pack, commands, cycles) for name, pattern, limits in found)
 
 
+def _joint(config: MaeriConfig) -> dt.Joint:
+    """Layers side by side; additions take all ports and lines."""
+
+    def order(launches: Sequence[dt.Launched]) -> Order | None:
+        if not all(launch.match.has("layer") for launch in launches):
+            return None
+        return side_by_side(tuple(_part(launch.match) for launch in launches), config)
+
+    def cycles(launches: Sequence[dt.Launched]) -> int | None:
+        stage = STAGE_CYCLES if any(one.match.has("clip") for one in launches) else 0
+        if len(launches) == 1 and not launches[0].match.has("layer"):
+            return addition_cycles(config, launches[0].match.result.elements) + STAGE_CYCLES
+        found = order(launches)
+        return None if found is None else found.makespan + stage
+
+    def commands(launches: Sequence[tuple[dt.Launched, Mapping[str, dt.Operand]]]) -> list[tuple[dt.Command, ...]]:
+        joint, made = order([launch for launch, _ in launches]), list[tuple[dt.Command, ...]]()
+        assert joint is not None, "it was asked for its cycles before"
+        for number, (launch, operands) in enumerate(launches):
+            items = tuple(item for item in joint.items if item.work == number)
+            words = encode(task(launch.match, operands, config, items))
+            function = "maeri_start" if number == len(launches) - 1 else "maeri_hold"
+            made.append((dt.Command(function, (len(words), *words), constants=True),))
+        return made
+
+    return dt.Joint(config.joint, cycles, commands, HANDING_CYCLES)
+
+
 def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None) -> dt.Target:
     """The chip with an engine of this configuration.
 
@@ -190,6 +225,7 @@ def target(config: MaeriConfig, name: str = "maeri", rules: Rules | None = None)
         device=dt.DeviceModel(f"{HERE}.device:MaeriDevice", base=0x43D00000, size=0x100, arguments=asdict(config)),
         wait="maeri_wait",
         prepare="maeri_init",
+        joint=_joint(config) if config.joint > 1 else None,
     )
     who, rounding = ("engine", dt.Rounding.DOUBLE) if config.requantise else ("core", None)
     return dt.Target(

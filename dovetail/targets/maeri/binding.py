@@ -18,14 +18,16 @@ class Binds(IntEnum):
     """What an item waits for."""
 
     MULTIPLIERS = 0
-    PORTS = 1
-    WEIGHTS = 2
-    LINES = 3
-    TREE = 4
+    BOTH = 1
+    PORTS = 2
+    WEIGHTS = 3
+    LINES = 4
+    TREE = 5
 
 
 SAID = {
     Binds.MULTIPLIERS: ("multipliers", "a product in every cycle"),
+    Binds.BOTH: ("multipliers and ports", "a product and a value sent in every cycle"),
     Binds.PORTS: ("ports", "inputs are sent more slowly than they could be multiplied"),
     Binds.WEIGHTS: ("weights", "weights, and waiting for last sums, take longer than products"),
     Binds.LINES: ("lines", "sums queue at the collection bus"),
@@ -42,7 +44,7 @@ def binds(order: Order, item: Item) -> Binds:
         return Binds.WEIGHTS
     sends, pace = max(later for _, later in time.rates), -(-time.pace[0] // time.pace[1])
     if max(sends, pace) <= time.folds:
-        return Binds.MULTIPLIERS
+        return Binds.BOTH if sends == time.folds and order.config.shared_ports else Binds.MULTIPLIERS
     if sends >= pace:
         return Binds.PORTS
     return Binds.TREE if time.going else Binds.LINES

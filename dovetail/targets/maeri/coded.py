@@ -299,13 +299,18 @@ def _check_item(image: Image, item: Item, where: str) -> None:
 
 
 def described(words: Sequence[int], layer: OrderLayer, tiles: Iterable[Tile], multipliers: int) -> bool:
-    """Whether Layer_Info says what a layer is, and a tile that one of its items has."""
-    high, low = [word >> 16 for word in words], [word & _MOST_SIZE for word in words]
-    whole = (layer.filters * layer.groups, layer.channels, layer.rows, layer.columns, layer.in_rows, layer.in_columns)
-    matrix = (layer.filters * layer.groups, layer.taps, 1, 1, layer.out_rows, layer.out_columns)
+    """Whether every word of Layer_Info says what a layer is, and a tile that one of its items has: of each dimension
+    size and tile, then what is left over and how many tiles fit; multipliers and virtual neurons; their products."""
+    filters, positions = layer.filters * layer.groups, (layer.out_rows, layer.out_columns)
+    whole = (filters, layer.channels, layer.rows, layer.columns, layer.in_rows, layer.in_columns)
+    matrix = (filters, layer.taps, 1, 1, *positions)
     for tile in tiles:
         steps = (tile.filters * tile.groups, tile.channels, tile.rows, tile.columns, tile.out_rows, tile.out_columns)
-        last = (high[12], low[12], words[13]) == (multipliers, tile.neurons, tile.size)
-        if last and tuple(high[:12:2]) == (matrix if tile.flat else whole) and tuple(low[:12:2]) == steps:
+        sizes = matrix if tile.flat else whole
+        wanted = []
+        for size, step, count in zip(sizes, steps, (*sizes[:4], *positions), strict=True):
+            wanted += [(size, step), (count % step, count // step)]
+        wanted += [(multipliers, tile.neurons), (0, tile.size)]
+        if [(word >> 16, word & _MOST_SIZE) for word in words] == wanted:
             return True
     return False

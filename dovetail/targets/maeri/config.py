@@ -50,6 +50,8 @@ class MaeriConfig:
     """Whether a dot product larger than the virtual neuron may be computed in several steps."""
     padding: bool = True
     """Whether a task may surround its image with the zero point; else what it reads is padded in memory."""
+    joint: int = 3
+    """Tasks that may begin together, each with multipliers and ports of its own; 1 where one follows the other."""
     requantise: bool = True
     """Whether each line of the collection bus ends in a stage that scales, rounds and limits sums to int8, as
     TensorFlow Lite Micro does, and adds images; else the engine gives 32-bit sums. The public RTL has none."""
@@ -65,7 +67,13 @@ class MaeriConfig:
         for name in ("distribution", "collection"):
             if getattr(self, name) > self.multipliers:
                 raise _error(f"{name} must be at most the {self.multipliers} multipliers, is {getattr(self, name)}")
-        for name, least in (("weight_depth", 1), ("prefetch", 0), ("feature_memory", 0), ("prefetch_buffer", 0)):
+        for name, least in (
+            ("weight_depth", 1),
+            ("joint", 1),
+            ("prefetch", 0),
+            ("feature_memory", 0),
+            ("prefetch_buffer", 0),
+        ):
             if getattr(self, name) < least:
                 raise _error(f"{name} must be at least {least}, is {getattr(self, name)}")
 

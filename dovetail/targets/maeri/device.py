@@ -7,11 +7,14 @@ Registers are 32 bits wide; the public RTL has none, this chip's are:
   launch's constants.
 - 0x10 FINISHED, read: launches finished since reset, modulo 2^32; lowers the interrupt line.
 - 0x14 ROOM, read: launches that can still be handed over, 0 to 2.
+- 0x18 HOLD, write 1: keep the task until the next launch, which begins with it: their items have multipliers and ports
+  of their own. So many as `MaeriConfig.joint`, the last included.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -19,17 +22,14 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dovetail.errors import DovetailError, SimulationError
-from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
-from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import Order
-from dovetail.targets.maeri.simulate import makespan, simulate
-from dovetail.targets.maeri.task import Kind, Strided, Task, decode
+from dovetail.targets.maeri.order import Order, ordered
+from dovetail.targets.maeri.simulate import makespan, simulate, spans
+from dovetail.targets.maeri.task import Kind, Stage, Strided, Task, decode, layers_of
 from dovetail.targets.maeri.timing import addition_cycles
 
 MOST_WORDS = 1 << 24
@@ -45,15 +45,16 @@ class Register(IntEnum):
     CONSTANTS = 0x0C
     FINISHED = 0x10
     ROOM = 0x14
+    HOLD = 0x18
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a launch computes, and the address of its constants."""
+    """What a launch computes: tasks side by side, with the address of each one's constants, in one order."""
 
-    task: Task
-    order: Order
-    constants: int
+    tasks: tuple[tuple[Task, int], ...]
+    order: Order | None
+    """None for an addition."""
 
 
 class MaeriDevice(ControlledDevice[_Work]):
@@ -70,11 +71,26 @@ class MaeriDevice(ControlledDevice[_Work]):
 
     def __init__(self, bus: Bus, name: str = "maeri", **fields: Any) -> None:
         self.config = MaeriConfig(**fields)
-        hint = "look at the driver: it writes TASK, WORDS, CONSTANTS and CONTROL only"
+        hint = "look at the driver: it writes TASK, WORDS, CONSTANTS, HOLD and CONTROL only"
         super().__init__(bus, name, Register, (Register.FINISHED, Register.ROOM), hint)
 
-    def launch(self, now: int) -> None:
-        """See `ControlledDevice.launch`."""
+    def clear(self) -> None:
+        """See `QueueDevice.clear`."""
+        super().clear()
+        self._held: list[tuple[Task, int]] = []
+
+    def write(self, offset: int, value: int, now: int) -> None:
+        """See `ControlledDevice`; and HOLD."""
+        if offset != Register.HOLD:
+            super().write(offset, value, now)
+            return
+        if value != 1 or len(self._held) + 1 >= self.config.joint:
+            what = f"HOLD is written {value} with {len(self._held)} tasks held; {self.config.joint} may begin together"
+            raise SimulationError(what, where=self.name, hint="look at the driver: write 1, then start the last one")
+        self._held.append(self._task())
+
+    def _task(self) -> tuple[Task, int]:
+        """What the registers describe."""
         address, count = self.registers[Register.TASK], self.registers[Register.WORDS]
         if count > MOST_WORDS or address % 4:
             what = f"a task of {count} words at {address:#x}; the limit is {MOST_WORDS}, from a multiple of 4 on"
@@ -84,63 +100,91 @@ class MaeriDevice(ControlledDevice[_Work]):
         if (task.stage and not self.config.requantise) or (any(task.padding) and not self.config.padding):
             what = "the task asks for a stage or a padding that this configuration has not"
             raise SimulationError(what, where=self.name, hint="compile for the target as it is")
+        return task, self.registers[Register.CONSTANTS]
+
+    def launch(self, now: int) -> None:
+        """See `ControlledDevice.launch`."""
+        own, self._held = (*self._held, self._task()), []
+        tasks = [task for task, _ in own]
         try:
-            order = _order(task, self.config)
-            cycles = _cycles(task, order, self.config)
+            order = _order(tasks, self.config)
+            cycles = _cycles(tasks, order, self.config)
         except DovetailError as error:
             hint = error.hint or "look at the words of the task"
             raise SimulationError(f"the task cannot be computed: {error.what}", where=self.name, hint=hint) from error
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             hint = "look at the words of the task: they contradict each other"
             raise SimulationError(f"the task cannot be computed: {error}", where=self.name, hint=hint) from error
-        self.queue.hand_over(_Work(task, order, self.registers[Register.CONSTANTS]), now, cycles)
+        self.queue.hand_over(_Work(own, order), now, cycles)
 
     def complete(self, launch: Launch[_Work]) -> Activity:
         """See `QueueDevice.complete`: computed from what the memories hold now."""
-        task = launch.work.task
-        sums = self._products(launch.work) if task.items else self._added(launch.work)
+        (task, constants), *_ = launch.work.tasks
+        if launch.work.order is None:
+            sums = [self._added(task, constants)]
+        else:
+            sums = self._products(launch.work.tasks, launch.work.order)
+        for (each, where), found in zip(launch.work.tasks, sums, strict=True):
+            self._store(each, where, found)
+        items, macs = (sum(one(each) for each, _ in launch.work.tasks) for one in (_items, _macs))
+        return Activity(launch.start, launch.end, f"{items} items", macs=macs)
+
+    def parts(self, launch: Launch[_Work]) -> Sequence[Activity]:
+        """See `QueueDevice.parts`: each task from its first weight to its last result."""
+        whole, (tasks, order) = self.complete(launch), (launch.work.tasks, launch.work.order)
+        if order is None or len(tasks) == 1:
+            return [whole]
+        found = []
+        for number, ((task, _), (first, last)) in enumerate(zip(tasks, spans(order), strict=True)):
+            label = f"{_items(task)} items, {number + 1} of {len(tasks)} tasks side by side"
+            end = launch.start + last + (STAGE_CYCLES if task.stage else 0)
+            found.append(Activity(launch.start + first, end, label, macs=_macs(task)))
+        return found
+
+    def _store(self, task: Task, constants: int, sums: Array) -> None:
+        """What a task makes of its sums, [rows, columns, channels], to where its result lies."""
         found = sums.astype(np.int32)  # wraps as the accumulators do
         if task.stage is not None:
             stage, channels = task.stage, _channels(task) if task.items else 1
-            multiplier, shift = self._scales(launch.work, channels).T
+            multiplier, shift = self._scales(task.stage, constants, channels).T
             scaled = fixed_point(found.astype(np.int64), multiplier, shift, Rounding.DOUBLE) + stage.zero_point
             found = np.clip(scaled, stage.low, stage.high).astype(np.int8)
         self._image(task.result, found.shape, found.dtype)[...] = found
-        macs = task.layer.macs if task.items else 0
-        return Activity(launch.start, launch.end, f"{len(task.items)} items", macs=macs)
 
-    def _products(self, work: _Work) -> Array:
-        """Sums of a layer, [rows, columns, channels]."""
-        task, kinds = work.task, work.order.network.graph.types
-        source, weights = (work.order.network.works[0].node.inputs)[:2]
-        blob = self.bus.view(work.constants + task.weights, kinds[weights].elements)
-        top, left, bottom, right = task.padding
-        rows, columns, channels = (1, 1, *kinds[source].shape)[-3:]
-        shape = (rows - top - bottom, columns - left - right, channels)
-        x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))
-        x = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=task.zero_point)
-        w = blob.view(np.int8).reshape(kinds[weights].shape)
-        outputs = _channels(task)
-        bias = self.bus.view(work.constants + task.bias, 4 * outputs).view("<i4").astype(np.int64)
-        found = simulate(work.order, {source: x.reshape(kinds[source].shape), weights: w})
-        sums = found.outputs[work.order.network.graph.outputs[0]].astype(np.int64) + bias
-        return sums[None] if task.kind == Kind.TURNED else np.asarray(sums[0])
+    def _products(self, tasks: Sequence[tuple[Task, int]], order: Order) -> list[Array]:
+        """Sums of layers side by side, each [rows, columns, channels]."""
+        values: dict[str, Array] = {}
+        for (task, constants), work in zip(tasks, order.network.works, strict=True):
+            kinds, (source, weights) = order.network.graph.types, work.node.inputs[:2]
+            blob = self.bus.view(constants + task.weights, kinds[weights].elements)
+            top, left, bottom, right = task.padding
+            rows, columns, channels = (1, 1, *kinds[source].shape)[-3:]
+            shape = (rows - top - bottom, columns - left - right, channels)
+            x = self._image(task.source, shape, np.dtype(np.uint8 if task.unsigned else np.int8))
+            x = np.pad(x, ((top, bottom), (left, right), (0, 0)), constant_values=task.zero_point)
+            values[source] = x.reshape(kinds[source].shape)
+            values[weights] = blob.view(np.int8).reshape(kinds[weights].shape)
+        found, sums = simulate(order, values), []
+        for (task, constants), work in zip(tasks, order.network.works, strict=True):
+            bias = self.bus.view(constants + task.bias, 4 * _channels(task)).view("<i4").astype(np.int64)
+            whole = found.outputs[work.node.output].astype(np.int64) + bias
+            sums.append(whole[None] if task.kind == Kind.TURNED else np.asarray(whole[0]))
+        return sums
 
-    def _added(self, work: _Work) -> Array:
+    def _added(self, task: Task, constants: int) -> Array:
         """Two images, each raised by 20 bits and brought to one scale."""
-        task, stage, layer = work.task, work.task.stage, work.task.layer
+        stage, layer = task.stage, task.layer
         assert stage is not None
         operands = ((task.source, task.zero_point), (stage.other, stage.other_zero_point))
         total = np.zeros((layer.in_rows, layer.in_columns, layer.groups), np.int64)
-        for (place, zero), (multiplier, shift) in zip(operands, self._scales(work, 3)[1:], strict=True):
+        for (place, zero), (multiplier, shift) in zip(operands, self._scales(stage, constants, 3)[1:], strict=True):
             raised = (self._image(place, total.shape, np.dtype(np.int8)).astype(np.int64) - zero) << 20
             total += fixed_point(raised, multiplier, shift, Rounding.DOUBLE)
         return total
 
-    def _scales(self, work: _Work, count: int) -> Array:
+    def _scales(self, stage: Stage, constants: int, count: int) -> Array:
         """Multipliers and shifts, [count, 2]."""
-        assert work.task.stage is not None
-        return self.bus.view(work.constants + work.task.stage.scales, 8 * count).view("<i4").reshape(count, 2)
+        return self.bus.view(constants + stage.scales, 8 * count).view("<i4").reshape(count, 2)
 
     def _image(self, place: Strided, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> Array:
         """An array in memory as [rows, columns, channels]."""
@@ -154,34 +198,29 @@ def _channels(task: Task) -> int:
     return task.layer.in_rows if task.kind == Kind.TURNED else task.layer.filters * task.layer.groups
 
 
-def _cycles(task: Task, order: Order, config: MaeriConfig) -> int:
+def _items(task: Task) -> int:
+    return len(task.items)
+
+
+def _macs(task: Task) -> int:
+    return task.layer.macs if task.items else 0
+
+
+def _cycles(tasks: Sequence[Task], order: Order | None, config: MaeriConfig) -> int:
     """From the first weight to the last result in memory."""
-    layer, stage = task.layer, STAGE_CYCLES if task.stage else 0
-    if not task.items:
+    stage = STAGE_CYCLES if any(task.stage for task in tasks) else 0
+    if order is None:
+        layer = tasks[0].layer
         return addition_cycles(config, layer.in_rows * layer.in_columns * layer.groups) + stage
     return makespan(order) + stage
 
 
-def _order(task: Task, config: MaeriConfig) -> Order:
-    """The task's items as an order of a network of one layer."""
-    layer = task.layer
-    builder = GraphBuilder("launch")
-    image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
-    turned, kind = task.kind == Kind.TURNED, DType.UINT8 if task.unsigned else DType.INT8
-    x = builder.input("x", TensorType((1, layer.channels) if turned else image, kind))
-    channels = layer.filters * layer.groups
-    kernel = (layer.rows, layer.columns)
-    shape: tuple[int, ...] = (channels, *kernel, layer.channels)
-    if task.kind != Kind.CONVOLUTION:
-        shape = (layer.in_rows, layer.channels) if turned else (1, *kernel, channels)
-    w = builder.constant("weights", np.zeros(shape, np.int8))
-    stride = (layer.stride, layer.stride)
-    operator = DepthwiseConv2d if task.kind == Kind.DEPTHWISE else Conv2d
-    window = (
-        FullyConnected(input_zero_point=task.zero_point)
-        if turned
-        else operator(stride, input_zero_point=task.zero_point)
-    )
-    result = builder.add(window, [x, w], "result")
-    net = network(builder.finish([result]))
-    return Order(net, config, task.items, 0)
+def _order(tasks: Sequence[Task], config: MaeriConfig) -> Order | None:
+    """The tasks' items as an order of a network of one layer each; None for an addition, which is alone."""
+    if len(tasks) > 1 and not all(task.items for task in tasks):
+        hint = "start additions by themselves"
+        raise SimulationError("an addition takes all ports and lines", where="maeri", hint=hint)
+    if not tasks[0].items:
+        return None
+    items = [replace(item, work=number) for number, task in enumerate(tasks) for item in task.items]
+    return Order(layers_of(tasks), config, ordered(items), 0)

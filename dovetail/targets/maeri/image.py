@@ -236,15 +236,15 @@ def layer_words(config: MaeriConfig, layer: OrderLayer, tile: Tile) -> list[int]
         layer = OrderLayer(1, 1, layer.taps, layer.filters, rows, columns, layer.groups)
     words = []
     sizes = (
-        (layer.filters * layer.groups, tile.filters * tile.groups, 1),
-        (layer.channels, tile.channels, 1),
-        (layer.rows, tile.rows, 1),
-        (layer.columns, tile.columns, 1),
-        (layer.in_rows, tile.out_rows, layer.rows),
-        (layer.in_columns, tile.out_columns, layer.columns),
+        (layer.filters * layer.groups, tile.filters * tile.groups, layer.filters * layer.groups),
+        (layer.channels, tile.channels, layer.channels),
+        (layer.rows, tile.rows, layer.rows),
+        (layer.columns, tile.columns, layer.columns),
+        (layer.in_rows, tile.out_rows, layer.out_rows),
+        (layer.in_columns, tile.out_columns, layer.out_columns),
     )
-    for size, step, window in sizes:
-        rounds, left = divmod(size - window + 1, step)
+    for size, step, count in sizes:
+        rounds, left = divmod(count, step)
         words += [size << 16 | step, left << 16 | rounds]
     return [*words, config.multipliers << 16 | tile.neurons, tile.size]
 

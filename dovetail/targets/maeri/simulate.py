@@ -136,6 +136,16 @@ def makespan(order: Order) -> int:
     return max((int(run.exists.max()) for run in _runs(order)), default=0)
 
 
+def spans(order: Order) -> tuple[tuple[int, int], ...]:
+    """Of each layer the cycle of its first weight, and that from which all its results exist."""
+    runs = _runs(order)
+    found = []
+    for number in range(len(order.network.works)):
+        own = [run for run in runs if run.item.work == number]
+        found.append((min(run.item.start for run in own), max(int(run.exists.max()) for run in own)))
+    return tuple(found)
+
+
 def _runs(order: Order) -> list[_Run]:
     """Every item played, its sums as late as the lines it shares with others make them."""
     runs = [_run(order, item) for item in order.items]

@@ -7,8 +7,13 @@ from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from itertools import islice
 
+import numpy as np
+
 from dovetail.errors import SimulationError
-from dovetail.targets.maeri.network import OrderLayer
+from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.types import DType, TensorType
+from dovetail.targets.maeri.network import Network, OrderLayer, network
 from dovetail.targets.maeri.order import Item, Segment
 from dovetail.targets.maeri.timing import Tile
 from dovetail.targets.maeri.tree import Range
@@ -101,6 +106,26 @@ def encode(task: Task) -> tuple[int, ...]:
         for part in item.segments:
             words += astuple(part)
     return tuple(int(word) & _MASK for word in words)
+
+
+def layers_of(tasks: Sequence[Task]) -> Network:
+    """The layers of tasks beside each other, as a network with weights of zeros."""
+    builder, results = GraphBuilder("launch"), []
+    for task in tasks:
+        layer, turned = task.layer, task.kind == Kind.TURNED
+        image = (1, layer.in_rows, layer.in_columns, layer.channels * layer.groups)
+        kind = TensorType((1, layer.channels) if turned else image, DType.UINT8 if task.unsigned else DType.INT8)
+        x = builder.input(builder.fresh("x"), kind)
+        channels, kernel = layer.filters * layer.groups, (layer.rows, layer.columns)
+        shape: tuple[int, ...] = (channels, *kernel, layer.channels)
+        if task.kind != Kind.CONVOLUTION:
+            shape = (layer.in_rows, layer.channels) if turned else (1, *kernel, channels)
+        w = builder.constant("weights", np.zeros(shape, np.int8))
+        operator = DepthwiseConv2d if task.kind == Kind.DEPTHWISE else Conv2d
+        stride, zero = (layer.stride, layer.stride), task.zero_point
+        window = FullyConnected(input_zero_point=zero) if turned else operator(stride, input_zero_point=zero)
+        results.append(builder.add(window, [x, w], "result"))
+    return network(builder.finish(results))
 
 
 def decode(words: Sequence[int]) -> Task:

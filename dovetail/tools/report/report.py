@@ -113,6 +113,8 @@ class ReportLayer:
     bytes_moved: int
     """Bytes the DMA writes for it, and those brought to an engine's copy of the memory and back."""
     reason_not_offloaded: str
+    beside: tuple[str, ...] = ()
+    """The layers the engine computes at the same time, started together."""
 
     @property
     def macs_per_cycle(self) -> float | None:
@@ -267,6 +269,7 @@ def _layers(result: RunResult, first: InferenceResult) -> tuple[ReportLayer, ...
             ideal_macs_per_cycle=ideal.get(layer["engine"]),
             bytes_moved=int(moved["bytes"]),
             reason_not_offloaded=layer["reason_not_offloaded"],
+            beside=tuple(layer.get("beside", ())),
         )
         for index, (layer, moved) in enumerate(zip(described, manifest["work"], strict=True))
     )
@@ -439,7 +442,7 @@ def _on_cores(report: Report, layer: ReportLayer) -> tuple[ReportLayer, str]:
     those of the core that works longest."""
     own = {core.name: core.layers[layer.name] for core in report.cores if layer.name in core.layers}
     if layer.engine != "core" or not own:
-        return layer, layer.engine
+        return layer, f"{layer.engine}, beside {', '.join(layer.beside)}" if layer.beside else layer.engine
     return layer if "core" in own else replace(layer, cycles=max(own.values())), " ".join(own)
 
 

@@ -1,0 +1,95 @@
+"""Layers side by side in one launch: an order of several layers that do not read each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate, pairwise, permutations
+
+from dovetail.errors import DovetailError
+from dovetail.targets.maeri.clashes import grain
+from dovetail.targets.maeri.config import MaeriConfig
+from dovetail.targets.maeri.listing import arrange
+from dovetail.targets.maeri.network import Network, OrderLayer
+from dovetail.targets.maeri.order import Order, ordered
+from dovetail.targets.maeri.rules import Pin, Rules
+from dovetail.targets.maeri.simulate import check
+from dovetail.targets.maeri.task import Kind, Strided, Task, layers_of
+
+Part = tuple[OrderLayer, Kind]
+"""A layer, and how its weights lie."""
+
+_TURNS = 3
+"""Layers of which every turn is tried."""
+_WORTH = 100
+"""Multipliers are shared out where that could save one in so many cycles."""
+
+
+def of_parts(parts: Sequence[Part]) -> Network:
+    """Layers beside each other as a network."""
+    nowhere = Strided(0, 0, 0, 0)
+    return layers_of([Task(layer, kind, 0, False, nowhere, nowhere, 0, 0, ()) for layer, kind in parts])
+
+
+@lru_cache(maxsize=1024)
+def alone(part: Part, config: MaeriConfig) -> Order:
+    """The order of one layer; its `makespan` is the scheduler's.
+
+    Raises:
+        TargetError: it does not fit.
+    """
+    return arrange(of_parts((part,)), config)
+
+
+@lru_cache(maxsize=256)
+def side_by_side(parts: tuple[Part, ...], config: MaeriConfig) -> Order | None:
+    """The order of layers beside each other that ends first, of those tried; its `makespan` is what the machine takes.
+
+    Tried is one layer after the other without a gap, in every turn; and where more than that can be saved, multipliers
+    shared out by the layers' work: to each of them, or to one, which the others then fill up.
+
+    Returns:
+        None where one of them does not fit.
+    """
+    turns = list(permutations(range(len(parts)))) if len(parts) <= _TURNS else [tuple(range(len(parts)))]
+    best = _first_to_end([_tried(parts, turn, config) for turn in turns])
+    work = sum(layer.macs for layer, _ in parts)
+    if best is None or len(parts) == 1 or (best.makespan - work // config.multipliers) * _WORTH < best.makespan:
+        return best
+    by_work = sorted(range(len(parts)), key=lambda number: parts[number][0].macs)
+    ways = [(turn, pins) for turn in (by_work, by_work[::-1]) for pins in _shares(parts, turn, config)]
+    ways += [(by_work, [(0, config.multipliers * quarters // 4)]) for quarters in (2, 3)]
+    shared = [_tried(parts, turn, config, pins) for turn, pins in ways]
+    return _first_to_end([best, *shared])
+
+
+def _first_to_end(orders: Sequence[Order | None]) -> Order | None:
+    return min((order for order in orders if order), key=lambda order: order.makespan, default=None)
+
+
+def _tried(
+    parts: tuple[Part, ...], turn: Sequence[int], config: MaeriConfig, places: Sequence[tuple[int, int]] = ()
+) -> Order | None:
+    """An order in which layers are laid out in turn, the first of them on multipliers [first, end) of their own; None
+    where there is none."""
+    net = of_parts(tuple(parts[number] for number in turn))
+    pins = tuple(Pin(work.name, place) for work, place in zip(net.works, places, strict=False))
+    try:
+        order = arrange(net, config, Rules(pin=pins))
+        cycles = check(order)
+    except DovetailError:
+        return None
+    items = ordered(replace(item, work=turn[item.work]) for item in order.items)
+    return Order(of_parts(parts), config, items, cycles)
+
+
+def _shares(parts: Sequence[Part], turn: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:
+    """Multipliers for each layer in turn, by its products, rounded down and up."""
+    width = grain(config)
+    ports, work = config.multipliers // width, [parts[number][0].macs for number in turn]
+    for rounding in (0.3, 0.7):
+        ends = [int(total * ports / sum(work) + rounding) for total in accumulate(work)]
+        spans = list(pairwise((0, *ends[:-1], ports)))
+        if all(first < end for first, end in spans):
+            yield [(first * width, end * width) for first, end in spans]
