@@ -229,6 +229,8 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
         f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}"
     )
+    if len(given) > 1:
+        say(f"cycles for each input of the slowest element: {max(run.paces)}")
 
 
 def _print_stages(mapped: Mapped) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, find
-from dovetail.sim.mac_array import JOB, KINDS, compute, macs, work_of
+from dovetail.sim.mac_array import KINDS, ROWS_JOB, compute, macs, work_of
 from dovetail.sim.protocol import Content, InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
 from dovetail.target.mesh import MacArray
 
@@ -73,6 +73,7 @@ class ElementDevice:
         """As after power-on."""
         self._registers = dict.fromkeys(range(0, 0x40, 4), 0)
         self._pieces: dict[int, _Piece] = {}
+        self.released: list[int] = []  # when inputs were given back
         self._job: tuple[int, dict[str, int]] | None = None
         self._interrupt = False
         self._done: list[Activity] = []
@@ -120,6 +121,7 @@ class ElementDevice:
                 hint = "look at the element's driver: release the inputs in their order"
                 raise SimulationError(what, where=self.name, hint=hint)
             piece.released += 1
+            self.released.append(now)
             self._deliver(piece)
         elif offset == 0x1C:
             self.sent += [{} for _ in range(len(self.sent), input_ + 1)]
@@ -142,7 +144,7 @@ class ElementDevice:
             if self._job:
                 hint = "look at the element's driver: wait for the job before starting another"
                 raise SimulationError("the MAC array is started while it works", where=self.name, hint=hint)
-            job = self._words(value, JOB)
+            job = self._words(value, ROWS_JOB)
             self._job = (now + self._clocks(job), job)
 
     def next_event(self) -> int | None:
@@ -237,6 +239,9 @@ def load(content: Content) -> Runner:
             contents |= {f"stored {piece}": content for piece, content in stored.items()}
             outputs.append(InferenceResult(contents))
         outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
+        first, rest = len(device.released) // max(len(outputs), 1), len(outputs) - 1
+        if rest > 0:
+            outputs[-1] = replace(outputs[-1], total_cycles=(device.released[-1] - device.released[first - 1]) // rest)
         return replace(result, inferences=tuple(outputs))
 
     return run

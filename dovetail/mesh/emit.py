@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,11 +16,13 @@ from dovetail.codegen.emit.firmware import linker_script, runtime_path
 from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Box, DType, TensorType, box_shape
 from dovetail.kernels import CoreKernel
 from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
-from dovetail.mesh.layers import MeshLayer
+from dovetail.mesh.finish import Lines, lines_of
+from dovetail.mesh.layers import SUMS_TOGETHER, MeshLayer
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
@@ -113,7 +116,7 @@ def _on_core(stage: Stage, graph: Graph, reads: Mapping[str, Box], target: Targe
     places, constants = _dense_operands(stage, reads), bytearray(HEADER_BYTES)
     pointers = {one.name: slot_of(n, places[n]) for n, one in enumerate(stage.layer.readings)}
     call = _call(kernel, pointers, "result", constants)
-    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, 0, [call])
+    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, 0, [call], own=target.core.functions)
     return ElementProgram(source, bytes(constants), tuple(places), 0)
 
 
@@ -128,7 +131,7 @@ def _dense_operands(stage: Stage, reads: Mapping[str, Box]) -> list[OperandPlace
 
 
 def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> ElementProgram:
-    """Row by row: the array makes sums, a kernel finishes them."""
+    """Some rows at a time: the array makes sums, `narrow_sums` or a kernel finishes them."""
     layer = stage.layer
     parts, constants = layer.parts, bytearray(HEADER_BYTES)
     assert parts is not None and parts.anchor is not None
@@ -137,23 +140,64 @@ def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> Element
     places, skip = _array_operands(stage, piece, graph)
     weights = add_constant(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
     tail = _tail(graph, anchor, layer)
-    itemsize = graph.types[graph.outputs[0]].dtype.numpy.itemsize
-    row_bytes = columns * outputs * itemsize
-    target_row = f"result + row * {row_bytes}u"
-    sums = "sums" if tail else f"(int32_t *)(void *)({target_row})"
-    body = _job(stage, places[0], weights, sums, columns, outputs, graph, anchor)
-    kernel = None
+    together = min(rows, max(1, SUMS_TOGETHER // (columns * outputs))) if tail else rows
+    row_bytes = columns * outputs * graph.types[graph.outputs[0]].dtype.numpy.itemsize
+    sums = "sums" if tail else "(int32_t *)(void *)result"
+    body = [f"const uint32_t count = {rows}u - row < {together}u ? {rows}u - row : {together}u;"]
+    body += _job(stage, places[0], weights, sums, columns, outputs, graph, anchor)
+    kernel, helpers, narrowed, row_target = None, [], 0, f"result + at * {row_bytes}u"
+    names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
+    pointers = {SUMS: f"sums + (at - row) * {columns * outputs}u"}
+    lines = _lines_behind(tail, graph, anchor) if tail else None
+    if tail and lines:
+        helpers.append("narrow_sums")
+        first, tail = tail.nodes[2].output, _behind_lines(tail)
+        numbers = lines.numbers()
+        place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
+        to = "narrowed" if tail else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
+        given = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
+        body.append(f"narrow_sums({to}, sums, {given}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
+        narrowed = together * columns * outputs if tail else 0
+        pointers[first] = f"narrowed + (at - row) * {columns * outputs}u"
     if tail:
         kernel = kernels.generate(tail, "finish", core_traits(target.core))
-        names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
-        pointers = {SUMS: "sums"}
         for number in range(1, len(places)):
-            pointers[names[number]] = f"{slot_of(number, places[number])} + row * {places[number].row_bytes}u"
-        body.append(_call(kernel, pointers, target_row, constants))
-    lines = [f"for (uint32_t row = 0; row < {rows}u; ++row) {{", *(f"    {line}" for line in body), "}"]
-    row_sums = -(-columns // 4) * 4 * outputs if tail else 0
-    source = _source(kernel, places, rows * row_bytes, row_sums, lines)
+            pointers[names[number]] = f"{slot_of(number, places[number])} + at * {places[number].row_bytes}u"
+        call = _call(kernel, pointers, row_target, constants)
+        body += ["for (uint32_t at = row; at < row + count; ++at) {", f"    {call}", "}"]
+    text = [f"for (uint32_t row = 0; row < {rows}u; row += {together}u) {{", *(f"    {one}" for one in body), "}"]
+    row_sums = together * columns * outputs if kernel or helpers else 0
+    source = _source(kernel, places, rows * row_bytes, row_sums, text, helpers, narrowed, target.core.functions)
     return ElementProgram(source, bytes(constants), tuple(places), skip)
+
+
+def _lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
+    """The lines of a tail that begins with a requantisation to int8; None for others."""
+    if len(tail.nodes) < 3:
+        return None
+    scaled, clip = (node.operator for node in tail.nodes[1:3])
+    alone = tail.nodes[1].inputs[0] == tail.nodes[0].output and tail.nodes[2].inputs[0] == tail.nodes[1].output
+    alone = alone and all(len(tail.users()[node.output]) == 1 for node in tail.nodes[:2])
+    if not (alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)):
+        return None
+    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
+    axes = {FullyConnected: (1,), DepthwiseConv2d: (0, 1, 2)}.get(type(anchor.operator), (1, 2, 3))
+    most = 128 if graph.types[anchor.inputs[0]].dtype.signed else 255
+    multiplier, shift = (tail.constants[name] for name in tail.nodes[1].inputs[1:])
+    return lines_of(scaled, multiplier, shift, tail.constants[FOLDED], most * np.abs(weights).sum(axis=axes))
+
+
+def _behind_lines(tail: Graph) -> Graph | None:
+    """What is computed of a tail behind its first three operators."""
+    nodes = tail.nodes[3:]
+    if not nodes:
+        return None
+    read = {name for node in nodes for name in node.inputs}
+    inputs = (tail.nodes[2].output, *(name for name in tail.inputs if name in read))
+    constants = {name: array for name, array in tail.constants.items() if name in read}
+    made = {node.output for node in nodes}
+    types = {name: kind for name, kind in tail.types.items() if name in read | made}
+    return replace(tail, inputs=inputs, nodes=nodes, types=types, constants=constants)
 
 
 def _result_size(stage: Stage, piece: int) -> tuple[int, int, int]:
@@ -164,7 +208,7 @@ def _result_size(stage: Stage, piece: int) -> tuple[int, int, int]:
 def _job(
     stage: Stage, image: OperandPlace, weights: int, sums: str, columns: int, outputs: int, graph: Graph, anchor: Node
 ) -> list[str]:
-    """C that has the array compute a row of sums."""
+    """C that has the array compute `count` rows of sums."""
     layer, kind = stage.layer, graph.types[anchor.inputs[0]]
     dense = layer.kind == "dense"
     members = {
@@ -181,6 +225,7 @@ def _job(
         "kind": f"MAC_{layer.kind.upper()}",
         "is_unsigned": f"{int(not kind.dtype.signed)}u",
         "row_stride": f"{layer.stride[0]}u",
+        "rows": "count",
     }
     set_to = (f"    .{name} = {value}," for name, value in members.items())
     return ["const mac_job_t job = {", *set_to, "};", "mac_start(&job);", "mac_wait();"]
@@ -269,21 +314,30 @@ def _call(kernel: CoreKernel, pointers: Mapping[str, str], result: str, constant
         else:
             place = pointers[parameter.value] if const else result
         cast = f"({const}{parameter.c_type} *)({const}void *)({place})"
-        arguments.append(place if place == "sums" else cast)
+        arguments.append(cast)
     return f"{kernel.name}({', '.join(arguments)});"
 
 
 def _source(
-    kernel: CoreKernel | None, places: list[OperandPlace], result_bytes: int, sums: int, compute: list[str]
+    kernel: CoreKernel | None,
+    places: list[OperandPlace],
+    result_bytes: int,
+    sums: int,
+    compute: list[str],
+    helpers: Sequence[str] = (),
+    narrowed: int = 0,
+    own: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     lines = ['#include "element.h"', '#include "mesh_hal.h"', '#include "program.h"', ""]
+    lines.append(kernels.helper_source([*helpers, *(kernel.helpers if kernel else ())], own))
     if kernel is not None:
-        lines += [kernels.helper_source(kernel.helpers), *kernel.declarations, kernel.shared, kernel.source]
+        lines += [*kernel.declarations, kernel.shared, kernel.source]
     lines.append(ELEMENT_DATA)
     for number, place in enumerate(places):
         lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
     lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
     lines += [f"static int32_t sums[{sums}] __attribute__((aligned(16)));"] if sums else []
+    lines += [f"static int8_t narrowed[{narrowed}] __attribute__((aligned(16)));"] if narrowed else []
     return "\n".join([*lines, *message_loop(places, result_bytes, compute)])
 
 

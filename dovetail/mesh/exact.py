@@ -47,6 +47,8 @@ class ExactRun:
     """Of all elements and inputs."""
     cycles: tuple[int, ...]
     """Per element, as in `MeshProject.elements`: executing and waiting for the MAC array, all inputs."""
+    paces: tuple[int, ...]
+    """Per element: the cycles of each input after the first, from one input given back to the next."""
     memory: tuple[int, ...]
     """Per element: bytes of its element's memory that its program, stack, data and buffers take."""
     stack: int
@@ -273,6 +275,7 @@ def _waves(
         tuple(_gathered(parts, placed, one) for one in stored),
         sum(one.executed_instructions or 0 for one in found),
         tuple(one.inferences[0].total_cycles or 0 for one in found),
+        tuple(one.inferences[-1].total_cycles or 0 for one in found),
         tuple(used[element.program] for element in project.elements),
         max(one.stack_bytes or 0 for one in found),
         len(project.programs),

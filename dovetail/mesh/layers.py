@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dovetail.errors import ModelError, PlanError
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Box, Shape, full_box
@@ -23,6 +24,8 @@ from dovetail.target.mesh import Mesh, Work
 
 INPUT = -1
 """The producer of what the network is given."""
+SUMS_TOGETHER = 1024
+"""Sums of the MAC array that are finished in one go, or one row of them."""
 _LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Image = tuple[int, int, int]
@@ -381,17 +384,31 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
         slot, rest = first, first + others + last * box  # while it is computed, all lies in buffers of its own
     elif layer.on_array:
         work = work_of(layer, sizes)
-        clocks = mesh.mac.clocks(work) + np.where(sizes.parts > 1, box, 0)
+        clocks = mesh.mac.clocks(work) + finishing(layer, sizes, mesh) + np.where(sizes.parts > 1, box, 0)
         floor = mesh.mac.compute(work)
         constants = mesh.mac.weights(work) + 12 * sizes.channels
         slot, rest = (mesh.mac.operand(work), mesh.mac.row_sums(work))
+        together = np.minimum(sizes.rows, np.maximum(1, SUMS_TOGETHER // (sizes.columns * sizes.channels)))
+        rest = rest * together + (together * sizes.columns * sizes.channels if len(layer.readings) > 1 else 0)
         if layer.kind == "dense":
             slot, rest = reads, rest + slot
     else:
-        clocks = floor = np.ceil(box * core_reads(layer) * mesh.core_clocks).astype(np.int64)
+        clocks = floor = np.ceil(box * core_reads(layer) * mesh.core.read + mesh.core.handling).astype(np.int64)
         constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
     fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
     return Costs(clocks, floor, received, last * box, fixed, slot, others, constants)
+
+
+def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh) -> Ints:
+    """Clocks of the core behind the array for pieces of these sizes."""
+    core, box = mesh.core, sizes.rows * sizes.columns * sizes.channels
+    together = np.maximum(1, SUMS_TOGETHER // (sizes.columns * sizes.channels))
+    groups = -(-sizes.rows // together) * -(-sizes.channels // 4)
+    scaled = next((node for node in layer.graph.nodes if isinstance(node.operator, Requantize)), None)
+    limits = [node.operator.low for node in layer.graph.nodes if isinstance(node.operator, Clip)]
+    signed = scaled is not None and limits and scaled.operator.output_zero_point > limits[0]  # type: ignore[attr-defined]
+    each = core.finished + core.gaining * bool(signed) + core.added * (len(layer.readings) - 1)
+    return np.asarray(np.ceil(box * each + groups * core.group + core.handling), np.int64)
 
 
 def _first_pieces(layer: MeshLayer, sizes: Sizes) -> Iterator[Graph]:

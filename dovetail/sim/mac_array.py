@@ -16,6 +16,8 @@ JOB = (
     *("image", "weights", "sums", "image_row", "columns", "outputs", "inputs", "kernel_rows", "kernel_columns"),
     *("stride", "kind", "is_unsigned", "row_stride"),
 )
+"""Of a job of one row, in order."""
+ROWS_JOB = (*JOB, "rows")
 """Of mac_job_t, in order."""
 KINDS = ("convolution", "depthwise", "dense")
 """What `kind` counts."""
@@ -23,19 +25,27 @@ KINDS = ("convolution", "depthwise", "dense")
 
 def work_of(job: Mapping[str, int]) -> Work:
     """A job as the description of an array takes it."""
-    one, columns, outputs, inputs = (np.array(n) for n in (1, job["columns"], job["outputs"], job["inputs"]))
+    rows, columns, outputs, inputs = (
+        np.array(n) for n in (job.get("rows", 1), job["columns"], job["outputs"], job["inputs"])
+    )
     kernel, stride = (job["kernel_rows"], job["kernel_columns"]), (job["row_stride"], job["stride"])
-    return Work(KINDS[job["kind"]], one, columns, outputs, inputs, kernel, stride)
+    return Work(KINDS[job["kind"]], rows, columns, outputs, inputs, kernel, stride)
 
 
 def macs(job: Mapping[str, int]) -> int:
     """Multiply-accumulates of a job."""
     depth = 1 if KINDS[job["kind"]] == "depthwise" else job["inputs"]
-    return job["columns"] * job["outputs"] * job["kernel_rows"] * job["kernel_columns"] * depth
+    return job.get("rows", 1) * job["columns"] * job["outputs"] * job["kernel_rows"] * job["kernel_columns"] * depth
 
 
 def compute(job: Mapping[str, int], bus: Bus) -> None:
-    """Write the sums of a job, [columns][outputs]."""
+    """Write the sums of a job, [rows][columns][outputs]."""
+    step, size = job["row_stride"] * job["image_row"], 4 * job["columns"] * job["outputs"]
+    for row in range(job.get("rows", 1)):
+        _compute_row({**job, "image": job["image"] + row * step, "sums": job["sums"] + row * size}, bus)
+
+
+def _compute_row(job: Mapping[str, int], bus: Bus) -> None:
     kind, outputs, inputs, columns = KINDS[job["kind"]], job["outputs"], job["inputs"], job["columns"]
     high, wide = job["kernel_rows"], job["kernel_columns"]
     span = ((columns - 1) * job["stride"] + wide) * inputs

@@ -41,7 +41,7 @@ from dovetail.target.description import (
     results_of,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
-from dovetail.target.mesh import Count, Grid, MacArray, Mesh, Rates, Work, pack_weights
+from dovetail.target.mesh import CoreClocks, Count, Grid, MacArray, Mesh, Rates, Work, pack_weights
 from dovetail.target.pattern import (
     Choice,
     Constraint,
@@ -60,8 +60,9 @@ from dovetail.target.pattern import (
 )
 
 __all__ = [
-    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreInstruction", "Count",
-    "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint", "KernelCycles", "Knob",
+    "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks", "CoreInstruction",
+    "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint", "KernelCycles",
+    "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",
     "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",

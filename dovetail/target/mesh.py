@@ -103,6 +103,24 @@ class PieceCosts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CoreClocks:
+    """Clocks an element's core takes beside its array."""
+
+    read: float = 1.0
+    """For each element read of what the array does not compute."""
+    finished: float = 0.0
+    """For each sum of the array that is requantised."""
+    gaining: float = 0.0
+    """For each of them, besides, where what it is rounded by depends on the sign."""
+    added: float = 0.0
+    """For each element of a further operand."""
+    group: float = 0.0
+    """For each four channels of rows that are finished together."""
+    handling: float = 0.0
+    """For each input: messages, the array's job."""
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """The routers of a chip and the elements at them."""
 
@@ -174,8 +192,8 @@ class Mesh:
     code: int = 8 * 1024
     """Bytes kept for an element's program and tables when pieces are sized; an emitted one has the last word."""
     stack: int = 2048
-    core_clocks: float = 1.0
-    """Clocks the core takes for each element it reads in what the array does not compute."""
+    core: CoreClocks = field(default_factory=CoreClocks)
+    """What the core is charged with."""
     boards: int = 1
     """How many boards there are."""
     chips: int | None = None

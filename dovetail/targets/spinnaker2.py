@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dovetail.target import Core, Count, Grid, MacArray, Memory, Mesh, Policy, Rates, Target, Work
+from dovetail.target import Core, CoreClocks, Count, Grid, MacArray, Memory, Mesh, Policy, Rates, Target, Work
+from dovetail.targets.cortex_m import cortex_m
 
 
 def _up(value: Count | int, step: int) -> Count:
@@ -83,16 +84,18 @@ MESH = Mesh(
     usable=0x17000,
     route_entries=16384,
     dram_bytes=1 << 30,
+    # measured on pieces of ResNet8 and DS-CNN, executed (docs/mesh.md)
+    core=CoreClocks(read=3.0, finished=8.0, gaining=5.6, added=7.5, group=35.0, handling=200.0),
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""
 
-SIMULATOR_CHIP = replace(MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2)), chips=1)
-"""The chip of the public simulator: 6x6 routers, 144 elements."""
+SIMULATOR_CHIP = replace(MESH, grid=Grid(6, 6, 4, gate=(2, 2), dram=(3, 2)), chips=1, core=CoreClocks())
+"""The chip of the public simulator: 6x6 routers, 144 elements; what the core does behind the array is not charged."""
 
 TARGET = Target(
     name="spinnaker2",
     sentence="boards of 48 chips of 152 Cortex-M4F with 128 KiB and a 16x4 MAC array; one element, or a mesh of them",
-    core=Core("cortex-m4", stack=2048),
+    core=Core("cortex-m4", stack=2048, functions=cortex_m(4).core.functions),
     # the element's memory from 0x8100 on is free for programs; begun at a page
     memories=(Memory("sram", base=0x9000, size=0x17000, alignment=16),),
     code="sram",

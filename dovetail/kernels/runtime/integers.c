@@ -41,6 +41,77 @@ static inline int32_t saturate(int32_t value)
 #endif
 }
 
+/* The halves of a register limited to uint8. */
+static inline uint32_t bytes_of_halves(uint32_t halves)
+{
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+    uint32_t limited;
+    __asm__("usat16 %0, #8, %1" : "=r"(limited) : "r"(halves));
+    return limited;
+#else
+    const uint32_t low = (uint32_t)clip((int16_t)(uint16_t)halves, 0, 255);
+    return low | ((uint32_t)clip((int16_t)(uint16_t)(halves >> 16), 0, 255) << 16);
+#endif
+}
+
+/* ((sum * 2^raise + addition) * factor) / 2^32, rounded down; plus `gain` where that is not below zero. */
+static inline int32_t line_of(int32_t sum, int32_t raise, int32_t addition, int32_t factor, int32_t gain)
+{
+    const int32_t raised = (int32_t)((uint32_t)sum << raise) + addition;
+    return (int32_t)(((int64_t)raised * factor) >> 32) + (gain & ~(raised >> 31));
+}
+
+/* Four numbers in Q16.16, rounded down and limited to int8, as the bytes of a word. `centre` is added to both halves. */
+static inline uint32_t four_bytes(int32_t first, int32_t second, int32_t third, int32_t fourth, uint32_t centre)
+{
+    uint32_t even = ((uint32_t)third & 0xFFFF0000u) | ((uint32_t)first >> 16);
+    uint32_t odd = ((uint32_t)fourth & 0xFFFF0000u) | ((uint32_t)second >> 16);
+    if (centre != 0u) {
+#if defined(__ARM_FEATURE_DSP) && !defined(DOVETAIL_HOST)
+        __asm__("sadd16 %0, %1, %2" : "=r"(even) : "r"(even), "r"(centre));
+        __asm__("sadd16 %0, %1, %2" : "=r"(odd) : "r"(odd), "r"(centre));
+#else
+        even = ((even + (centre & 0xFFFFu)) & 0xFFFFu) | ((even & 0xFFFF0000u) + (centre & 0xFFFF0000u));
+        odd = ((odd + (centre & 0xFFFFu)) & 0xFFFFu) | ((odd & 0xFFFF0000u) + (centre & 0xFFFF0000u));
+#endif
+    }
+    return (bytes_of_halves(even) | (bytes_of_halves(odd) << 8)) ^ 0x80808080u;
+}
+
+/* Sums of so many pixels to int8, by `line_of` and 128 less; four channels at a time, whose `size` numbers are four
+   additions and four factors (and, with 12, four gains). `centre` is what both halves gain before they are limited. */
+static inline void narrow_sums(int8_t *to, const int32_t *from, int32_t pixels, int32_t channels, const int32_t *numbers,
+                               int32_t size, int32_t raise, uint32_t centre)
+{
+    int32_t channel = 0;
+    for (; channel < channels - 3; channel += 4, numbers += size) {
+        const int32_t add_0 = numbers[0], add_1 = numbers[1], add_2 = numbers[2], add_3 = numbers[3];
+        const int32_t by_0 = numbers[4], by_1 = numbers[5], by_2 = numbers[6], by_3 = numbers[7];
+        const int32_t gain_0 = size > 8 ? numbers[8] : 0, gain_1 = size > 8 ? numbers[9] : 0;
+        const int32_t gain_2 = size > 8 ? numbers[10] : 0, gain_3 = size > 8 ? numbers[11] : 0;
+        const int32_t *sum = from + channel;
+        const int32_t *const end = sum + pixels * channels;
+        int8_t *place = to + channel;
+        do {
+            const int32_t first = sum[0], second = sum[1], third = sum[2], fourth = sum[3];
+            const uint32_t word = four_bytes(line_of(first, raise, add_0, by_0, gain_0),
+                                             line_of(second, raise, add_1, by_1, gain_1),
+                                             line_of(third, raise, add_2, by_2, gain_2),
+                                             line_of(fourth, raise, add_3, by_3, gain_3), centre);
+            __builtin_memcpy(place, &word, 4);
+            sum += channels;
+            place += channels;
+        } while (sum != end);
+    }
+    for (int32_t lane = 0; channel < channels; ++channel, ++lane) {
+        for (int32_t pixel = 0; pixel < pixels; ++pixel) {
+            const int32_t gain = size > 8 ? numbers[8 + lane] : 0;
+            const int32_t line = line_of(from[pixel * channels + channel], raise, numbers[lane], numbers[4 + lane], gain);
+            to[pixel * channels + channel] = (int8_t)four_bytes(line, 0, 0, 0, centre);
+        }
+    }
+}
+
 /* (left * first + right * second + offset) / 2^21, rounded down and limited to int8, of so many pairs. */
 static inline void add_bytes(int8_t *to, const int8_t *left, const int8_t *right, int32_t count, int32_t first,
                              int32_t second, int32_t offset)

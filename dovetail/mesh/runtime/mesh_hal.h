@@ -22,11 +22,11 @@ typedef struct {
     uint32_t slot_bytes;
 } mesh_transfer_t;
 
-/* One row of results of the MAC array: 32-bit sums of int8 (or uint8) images and int8 weights. */
+/* Rows of results of the MAC array: 32-bit sums of int8 (or uint8) images and int8 weights. */
 typedef struct {
     const void *image;      /* first byte of the window of the first column */
     const void *weights;    /* groups of 4 channels (dense: 16): [outputs/4][rows][columns][inputs][4] */
-    int32_t *sums;          /* [columns][outputs] */
+    int32_t *sums;          /* [rows][columns][outputs] */
     uint32_t image_row;     /* bytes from row to row of the image */
     uint32_t columns;       /* of the result */
     uint32_t outputs;
@@ -36,7 +36,8 @@ typedef struct {
     uint32_t stride;        /* columns of the image from one window to the next */
     uint32_t kind;          /* MAC_CONVOLUTION, MAC_DEPTHWISE, MAC_DENSE */
     uint32_t is_unsigned;   /* 1: the image is uint8 */
-    uint32_t row_stride;    /* rows from one window to the next: only for the clocks of the array */
+    uint32_t row_stride;    /* rows of the image from one window to the next */
+    uint32_t rows;          /* of the result */
 } mac_job_t;
 
 enum { MAC_CONVOLUTION = 0, MAC_DEPTHWISE = 1, MAC_DENSE = 2 };
