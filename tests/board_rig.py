@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.errors import SimulationError
-from dovetail.run import Build, _devices
+from dovetail.run import Build
 from dovetail.sim.board import Decoder, encode
-from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion
+from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion, target_devices
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import IssSession
 
@@ -74,7 +74,7 @@ def chip(build: Build, elf: Path) -> Iterator[socket.socket]:
         uart = DeviceSpec(f"{__file__}:Uart", 0x1A300000, 256, {"port": server.getsockname()[1]})
         memories = tuple(MemoryRegion(memory.name, memory.base, memory.size) for memory in build.target.memories)
         core = build.target.core
-        devices = (*_devices(build.target, {}), uart)
+        devices = (*target_devices(build.target, {}), uart)
         workers = tuple(worker.costs for worker in build.target.workers)
         setup = SimulationSetup(
             elf,
