@@ -16,13 +16,11 @@ from dovetail.codegen.emit.firmware import linker_script, runtime_path
 from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
-from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Box, DType, TensorType, box_shape
+from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel
 from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
-from dovetail.mesh.finish import Lines, lines_of
-from dovetail.mesh.layers import SUMS_TOGETHER, MeshLayer
+from dovetail.mesh.finish import SUMS, lines_behind, tail_of
+from dovetail.mesh.layers import Sizes, rows_together
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
@@ -32,7 +30,6 @@ from dovetail.target.mesh import pack_weights
 
 HEADER_BYTES = 32
 """Bytes of `element_t`."""
-SUMS, FOLDED = "row_of_sums", "folded_bias"
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def _on_core(stage: Stage, graph: Graph, reads: Mapping[str, Box], target: Targe
     places, constants = _dense_operands(stage, reads), bytearray(HEADER_BYTES)
     pointers = {one.name: slot_of(n, places[n]) for n, one in enumerate(stage.layer.readings)}
     call = _call(kernel, pointers, "result", constants)
-    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, 0, [call], own=target.core.functions)
+    source = _source(kernel, places, graph.types[graph.outputs[0]].nbytes, (1, 0), [call], own=target.core.functions)
     return ElementProgram(source, bytes(constants), tuple(places), 0)
 
 
@@ -139,52 +136,80 @@ def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> Element
     rows, columns, outputs = _result_size(stage, piece)
     places, skip = _array_operands(stage, piece, graph)
     weights = add_constant(constants, pack_weights(layer.kind, graph.constants[anchor.inputs[1]]).tobytes())
-    tail = _tail(graph, anchor, layer)
-    together = min(rows, max(1, SUMS_TOGETHER // (columns * outputs))) if tail else rows
+    tail = tail_of(graph, anchor)
+    together = _together(stage, piece, target) if tail else rows
     row_bytes = columns * outputs * graph.types[graph.outputs[0]].dtype.numpy.itemsize
-    sums = "sums" if tail else "(int32_t *)(void *)result"
-    body = [f"const uint32_t count = {rows}u - row < {together}u ? {rows}u - row : {together}u;"]
-    body += _job(stage, places[0], weights, sums, columns, outputs, graph, anchor)
-    kernel, helpers, narrowed, row_target = None, [], 0, f"result + at * {row_bytes}u"
+    if not tail:
+        job = _job(stage, places[0], weights, "(int32_t *)(void *)result", columns, outputs, graph, anchor)
+        text = ["const uint32_t next = 0;", f"const uint32_t count = {rows};", *job, "mac_wait();"]
+        source = _source(None, places, rows * row_bytes, (1, 0), text, own=target.core.functions)
+        return ElementProgram(source, bytes(constants), tuple(places), skip)
+    buffers = 1 if together == rows else 2
+    body, kernel, helpers, narrowed, row_target = list[str](), None, [], 0, f"result + at * {row_bytes}u"
     names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
-    pointers = {SUMS: f"sums + (at - row) * {columns * outputs}u"}
-    lines = _lines_behind(tail, graph, anchor) if tail else None
-    if tail and lines:
+    pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
+    behind: Graph | None = tail
+    if lines := lines_behind(tail, graph, anchor):
         helpers.append("narrow_sums")
-        first, tail = tail.nodes[2].output, _behind_lines(tail)
+        first, behind = tail.nodes[2].output, _behind_lines(tail)
         numbers = lines.numbers()
         place = f"(const int32_t *)(const void *)(element_data + {add_constant(constants, numbers.tobytes())}u)"
-        to = "narrowed" if tail else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
+        to = "narrowed" if behind else f"(int8_t *)(void *)(result + row * {row_bytes}u)"
         given = f"(int32_t)count * {columns}, {outputs}, {place}, {12 if lines.gains is not None else 8}"
-        body.append(f"narrow_sums({to}, sums, {given}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
-        narrowed = together * columns * outputs if tail else 0
+        body.append(f"narrow_sums({to}, done, {given}, {lines.raise_by}, {(lines.centre * 0x10001):#x}u);")
+        narrowed = together * columns * outputs if behind else 0
         pointers[first] = f"narrowed + (at - row) * {columns * outputs}u"
-    if tail:
-        kernel = kernels.generate(tail, "finish", core_traits(target.core))
+    if behind:
+        kernel = kernels.generate(behind, "finish", core_traits(target.core))
         for number in range(1, len(places)):
             pointers[names[number]] = f"{slot_of(number, places[number])} + at * {places[number].row_bytes}u"
         call = _call(kernel, pointers, row_target, constants)
         body += ["for (uint32_t at = row; at < row + count; ++at) {", f"    {call}", "}"]
-    text = [f"for (uint32_t row = 0; row < {rows}u; row += {together}u) {{", *(f"    {one}" for one in body), "}"]
-    row_sums = together * columns * outputs if kernel or helpers else 0
+    job = _job(stage, places[0], weights, _half("next", together, buffers), columns, outputs, graph, anchor)
+    text = _by_turns(rows, together, job, _half("row", together, buffers), body)
+    row_sums = (buffers, together * columns * outputs)
     source = _source(kernel, places, rows * row_bytes, row_sums, text, helpers, narrowed, target.core.functions)
     return ElementProgram(source, bytes(constants), tuple(places), skip)
 
 
-def _lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
-    """The lines of a tail that begins with a requantisation to int8; None for others."""
-    if len(tail.nodes) < 3:
-        return None
-    scaled, clip = (node.operator for node in tail.nodes[1:3])
-    alone = tail.nodes[1].inputs[0] == tail.nodes[0].output and tail.nodes[2].inputs[0] == tail.nodes[1].output
-    alone = alone and all(len(tail.users()[node.output]) == 1 for node in tail.nodes[:2])
-    if not (alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)):
-        return None
-    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
-    axes = {FullyConnected: (1,), DepthwiseConv2d: (0, 1, 2)}.get(type(anchor.operator), (1, 2, 3))
-    most = 128 if graph.types[anchor.inputs[0]].dtype.signed else 255
-    multiplier, shift = (tail.constants[name] for name in tail.nodes[1].inputs[1:])
-    return lines_of(scaled, multiplier, shift, tail.constants[FOLDED], most * np.abs(weights).sum(axis=axes))
+def _together(stage: Stage, piece: int, target: Target) -> int:
+    """Rows whose sums are finished in one go."""
+    assert target.mesh is not None
+    spans = np.diff(stage.boxes[piece].reshape(4, 2), axis=1)
+    sizes = Sizes(spans[0], spans[1], spans[2], spans[3], np.array([stage.cut.sums]))
+    return int(rows_together(stage.layer, sizes, target.mesh)[0])
+
+
+def _half(row: str, together: int, buffers: int) -> str:
+    """The buffer of the sums of the rows from `row` on."""
+    return f"sums[{row} / {together}u & 1u]" if buffers > 1 else "sums[0]"
+
+
+def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: Sequence[str]) -> list[str]:
+    """C in which the array computes rows while the core finishes those before."""
+
+    def counted(row: str) -> str:
+        if rows % together == 0:
+            return f"        const uint32_t count = {together};"
+        return f"        const uint32_t count = {rows}u - {row} < {together}u ? {rows}u - {row} : {together}u;"
+
+    return [
+        f"for (uint32_t next = 0; next < {rows + together}u; next += {together}u) {{",
+        "    if (next > 0u) {",
+        "        mac_wait();",
+        "    }",
+        f"    if (next < {rows}u) {{",
+        counted("next"),
+        *(f"        {line}" for line in job),
+        "    }",
+        "    if (next > 0u) {",
+        f"        const uint32_t row = next - {together}u;",
+        counted("row"),
+        f"        const int32_t *const done = {done};",
+        *(f"        {line}" for line in finish),
+        "    }",
+        "}",
+    ]
 
 
 def _behind_lines(tail: Graph) -> Graph | None:
@@ -208,11 +233,11 @@ def _result_size(stage: Stage, piece: int) -> tuple[int, int, int]:
 def _job(
     stage: Stage, image: OperandPlace, weights: int, sums: str, columns: int, outputs: int, graph: Graph, anchor: Node
 ) -> list[str]:
-    """C that has the array compute `count` rows of sums."""
+    """C that has the array begin `count` rows of sums, from the row `next` on."""
     layer, kind = stage.layer, graph.types[anchor.inputs[0]]
     dense = layer.kind == "dense"
     members = {
-        "image": f"{slot_of(0, image)} + self->skip + row * {layer.stride[0] * image.row_bytes if not dense else 0}u",
+        "image": f"{slot_of(0, image)} + self->skip + next * {layer.stride[0] * image.row_bytes if not dense else 0}u",
         "weights": f"element_data + {weights}u",
         "sums": sums,
         "image_row": f"{image.row_bytes}u",
@@ -228,7 +253,7 @@ def _job(
         "rows": "count",
     }
     set_to = (f"    .{name} = {value}," for name, value in members.items())
-    return ["const mac_job_t job = {", *set_to, "};", "mac_start(&job);", "mac_wait();"]
+    return ["const mac_job_t job = {", *set_to, "};", "mac_start(&job);"]
 
 
 def _array_operands(stage: Stage, piece: int, graph: Graph) -> tuple[list[OperandPlace], int]:
@@ -267,37 +292,6 @@ def dense_place(box: Sequence[Sequence[int]], itemsize: int, slots: int) -> Oper
     return OperandPlace((box[0][0], box[1][0], box[2][0]), columns * column, column, itemsize, nbytes, slots, 0)
 
 
-def _tail(graph: Graph, anchor: Node, layer: MeshLayer) -> Graph | None:
-    """The operators behind the sums, for one row of them; None where there are none."""
-    operator = anchor.operator
-    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
-    axes = {"dense": (1,), "depthwise": (0, 1, 2)}.get(layer.kind, (1, 2, 3))
-    folded = -operator.input_zero_point * weights.sum(axis=axes)  # type: ignore[attr-defined]
-    if len(anchor.inputs) > 2:
-        folded = folded + graph.constants[anchor.inputs[2]]
-    behind = graph.nodes[[node.output for node in graph.nodes].index(anchor.output) + 1 :]
-    if not behind and not folded.any():
-        return None
-    shape = graph.types[anchor.output].shape
-    row = (1, 1, *shape[2:]) if len(shape) == 4 else shape
-
-    def narrowed(kind: TensorType) -> TensorType:
-        return TensorType(row, kind.dtype) if kind.shape == shape else kind
-
-    nodes = (Node(Add(), (SUMS, FOLDED), anchor.output), *behind)
-    read = dict.fromkeys(name for node in nodes for name in node.inputs)
-    constants = {name: graph.constants[name] for name in read if name in graph.constants}
-    constants[FOLDED] = folded.astype(np.int32)
-    types = {
-        name: graph.types[name] if name in graph.constants else narrowed(graph.types[name])
-        for name in graph.types
-        if name in read or any(name == node.output for node in nodes)
-    }
-    types |= {SUMS: TensorType(row, DType.INT32), FOLDED: TensorType(folded.shape, DType.INT32)}
-    inputs = (SUMS, *(name for name in graph.inputs if name in read))
-    return Graph("row", inputs, graph.outputs, nodes, types, constants)
-
-
 def slot_of(number: int, place: OperandPlace) -> str:
     """C of the present input's slot of an operand."""
     return f"operand_{number} + (input % {place.slots}u) * {place.nbytes}u" if place.slots > 1 else f"operand_{number}"
@@ -322,7 +316,7 @@ def _source(
     kernel: CoreKernel | None,
     places: list[OperandPlace],
     result_bytes: int,
-    sums: int,
+    sums: tuple[int, int],
     compute: list[str],
     helpers: Sequence[str] = (),
     narrowed: int = 0,
@@ -336,7 +330,8 @@ def _source(
     for number, place in enumerate(places):
         lines.append(f"static uint8_t operand_{number}[{place.slots * place.nbytes}] __attribute__((aligned(16)));")
     lines.append(f"static uint8_t results[2][{-(-result_bytes // 16) * 16}] __attribute__((aligned(16)));")
-    lines += [f"static int32_t sums[{sums}] __attribute__((aligned(16)));"] if sums else []
+    if sums[1]:
+        lines.append(f"static int32_t sums[{sums[0]}][{-(-sums[1] // 4) * 4}] __attribute__((aligned(16)));")
     lines += [f"static int8_t narrowed[{narrowed}] __attribute__((aligned(16)));"] if narrowed else []
     return "\n".join([*lines, *message_loop(places, result_bytes, compute)])
 

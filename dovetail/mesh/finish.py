@@ -11,19 +11,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from math import ceil, log2
 
 import numpy as np
 
-from dovetail.ir.operators.arithmetic import Requantize
-from dovetail.ir.types import Array
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected
+from dovetail.ir.types import Array, DType, TensorType
 
+SUMS, FOLDED = "row_of_sums", "folded_bias"
+_AXES: dict[type, tuple[int, ...]] = {FullyConnected: (1,), DepthwiseConv2d: (0, 1, 2)}
+"""Axes of the weights that are summed over."""
 _NEAR = 3
 """Sums around where a step should be in which it is looked for."""
 _LIMIT = 1 << 30
 """More than any sum."""
 _FACTORS = 64
 """Factors tried, each way from the nearest."""
+_FINER = 3
+"""By how many bits more sums are raised at most than they need be."""
 _FINE = 16
 """Additions tried within one sum."""
 
@@ -47,6 +55,53 @@ class Lines:
         used = (self.additions, self.factors) + (() if self.gains is None else (self.gains,))
         padded = [np.pad(one, (0, -len(one) % 4)).reshape(-1, 4) for one in used]
         return np.concatenate(padded, axis=1).astype(np.int32).reshape(-1)
+
+
+def tail_of(graph: Graph, anchor: Node) -> Graph | None:
+    """The operators behind the sums, for one row of them; None where there are none."""
+    operator = anchor.operator
+    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
+    axes = _AXES.get(type(operator), (1, 2, 3))
+    folded = -operator.input_zero_point * weights.sum(axis=axes)  # type: ignore[attr-defined]
+    if len(anchor.inputs) > 2:
+        folded = folded + graph.constants[anchor.inputs[2]]
+    behind = graph.nodes[[node.output for node in graph.nodes].index(anchor.output) + 1 :]
+    if not behind and not folded.any():
+        return None
+    shape = graph.types[anchor.output].shape
+    row = (1, 1, *shape[2:]) if len(shape) == 4 else shape
+
+    def narrowed(kind: TensorType) -> TensorType:
+        return TensorType(row, kind.dtype) if kind.shape == shape else kind
+
+    nodes = (Node(Add(), (SUMS, FOLDED), anchor.output), *behind)
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    constants = {name: graph.constants[name] for name in read if name in graph.constants}
+    constants[FOLDED] = folded.astype(np.int32)
+    types = {
+        name: graph.types[name] if name in graph.constants else narrowed(graph.types[name])
+        for name in graph.types
+        if name in read or any(name == node.output for node in nodes)
+    }
+    types |= {SUMS: TensorType(row, DType.INT32), FOLDED: TensorType(folded.shape, DType.INT32)}
+    inputs = (SUMS, *(name for name in graph.inputs if name in read))
+    return Graph("row", inputs, graph.outputs, nodes, types, constants)
+
+
+def lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
+    """The lines of a tail that begins with a requantisation to int8; None for others."""
+    if len(tail.nodes) < 3:
+        return None
+    scaled, clip = (node.operator for node in tail.nodes[1:3])
+    alone = tail.nodes[1].inputs[0] == tail.nodes[0].output and tail.nodes[2].inputs[0] == tail.nodes[1].output
+    alone = alone and all(len(tail.users()[node.output]) == 1 for node in tail.nodes[:2])
+    if not (alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)):
+        return None
+    weights = graph.constants[anchor.inputs[1]].astype(np.int64)
+    axes = _AXES.get(type(anchor.operator), (1, 2, 3))
+    most = 128 if graph.types[anchor.inputs[0]].dtype.signed else 255
+    multiplier, shift = (tail.constants[name] for name in tail.nodes[1].inputs[1:])
+    return lines_of(scaled, multiplier, shift, tail.constants[FOLDED], most * np.abs(weights).sum(axis=axes))
 
 
 def lines_of(operator: Requantize, multiplier: Array, shift: Array, folded: Array, reach: Array) -> Lines | None:
@@ -78,20 +133,28 @@ def _lines(
     always = np.asarray(operator.evaluate([np.array(folded), np.array(multiplier), np.array(shift)]))
     results = np.arange(-127, 128)[:, None]
     steps = np.where(most > 0, steps, np.where(results <= always, 0, 1))  # without weights: one result
-    channels = [_Channel(steps[:, n], float(scale[n]), reach[n], raise_by) for n in range(len(scale))]
     for centre in (None, 128 + operator.output_zero_point):
-        found = [one.plain() if centre is None else one.gaining(centre, shift[n]) for n, one in enumerate(channels)]
-        kept = [one for one in found if one is not None]
-        if len(kept) < len(found):
-            continue
-        additions, factors, gains = (np.array(one, np.int64) for one in zip(*kept, strict=True))
-        raised = (most << raise_by) + np.abs(additions)
-        whole = ((raised * factors) >> 48) + (np.abs(gains) >> 16) + abs(centre or 0) + 2
-        if int(raised.max()) >= 1 << 31 or int(whole.max()) >= 1 << 15 or int(np.abs(gains).max()) >= _LIMIT:
-            continue
-        narrow = [one.astype(np.int32) for one in (additions, factors, gains)]
-        return Lines(narrow[0], narrow[1], None if centre is None else narrow[2], raise_by, centre or 0)
+        for finer in range(_FINER):
+            kind = [_Channel(steps[:, n], float(scale[n]), reach[n], raise_by + finer) for n in range(len(scale))]
+            if found := _all_channels(kind, shift, centre):
+                return found
     return None
+
+
+def _all_channels(channels: Sequence[_Channel], shift: Sequence[int], centre: int | None) -> Lines | None:
+    """The lines of all channels, of which each gains something above results of 0 where there is a `centre`."""
+    found = (one.plain() if centre is None else one.gaining(centre, shift[n]) for n, one in enumerate(channels))
+    kept = list(takewhile(lambda one: one is not None, found))
+    if len(kept) < len(channels):
+        return None
+    raise_by, most = channels[0].raise_by, np.array([one.reach for one in channels])
+    additions, factors, gains = (np.array(one, np.int64) for one in zip(*kept, strict=True))
+    raised = (most << raise_by) + np.abs(additions)
+    whole = ((raised * factors) >> 48) + (np.abs(gains) >> 16) + abs(centre or 0) + 2
+    if int(raised.max()) >= 1 << 31 or int(whole.max()) >= 1 << 15 or int(np.abs(gains).max()) >= _LIMIT:
+        return None
+    narrow = [one.astype(np.int32) for one in (additions, factors, gains)]
+    return Lines(narrow[0], narrow[1], None if centre is None else narrow[2], raise_by, centre or 0)
 
 
 def _steps(operator: Requantize, multiplier: Array, shift: Array, scale: Array, folded: Array) -> Array | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -13,19 +14,21 @@ from numpy.typing import NDArray
 from dovetail.errors import ModelError, PlanError
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.kernels.region import Region as Parts
 from dovetail.kernels.region import split
+from dovetail.mesh.finish import Lines, lines_behind, tail_of
 from dovetail.schedule.partition import Region
 from dovetail.target.mesh import Mesh, Work
 
 INPUT = -1
 """The producer of what the network is given."""
-SUMS_TOGETHER = 1024
-"""Sums of the MAC array that are finished in one go, or one row of them."""
+MOST_SUMS = 64
+"""Into how many parts the sums of a layer are cut at most."""
+SUMS_TOGETHER = 512
+"""Sums of the MAC array that are finished in one go, or one row of them: the array computes as many meanwhile."""
 _LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Image = tuple[int, int, int]
@@ -83,11 +86,20 @@ class MeshLayer:
     """Rows, columns, channels: whether it can be cut there."""
     origin: str
     """The operator of the user's model."""
+    most_sums: int = MOST_SUMS
+    """Into how many parts its sums are cut at most."""
 
     @property
     def on_array(self) -> bool:
         """True where the MAC array computes it."""
         return self.kind != "core"
+
+    @cached_property
+    def lines(self) -> Lines | None:
+        """By which the whole layer's sums are requantised; None where there are none."""
+        anchor = self.parts.anchor if self.parts else None
+        tail = tail_of(self.graph, anchor) if anchor else None
+        return lines_behind(tail, self.graph, anchor) if tail and anchor else None
 
     @property
     def constant_bytes(self) -> int:
@@ -384,12 +396,13 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
         slot, rest = first, first + others + last * box  # while it is computed, all lies in buffers of its own
     elif layer.on_array:
         work = work_of(layer, sizes)
-        clocks = mesh.mac.clocks(work) + finishing(layer, sizes, mesh) + np.where(sizes.parts > 1, box, 0)
+        together = rows_together(layer, sizes, mesh)
+        clocks = by_turns(layer, sizes, mesh, together) + np.where(sizes.parts > 1, box, 0)
         floor = mesh.mac.compute(work)
         constants = mesh.mac.weights(work) + 12 * sizes.channels
         slot, rest = (mesh.mac.operand(work), mesh.mac.row_sums(work))
-        together = np.minimum(sizes.rows, np.maximum(1, SUMS_TOGETHER // (sizes.columns * sizes.channels)))
-        rest = rest * together + (together * sizes.columns * sizes.channels if len(layer.readings) > 1 else 0)
+        rest = rest * together * np.where(together < sizes.rows, 2, 1)
+        rest += together * sizes.columns * sizes.channels if len(layer.readings) > 1 else 0
         if layer.kind == "dense":
             slot, rest = reads, rest + slot
     else:
@@ -399,16 +412,42 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
     return Costs(clocks, floor, received, last * box, fixed, slot, others, constants)
 
 
-def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh) -> Ints:
-    """Clocks of the core behind the array for pieces of these sizes."""
+def rows_together(layer: MeshLayer, sizes: Sizes, mesh: Mesh) -> Ints:
+    """Rows of pieces of these sizes whose sums are finished in one go while the array computes the next: as many goes
+    as balance what is not computed beside each other against what each go costs."""
+    row = sizes.columns * sizes.channels
+    apart = np.minimum(mesh.mac.clocks(work_of(layer, sizes)), sizes.rows * row * mesh.core.finished)
+    turns = np.maximum(1, np.rint(np.sqrt(apart / max(mesh.core.turn, 1.0)))).astype(np.int64)
+    most = np.maximum(1, SUMS_TOGETHER // row)
+    wanted = np.minimum(most, -(-sizes.rows // turns))
+    for near in (2, -2, 1, -1, 0):  # rather so that all goes are alike
+        other = wanted + near
+        wanted = np.where((other > 0) & (other <= most) & (sizes.rows % np.maximum(other, 1) == 0), other, wanted)
+    return np.asarray(wanted, np.int64)
+
+
+def by_turns(layer: MeshLayer, sizes: Sizes, mesh: Mesh, together: Ints) -> Ints:
+    """Clocks of pieces of these sizes: the core finishes some rows while the array computes the next."""
+    turns, array = -(-sizes.rows // together), mesh.mac.clocks(work_of(layer, sizes))
+    row = sizes.columns * sizes.channels
+    core = finishing(layer, sizes, mesh, turns) + mesh.core.uneven * (sizes.rows % together > 0) * sizes.rows * row
+    each = (array + core + (turns - 1) * np.maximum(array, core)) / turns
+    return np.asarray(np.ceil(each + mesh.core.handling), np.int64)
+
+
+def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh, turns: Ints) -> NDArray[np.float64]:
+    """Clocks of the core behind the array for pieces of these sizes, in so many turns."""
     core, box = mesh.core, sizes.rows * sizes.columns * sizes.channels
-    together = np.maximum(1, SUMS_TOGETHER // (sizes.columns * sizes.channels))
-    groups = -(-sizes.rows // together) * -(-sizes.channels // 4)
-    scaled = next((node for node in layer.graph.nodes if isinstance(node.operator, Requantize)), None)
-    limits = [node.operator.low for node in layer.graph.nodes if isinstance(node.operator, Clip)]
-    signed = scaled is not None and limits and scaled.operator.output_zero_point > limits[0]  # type: ignore[attr-defined]
-    each = core.finished + core.gaining * bool(signed) + core.added * (len(layer.readings) - 1)
-    return np.asarray(np.ceil(box * each + groups * core.group + core.handling), np.int64)
+    groups = turns * -(-sizes.channels // 4)
+    lines = layer.lines
+    if lines is None:
+        each = core.finished + core.without_lines
+    elif lines.gains is not None:
+        each = core.finished + core.gaining
+    else:
+        each = core.finished
+    each += core.added * (len(layer.readings) - 1)
+    return np.asarray(box * each + groups * core.group + turns * core.turn)
 
 
 def _first_pieces(layer: MeshLayer, sizes: Sizes) -> Iterator[Graph]:
@@ -486,7 +525,7 @@ def candidates(layer: MeshLayer, mesh: Mesh) -> tuple[NDArray[np.int64], Sizes]:
     if mesh.pieces is not None:  # engines give whole results; columns are cut where there are too few rows
         spatial[1] = spatial[1] if len(spatial[0]) == 1 else spatial[1][:1]
     sums = part_counts(groups) if layer.kind != "depthwise" and mesh.pieces is None else np.array([1])
-    counts = (*spatial, sums[sums <= 64])
+    counts = (*spatial, sums[sums <= layer.most_sums])
     grid = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, 4)
     summed = np.minimum(-(-groups // grid[:, 3]) * layer.unit, layer.summed)
     rows, columns, channels = (largest(layer, mesh, axis, grid[:, axis]) for axis in range(3))

@@ -14,7 +14,7 @@ from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, Box, DType, TensorType, box_slices, full_box
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.partition import Partitioned, Section, Stage, partition_mesh, read_span
+from dovetail.mesh.partition import FEW_SUMS, Partitioned, Section, Stage, partition_mesh, read_span
 from dovetail.mesh.placement import TRIES, Placed, Tables, place, tables_of
 from dovetail.mesh.simulate import Timing, simulate, simulate_stream
 from dovetail.mesh.topology import Topology
@@ -226,7 +226,20 @@ def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, obj
         PlanError: the network does not fit; says what is short.
         ModelError: it does not run on a mesh.
     """
-    return place_and_route(partition_mesh(graph, regions, topology, objective), topology)
+    found = place_and_route(partition_mesh(graph, regions, topology, objective), topology)
+    if objective is not Objective.THROUGHPUT or len(topology.places) < 2 or not found.parts.resident:
+        return found
+    first = measure(found, _STALLED)
+    if first.interval <= first.bound * _STALLS:
+        return found
+    # what goes between chips, partial sums above all, is only known once all is placed
+    other = place_and_route(partition_mesh(graph, regions, topology, objective, FEW_SUMS), topology)
+    return other if other.parts.resident and measure(other, _STALLED).interval < first.interval else found
+
+
+_STALLS, _STALLED = 1.1, 20
+"""How much longer than its bound an interval is for another partition to be tried, and inputs of the stream that is
+modelled for that."""
 
 
 def place_and_route(parts: Partitioned, topology: Topology) -> Mapped:

@@ -14,6 +14,7 @@ from dovetail.ir.graph import Graph
 from dovetail.mesh.choice import Group, Objective, Streaming, choose, choose_slabs, stream_layer, worth
 from dovetail.mesh.layers import (
     INPUT,
+    MOST_SUMS,
     Costs,
     Cut,
     Ints,
@@ -104,7 +105,13 @@ class Partitioned:
         return len(self.sections) == 1 and self.sections[0].streaming is None
 
 
-def partition_mesh(graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective) -> Partitioned:
+FEW_SUMS = 2
+"""Parts of a layer's sums at most, where partial sums are too much for the links between chips."""
+
+
+def partition_mesh(
+    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, most_sums: int = MOST_SUMS
+) -> Partitioned:
     """Cut a network into pieces.
 
     Args:
@@ -112,12 +119,13 @@ def partition_mesh(graph: Graph, regions: Sequence[Region], topology: Topology, 
         regions: its regions, as `dovetail.schedule.partition` makes them.
         topology: the mesh it shall run on.
         objective: what for.
+        most_sums: into how many parts the sums of a layer are cut at most.
 
     Raises:
         PlanError: a layer's smallest piece does not fit an element.
         ModelError: the network does not run on a mesh.
     """
-    layers = layers_of(graph, regions)
+    layers = tuple(replace(layer, most_sums=most_sums) for layer in layers_of(graph, regions))
     outputs = output_layers(graph, layers, regions)
     found = resident(layers, topology, objective)
     sections = (found,) if found else sections_of(layers, topology)

@@ -112,12 +112,18 @@ class CoreClocks:
     """For each sum of the array that is requantised."""
     gaining: float = 0.0
     """For each of them, besides, where what it is rounded by depends on the sign."""
+    uneven: float = 0.0
+    """For each of them, besides, where a piece's last go has fewer rows than the others."""
+    without_lines: float = 0.0
+    """For each of them, besides, of a layer that has channels without a line of 32 bits."""
     added: float = 0.0
     """For each element of a further operand."""
     group: float = 0.0
     """For each four channels of rows that are finished together."""
+    turn: float = 0.0
+    """For each of the goes in which the rows of a piece are computed."""
     handling: float = 0.0
-    """For each input: messages, the array's job."""
+    """For each input: messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ void mesh_select(uint32_t piece);
 uint32_t mesh_ready(uint32_t input);
 /* Waits until something has changed for any piece. */
 void mesh_idle(void);
-/* Starts the MAC array; waits for it. */
+/* Starts the MAC array, which has taken the job over when this returns; waits for it. */
 void mac_start(const mac_job_t *job);
 void mac_wait(void);
 
