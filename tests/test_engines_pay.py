@@ -62,7 +62,7 @@ def test_no_engine_makes_a_network_slower(name: str, network: str) -> None:
     require_chip()
     target = TARGETS[name]
     if (name, network) in TOO_LARGE:
-        with pytest.raises(PlanError, match="bytes short|are free"):
+        with pytest.raises(PlanError, match=r"bytes short|are free"):
             compile_model(network_file(network), target, Options())
         return
     with_engines, without = cycles(network, target), alone(network, target.core.isa)

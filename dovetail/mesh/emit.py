@@ -19,7 +19,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel
 from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
-from dovetail.mesh.finish import SUMS, lines_behind, tail_of
+from dovetail.mesh.finish import SUMS, by_lines, lines_behind, tail_of
 from dovetail.mesh.layers import Sizes, rows_together
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
@@ -149,7 +149,9 @@ def _on_array(stage: Stage, piece: int, graph: Graph, target: Target) -> Element
     names = [reading.name for reading in layer.readings] + [PARTIAL] * (PARTIAL in graph.inputs)
     pointers = {SUMS: f"done + (at - row) * {columns * outputs}u"}
     behind: Graph | None = tail
-    if lines := lines_behind(tail, graph, anchor):
+    first_channel, last_channel = (int(end) for end in stage.boxes[piece][4:6])
+    whole = layer.lines.of(first_channel, last_channel) if layer.lines and by_lines(tail) else None
+    if lines := whole or lines_behind(tail, graph, anchor):  # those of the whole layer, so that programs are alike
         helpers.append("narrow_sums")
         first, behind = tail.nodes[2].output, _behind_lines(tail)
         numbers = lines.numbers()

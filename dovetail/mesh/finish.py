@@ -9,7 +9,7 @@ to zero are rounded another way than those above, what is not negative gains a n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
 from math import ceil, log2
@@ -50,6 +50,12 @@ class Lines:
     centre: int
     """What results gain at the end before they are limited to 0 to 255."""
 
+    def of(self, first: int, last: int) -> Lines:
+        """The lines of the channels from `first` to before `last`."""
+        own = slice(first, last)
+        gains = None if self.gains is None else self.gains[own]
+        return replace(self, additions=self.additions[own], factors=self.factors[own], gains=gains)
+
     def numbers(self) -> Array:
         """As `narrow_sums` takes them: four channels after the other, int32."""
         used = (self.additions, self.factors) + (() if self.gains is None else (self.gains,))
@@ -88,14 +94,20 @@ def tail_of(graph: Graph, anchor: Node) -> Graph | None:
     return Graph("row", inputs, graph.outputs, nodes, types, constants)
 
 
-def lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
-    """The lines of a tail that begins with a requantisation to int8; None for others."""
+def by_lines(tail: Graph) -> bool:
+    """Whether a tail begins with a requantisation to int8, so that lines may do for its first three operators."""
     if len(tail.nodes) < 3:
-        return None
+        return False
     scaled, clip = (node.operator for node in tail.nodes[1:3])
     alone = tail.nodes[1].inputs[0] == tail.nodes[0].output and tail.nodes[2].inputs[0] == tail.nodes[1].output
     alone = alone and all(len(tail.users()[node.output]) == 1 for node in tail.nodes[:2])
-    if not (alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)):
+    return alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)
+
+
+def lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
+    """The lines of a tail, where there are any."""
+    scaled = tail.nodes[1].operator if by_lines(tail) else None
+    if not isinstance(scaled, Requantize):
         return None
     weights = graph.constants[anchor.inputs[1]].astype(np.int64)
     axes = _AXES.get(type(anchor.operator), (1, 2, 3))
