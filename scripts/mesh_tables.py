@@ -28,6 +28,7 @@ from dovetail.mesh.layers import layers_of  # noqa: E402
 from dovetail.mesh.mapping import (  # noqa: E402
     Mapped,
     execute,
+    map_network,
     measure,
     place_and_route,
 )
@@ -109,7 +110,7 @@ def time_table() -> list[str]:
         graph = network(name)
         for size, mesh in (("a chip", SIZES["a chip"]), ("a board", MESH)):
             for objective in (LATENCY, THROUGHPUT):
-                found, _ = mapping(graph, mesh, objective)
+                found = map_network(graph, partition(graph, TARGET), build_topology(mesh), objective)
                 result = measure(found, 16)
                 clocks = sum(stage.costs.floor.sum() for s in found.parts.sections for stage in s.stages)
                 rows.append(
@@ -165,7 +166,7 @@ def exact_table() -> list[str]:
         given = sample_inputs(graph)
         expected = evaluate(graph, given)
         for size, mesh in (("a board", MESH), ("a board, 1 % dead", random_faults(MESH, 0.01, 0))):
-            found, _ = mapping(graph, mesh, THROUGHPUT)
+            found = map_network(graph, partition(graph, TARGET), build_topology(mesh), THROUGHPUT)
             began = time.perf_counter()
             outputs = execute(found.parts, given)
             same = all(np.array_equal(outputs[output], expected[output]) for output in graph.outputs)
