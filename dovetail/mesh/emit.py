@@ -5,20 +5,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.firmware import linker_script, runtime_path
 from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel
-from dovetail.mesh.compiled import CompiledPieces, copying, macros, shared_files
+from dovetail.mesh.building import build_files
+from dovetail.mesh.compiled import CompiledPieces, copying
 from dovetail.mesh.finish import SUMS, by_lines, lines_behind, tail_of
 from dovetail.mesh.layers import Sizes, rows_together
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
@@ -405,8 +403,6 @@ def _begin(places: Sequence[OperandPlace]) -> list[str]:
 
 _TRANSFER = struct.Struct("<13I")
 _HEADER = struct.Struct("<8I")
-SHARED = ("dovetail_rt.h", "dovetail_rt.c")
-OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
 
 
 @dataclass(frozen=True)
@@ -465,7 +461,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
         for (element, pieces), (name, data) in zip(placed.tenants.items(), found, strict=True)
     ]
     sources = {name: program_files(texts, sizes[name]) for texts, name in names.items()}
-    files = {**dict(_files(sources, target)), **dict(_images(placed, tables, elements))}
+    files = {**dict(build_files(sources, target)), **dict(_images(placed, tables, elements))}
     programs = {name: "\n".join(texts) for texts, name in names.items()}
     return MeshProject(programs, tuple(elements), files)
 
@@ -539,58 +535,6 @@ def _transfer(key: int, operand: int, place: OperandPlace, box: list[int], part:
     target = offsets[0] * place.row_bytes + offsets[1] * place.column_bytes + offsets[2] * size
     lies = (columns * channels * size, channels * size, place.row_bytes, place.column_bytes)
     return (key, source, target, operand, rows, wide, deep * size, *lies, place.slots, place.nbytes)
-
-
-def _files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator[tuple[str, bytes]]:
-    """The files of all programs and what they share."""
-    core = instruction_set(target.core.isa)
-    script = linker_script(
-        target.memories,
-        text=target.code,
-        data=target.values,
-        stack_bytes=target.core.stack,
-        extra={**_fixed(target), ".element": target.code},
-        isa=target.core.isa,
-    )
-    for name in (core.start, *SHARED):
-        yield f"runtime/{name}", runtime_path(name).read_bytes()
-    for name in OWN:
-        yield f"runtime/{name}", (Path(__file__).parent / "runtime" / name).read_bytes()
-    yield "link.ld", script.encode()
-    for name, files in sorted(sources.items()):
-        for file, text in files.items():
-            yield f"programs/{name}/{file}", text.encode()
-    shared = shared_files(target)
-    yield from ((name, text.encode()) for name, text in shared.items())
-    yield "Makefile", _makefile(target, shared).encode()
-
-
-def _fixed(target: Target) -> dict[str, str]:
-    """The sections of buffers that compiled pieces have at addresses of their own, in the order of the memories."""
-    return {f".{memory.name.lower()}": memory.name for memory in target.memories} if shared_files(target) else {}
-
-
-def _makefile(target: Target, shared: Mapping[str, str]) -> str:
-    core = instruction_set(target.core.isa)
-    command, flags, start = core.gcc_command, " ".join(core.gcc), core.start
-    own = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in macros(target).items()]
-    sources = " ".join([*(name for name in shared if name.endswith(".c")), "runtime/mesh_sim.c"])
-    include = "-Iruntime -Idriver" if shared else "-Iruntime"
-    return f"""# Builds every element program. HAL is what supplies the functions of runtime/mesh_hal.h.
-CC = {command}
-CFLAGS = {flags} -std=c99 -O2 -ffreestanding -ffunction-sections -fdata-sections \\
-\t{" ".join(EMITTED_C)}
-HAL = {sources} {" ".join(own)}
-PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c))
-
-all: $(PROGRAMS)
-%.elf: programs/%/program.c
-\t$(CC) $(CFLAGS) {include} -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
-\t\truntime/{start} runtime/dovetail_rt.c $(HAL) -lgcc -o $@
-clean:
-\trm -f $(PROGRAMS)
-.PHONY: all clean
-"""
 
 
 _IMAGE = struct.Struct("<4sIIIII")

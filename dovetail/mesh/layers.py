@@ -429,14 +429,14 @@ def rows_together(layer: MeshLayer, sizes: Sizes, mesh: Mesh) -> Ints:
 def by_turns(layer: MeshLayer, sizes: Sizes, mesh: Mesh, together: Ints) -> Ints:
     """Clocks of pieces of these sizes: the core finishes some rows while the array computes the next."""
     turns, array = -(-sizes.rows // together), mesh.mac.clocks(work_of(layer, sizes))
-    row = sizes.columns * sizes.channels
-    core = finishing(layer, sizes, mesh, turns) + mesh.core.uneven * (sizes.rows % together > 0) * sizes.rows * row
+    core = finishing(layer, sizes, mesh, turns, sizes.rows % together > 0)
     each = (array + core + (turns - 1) * np.maximum(array, core)) / turns
     return np.asarray(np.ceil(each + mesh.core.handling), np.int64)
 
 
-def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh, turns: Ints) -> NDArray[np.float64]:
-    """Clocks of the core behind the array for pieces of these sizes, in so many turns."""
+def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh, turns: Ints, uneven: Ints) -> NDArray[np.float64]:
+    """Clocks of the core behind the array for pieces of these sizes, in so many turns, of which the last has fewer rows
+    where `uneven` is not 0."""
     core, box = mesh.core, sizes.rows * sizes.columns * sizes.channels
     groups = turns * -(-sizes.channels // 4)
     lines = layer.lines
@@ -447,7 +447,7 @@ def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh, turns: Ints) -> NDArra
     else:
         each = core.finished
     each += core.added * (len(layer.readings) - 1)
-    return np.asarray(box * each + groups * core.group + turns * core.turn)
+    return np.asarray(box * (each + core.uneven * uneven) + groups * core.group + turns * core.turn)
 
 
 def _first_pieces(layer: MeshLayer, sizes: Sizes) -> Iterator[Graph]:
