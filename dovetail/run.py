@@ -23,7 +23,8 @@ from dovetail.sim.device import DeviceSpec, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
-from dovetail.target.description import DeviceModel, Target, with_cores
+from dovetail.target.description import Target, with_cores
+from dovetail.target.engine import DeviceModel
 from dovetail.targets import BUILT_IN, load_target
 from dovetail.targets.fields import changed, fields_of
 from dovetail.targets.parts import PARTS

@@ -17,7 +17,7 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times, total
-from dovetail.target.description import CoreInstruction, Streams
+from dovetail.target.chip import CoreInstruction, Streams
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""

@@ -25,7 +25,7 @@ from dovetail.kernels.scheduled.knobs import is_product, operands, staging_of
 from dovetail.kernels.scheduled.write import Scheduled, extents
 from dovetail.kernels.sums import Products, SumNest, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
-from dovetail.target.description import CoreInstruction
+from dovetail.target.chip import CoreInstruction
 
 _CHANNELS = 4
 """Channels copied together: what one load of the core brings."""

@@ -23,7 +23,8 @@ from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
 from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
 MODEL = "piece"
 """What the C names of a compiled piece begin with."""

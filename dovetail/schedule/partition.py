@@ -13,7 +13,9 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.layout import Layout, packing_fits, physical_shape
 from dovetail.ir.operators.movement import Pad, Slice
 from dovetail.ir.types import Box, DType, full_box
-from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Offload
 from dovetail.target.pattern import Choice, Match, Mismatch, Scope, match_pattern
 from dovetail.user_file import asking
 

@@ -13,7 +13,9 @@ from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import check_part, nbytes
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Dma, StreamDma, Target
+from dovetail.target.chip import Dma
+from dovetail.target.description import Target
+from dovetail.target.engine import StreamDma
 from dovetail.target.pattern import Choice, Match, Scope, match_again, match_pattern
 from dovetail.user_file import asking
 

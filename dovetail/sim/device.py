@@ -21,7 +21,8 @@ from dovetail.errors import SimulationError
 from dovetail.user_file import import_file
 
 if TYPE_CHECKING:
-    from dovetail.target.description import DeviceModel, Target
+    from dovetail.target.description import Target
+    from dovetail.target.engine import DeviceModel
 
 Bytes = npt.NDArray[np.uint8]
 """A one-dimensional array of bytes."""

@@ -4,44 +4,50 @@ from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.target import costs
-from dovetail.target.description import (
-    Command,
-    CommandStream,
+from dovetail.target.chip import (
     Core,
     CoreInstruction,
-    CValue,
-    Deployed,
-    Derived,
-    DeviceModel,
     Dma,
-    Engine,
-    Joint,
     KernelCycles,
-    Launched,
-    LibraryCall,
     Memory,
-    Mirror,
-    Offload,
-    Operand,
+    RegisterMemory,
+    Streams,
+)
+from dovetail.target.description import (
+    Derived,
     Ordered,
     Ordering,
     OrderRequest,
-    Pointer,
     Policy,
     Quantisation,
-    Raw,
     Recipe,
-    RegisterMemory,
     Rewrite,
-    Rows,
-    StreamDma,
-    Streams,
-    Struct,
     Target,
-    results_of,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
+from dovetail.target.engine import (
+    CommandStream,
+    Deployed,
+    DeviceModel,
+    Engine,
+    Joint,
+    Launched,
+    Mirror,
+    Raw,
+    Rows,
+    StreamDma,
+)
 from dovetail.target.mesh import CoreClocks, Count, Grid, MacArray, Mesh, Rates, Work, pack_weights
+from dovetail.target.offload import (
+    Command,
+    CValue,
+    LibraryCall,
+    Offload,
+    Operand,
+    Pointer,
+    Struct,
+    results_of,
+)
 from dovetail.target.pattern import (
     Choice,
     Constraint,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.errors import SimulationError, TargetError
-from dovetail.target.description import Command, DeviceModel
+from dovetail.target.engine import DeviceModel
+from dovetail.target.offload import Command
 
 JOB = 0x10
 """Byte offset of the job's first register."""

@@ -20,7 +20,7 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
-from dovetail.target.description import Operand
+from dovetail.target.offload import Operand
 from dovetail.target.pattern import Constraint, Match, Pattern, apply, constant, maybe, one_of, operand
 
 Linear = Conv2d | DepthwiseConv2d | FullyConnected

@@ -34,7 +34,9 @@ from dovetail.program.interpret import Machine, observe
 from dovetail.program.ir import Role
 from dovetail.run import Watchdog, run_build
 from dovetail.sim.device import accesses
-from dovetail.target.description import Command, Engine, Offload, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command, Offload
 from dovetail.tools.arrays import built
 from dovetail.tools.check.cases import Case, Unasked, base
 from dovetail.tools.check.layers import Underivable

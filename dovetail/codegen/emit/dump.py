@@ -25,7 +25,7 @@ from dovetail.ir.layout import row_major
 from dovetail.ir.types import Array
 from dovetail.program.interpret import Observed, observe
 from dovetail.program.ir import View, store
-from dovetail.target.description import Command
+from dovetail.target.offload import Command
 from dovetail.version import __version__
 
 SCHEMA = 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import BuildError
-from dovetail.target.description import Memory
+from dovetail.target.chip import Memory
 
 STACK_ALIGNMENT = 16
 """Bytes: what stacks are rounded up to."""

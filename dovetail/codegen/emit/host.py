@@ -22,7 +22,9 @@ from dovetail.program.loops import digest
 from dovetail.program.series import Place
 from dovetail.program.transfers import Transfer
 from dovetail.schedule.partition import Region, as_kernels
-from dovetail.target.description import Command, Engine, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command
 
 
 def host_source(unit: Unit) -> str | None:

@@ -13,7 +13,8 @@ from dovetail.kernels.c import integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Statement, View, Wait, stream_of
 from dovetail.program.series import Number, Place, Series
 from dovetail.program.transfers import Transfer, transfers
-from dovetail.target.description import Command, CValue, Engine, LibraryCall, Pointer, Struct
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
 
 
 @dataclass(frozen=True)

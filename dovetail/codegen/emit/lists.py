@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from dovetail.program.ir import Copy, Program, Wait, queue_of, stream_of
 from dovetail.program.transfers import Transfer, strips, transfers
-from dovetail.target.description import Command, Engine, LibraryCall, Rows, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine, Rows
+from dovetail.target.offload import Command, LibraryCall
 
 
 @dataclass(frozen=True)

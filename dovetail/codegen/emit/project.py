@@ -27,7 +27,8 @@ from dovetail.ir.onnx_file import graph_bytes
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
 from dovetail.program.ir import Launch, View
-from dovetail.target.description import Deployed, Engine, Launched, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Deployed, Engine, Launched
 from dovetail.version import __version__
 
 MANIFEST = "dovetail.json"

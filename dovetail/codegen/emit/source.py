@@ -18,7 +18,7 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.kernel import declarations
 from dovetail.program.ir import View
-from dovetail.target.description import IN_PLACE_ALIGNMENT
+from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
 _ROUNDED = {
     Rounding.DOUBLE: "twice, as in TensorFlow Lite Micro",

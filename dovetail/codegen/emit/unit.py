@@ -39,7 +39,10 @@ from dovetail.program.ir import (
 )
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region
-from dovetail.target.description import Command, Core, Launched, LibraryCall, Offload, Operand, Target
+from dovetail.target.chip import Core
+from dovetail.target.description import Target
+from dovetail.target.engine import Launched
+from dovetail.target.offload import Command, LibraryCall, Offload, Operand
 from dovetail.user_file import asking
 
 KernelCalls = Mapping[int, tuple[CoreKernel, Mapping[str, str]]]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.kernels.c import indent
-from dovetail.target.description import RegisterMemory
+from dovetail.target.chip import RegisterMemory
 
 ENTRY = "kernel"
 """Name of the procedure."""

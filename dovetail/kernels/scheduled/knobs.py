@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
-from dovetail.target.description import CoreInstruction
+from dovetail.target.chip import CoreInstruction
 
 _MOST_PIXELS = 5
 _MOST_LANES = 16

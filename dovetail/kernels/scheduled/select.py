@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.errors import TargetError
 from dovetail.loops.matching import LoopMismatch, replace_first
 from dovetail.loops.procedures import Procedure, exo, is_a, procedure, scalar_function, statements
-from dovetail.target.description import CoreInstruction, RegisterMemory
+from dovetail.target.chip import CoreInstruction, RegisterMemory
 
 
 @cache

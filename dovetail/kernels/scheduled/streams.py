@@ -17,7 +17,7 @@ from math import prod
 from dovetail.kernels.c import indent
 from dovetail.kernels.scheduled.knobs import operands_of
 from dovetail.kernels.scheduled.printed import IN_ORDER, Linear, linear
-from dovetail.target.description import CoreInstruction, Streams
+from dovetail.target.chip import CoreInstruction, Streams
 
 _LOOP = re.compile(r" *for \(int32_t (\w+) = 0; \1 < (\d+); \1\+\+\) \{")
 _SUMS = re.compile(r"( *)int32_t (\w+)\[[^\]]+\];")

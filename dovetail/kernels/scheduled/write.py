@@ -21,7 +21,7 @@ from dovetail.kernels.scheduled.store import NOT_SHIPPED, Loops, kept_loops
 from dovetail.kernels.scheduled.streams import with_streams
 from dovetail.kernels.sums import MULTIPLY_ADD, Products, Sums, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window, anchored
-from dovetail.target.description import CoreInstruction, Streams
+from dovetail.target.chip import CoreInstruction, Streams
 
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
 _POSITION, _CHANNEL = "at_position", "at_channel"

@@ -13,7 +13,8 @@ from dovetail.schedule.partition import Region
 from dovetail.schedule.plan.allocate import Order, Placement, allocate, lifetimes, overwrites
 from dovetail.schedule.plan.lower import Lowered, lower
 from dovetail.schedule.tiles import EARLY, Known, Tiling, choose_tiling, complete
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
 _EXACT_SECONDS = 2.0
 """Deterministic solver time for placing activations; memories close to an engine only have to fit."""

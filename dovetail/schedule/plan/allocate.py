@@ -28,7 +28,7 @@ from dovetail.program.ir import (
     stream_of,
     writes,
 )
-from dovetail.target.description import Memory
+from dovetail.target.chip import Memory
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
 from dovetail.schedule.tiles import PACK_ALIGNMENT, EngineTile, Tiling
-from dovetail.target.description import IN_PLACE_ALIGNMENT, Engine, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
 
 
 @dataclass

@@ -15,7 +15,9 @@ from itertools import combinations, pairwise, product
 from pathlib import Path
 
 from dovetail.sim.worker import BUG
-from dovetail.target.description import Cases, Engine, Offload, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Cases, Offload
 from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
 from dovetail.tools.check.layers import (
     LEAST,

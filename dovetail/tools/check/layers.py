@@ -21,7 +21,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice, Transpos
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
-from dovetail.target.description import Cases
+from dovetail.target.offload import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
 
 Point = Mapping[str, int]

@@ -24,7 +24,8 @@ from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
-from dovetail.target.description import Cases, Offload, Policy, Target
+from dovetail.target.description import Policy, Target
+from dovetail.target.offload import Cases, Offload
 from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
 
 _MOST = 100_000

@@ -27,8 +27,10 @@ from dovetail.run import Watchdog, run_build
 from dovetail.schedule.assign import first
 from dovetail.sim.device import Bytes, Device, DeviceSpec, MemoryRegion, accesses, hurried, make_device
 from dovetail.sim.launch_queue import FINISHED, START
-from dovetail.target.description import Command, Engine, LibraryCall, Offload, Operand, Target
+from dovetail.target.description import Target
 from dovetail.target.devices import JOB
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Command, LibraryCall, Offload, Operand
 from dovetail.target.pattern import Match, Scope
 from dovetail.tools.arrays import built
 from dovetail.tools.check.cases import Case, ask, raised

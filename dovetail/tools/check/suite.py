@@ -11,7 +11,9 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.errors import TargetError
 from dovetail.farm import Lost, farm
 from dovetail.run import SIMULATORS, verilog_devices
-from dovetail.target.description import Engine, Offload, Target
+from dovetail.target.description import Target
+from dovetail.target.engine import Engine
+from dovetail.target.offload import Offload
 from dovetail.targets import load_target
 from dovetail.tools.check.cases import (
     Case,

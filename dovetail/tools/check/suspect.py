@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail.ir.types import Array
-from dovetail.target.description import Offload
+from dovetail.target.offload import Offload
 from dovetail.tools.check.cases import Case, ask
 from dovetail.tools.check.instead import instead
 from dovetail.tools.check.layers import LEAST, MADE, PADS, SIZES, single

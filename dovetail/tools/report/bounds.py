@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dovetail.sim.device import Activity
     from dovetail.sim.protocol import InferenceResult
-    from dovetail.target.description import Core, Dma, StreamDma, Target
+    from dovetail.target.chip import Core, Dma
+    from dovetail.target.description import Target
+    from dovetail.target.engine import StreamDma
 
 KINDS = ("peak", "below_peak", "transfers", "core")
 """Where cycles go, in this order."""

@@ -28,7 +28,8 @@ from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import Plan, plan
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice, packed_bytes, tile_match
-from dovetail.target.description import Dma, Target
+from dovetail.target.chip import Dma
+from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 
 

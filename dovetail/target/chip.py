@@ -1,0 +1,156 @@
+"""What a chip has beside its engines: memories, DMA, cores and what they know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One memory of the chip, at a fixed address."""
+
+    name: str
+    base: int
+    """First byte address."""
+    size: int
+    """Bytes."""
+    alignment: int = 8
+    """Bytes every buffer is aligned to."""
+    reach: tuple[str, ...] = ()
+    """Who reads and writes it: "core", engines and DMAs by their names; empty for everybody. What the core does not
+    reach has no variable in the C."""
+
+    def is_reached_by(self, name: str) -> bool:
+        """Whether "core", an engine or a DMA reads and writes it."""
+        return not self.reach or name in self.reach
+
+
+@dataclass(frozen=True)
+class Dma:
+    """A copy engine between memories: 1-D to 3-D copies with strides on both sides, padding on the way in."""
+
+    name: str
+    bytes_per_cycle: int
+    setup_cycles: int
+    """Cycles a transfer costs beyond its bytes."""
+    base: int
+    """Address of its registers."""
+
+
+@dataclass(frozen=True)
+class RegisterMemory:
+    """Registers that hold several int8 elements each, e.g. two in the halves of 32 bits.
+
+    A meaning names it where other operands have DRAM: `a: [i8][2] @ PAIR`. The last dimension is what one register
+    holds, all before count registers. Only instructions read and write it; a kernel stages its operands there with the
+    instruction whose meaning is a copy from DRAM, `for p in seq(0, P): for i in seq(0, N): to[p, i] = of[...]`. The
+    elements share the register's bits equally, the first in the lowest, each sign-extended.
+    """
+
+    name: str
+    """As meanings write it: a C identifier."""
+    c_type: str
+    """C type of one register."""
+    elements: int
+    """Elements in one register."""
+
+
+@dataclass(frozen=True)
+class CoreInstruction:
+    """An instruction of the core that compilers do not select by themselves, with its meaning.
+
+    It is used wherever the loops of a core kernel contain its meaning; where they do not, `dovetail explain` says how
+    near they came.
+    """
+
+    name: str
+    """A C identifier."""
+    meaning: str
+    """One Exo procedure of that name: windows of constant size @ DRAM (`a: [i8][4] @ DRAM`) and loops of constant
+    length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32. One with a first
+    operand `n: size` is a function for all taps of a block, n vectors of them; its sums are [pixels, channels]."""
+    c: str
+    """One C statement that does the same, `{operand}` standing for a pointer to the operand's first element (its first
+    register), or for a size."""
+    declarations: str = ""
+    """C text `c` needs before it, e.g. a static inline function around inline assembly. What is compiled with
+    DOVETAIL_HOST, or for another instruction set, must do the same in plain C."""
+    alignment: int = 1
+    """Every operand in DRAM begins at a multiple of so many bytes (at most 8)."""
+    memories: tuple[RegisterMemory, ...] = ()
+    """Where operands lie that are not in DRAM."""
+    assembly: str = ""
+    """For a product: one line of assembly of 4 bytes that does the same, `{operand}` standing for the register that
+    holds a sum or the word of an operand. Needed where the core has `streams`."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What a core has for inner loops: a load that moves its pointer, and a loop without a branch. Each is one line of
+    assembly of 4 bytes."""
+
+    load: str
+    """A word to the register `{to}` from the address in the register `{pointer}`, to which `{step}`, -2048 to 2047,
+    is added."""
+    repeat: str
+    """Execute the following instructions as often as the register `{turns}` says; the last one is `{length}`
+    instructions further on. It and they begin at multiples of 4 bytes, they are at least 3."""
+
+
+@dataclass(frozen=True)
+class KernelCycles:
+    """About how long Dovetail's own kernels take on a core, where they are compared with engines and libraries. As they
+    are, what RV32IMC shows in the simulator `iss`; a core with instructions of its own has others."""
+
+    mac: float = 3.0
+    """Cycles of a multiply-accumulate."""
+    element: float = 2.0
+    """Of an element of each operator's result."""
+    requantise: float = 14.0
+    """What a requantisation of an element adds."""
+    tap: float = 3.8
+    """Of an element of a pool's windows, where these overlap."""
+    window: float = 10.0
+    """Of a pixel of such windows."""
+    reduced: float = 2.7
+    """Of an element of a reduction, or of windows that do not overlap."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """The processor that runs the program."""
+
+    isa: str
+    """Instruction set: "rv32imc" and its like, "cortex-m4" and other Cortex-M
+    (`dovetail/codegen/build/instruction_sets.py` says which, and what compilers, linker and start-up code make of
+    it)."""
+    stack: int = 4096
+    """Bytes of stack reserved."""
+    costs: Mapping[str, int] = field(default_factory=dict)
+    """Cycles per instruction class where they differ from the stated default of the instruction set: the fields of
+    `sim.riscv_costs.CoreCosts` or `sim.arm.CortexMCosts`. `dovetail.target.costs` has sets of published cores."""
+    instructions: tuple[CoreInstruction, ...] = ()
+    """What it can do beyond `isa`, the preferred first."""
+    extension: str = ""
+    """How the simulator executes them: the path of a C file with `dovetail_execute` (`dovetail/sim/riscv_own.h`
+    says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
+    registers (see `dovetail.sim.riscv`); empty for none."""
+    streams: Streams | None = None
+    """What it has for inner loops of instructions with `assembly`; None for loads and branches as `isa` has them."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
+    e.g. with inline assembly; this computer keeps Dovetail's."""
+    packs: bool = False
+    """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
+    instructions. (Beside engines that take them so, its kernels do in any case.)"""
+    kernels: KernelCycles = field(default_factory=KernelCycles)
+    """About how long its kernels take: what engines and libraries must be faster than to be used."""
+    speed: float = 1.0
+    """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
+    this proportion. (In the simulator its `costs` say how long it takes.)"""
+
+    @property
+    def is_host(self) -> bool:
+        """True for the computer that compiles, whose cycles nobody counts."""
+        return self.isa == "host"

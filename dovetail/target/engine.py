@@ -1,0 +1,200 @@
+"""An engine: what it computes, how it is started, how bytes reach it, and its simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.target.offload import Command, Offload, Operand
+from dovetail.target.pattern import Match
+
+IN_PLACE_ALIGNMENT = 64
+"""Bytes packed constants are aligned to that an engine reads where they lie."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A copy as an engine's own DMA does it: rows of bytes, addresses and strides in bytes."""
+
+    source: int
+    target: int
+    row_bytes: int
+    rows: int
+    source_stride: int
+    """From the start of one row to that of the next; 0 to read one row again and again."""
+    target_stride: int
+    load: bool
+    """True into the engine's memory, from wherever; False out of it."""
+
+
+@dataclass(frozen=True)
+class StreamDma:
+    """An engine's own DMA, whose transfers are commands of the engine's stream."""
+
+    name: str
+    """As in the timeline; memories are reached by this name."""
+    bytes_per_cycle: int
+    setup_cycles: int
+    """Cycles a transfer costs beyond its rows; each row begins a new beat of `bytes_per_cycle`."""
+    move: Callable[[Rows], tuple[int, ...]]
+    """The words of the command that copies."""
+
+
+@dataclass(frozen=True)
+class CommandStream:
+    """How an engine takes lists of commands: consecutive launches, their DMA's transfers and what waits between them,
+    made at compile time with final addresses, started once and ended by one interrupt.
+
+    The engine hands commands to their units in order: those of offloads to itself, transfers to its `dma`. Each unit
+    works in order; both at the same time, as far as waiting commands let them. A list begins when the one before has
+    ended, which is when all of its commands have.
+    """
+
+    start: str
+    """C function `uint32_t f(const uint32_t *words, uint32_t count)` that starts a list; its ticket is for `wait`."""
+    wait: Callable[[str, int], tuple[int, ...]]
+    """The words of the command that holds those behind it until at most so many commands of a unit, named as the
+    engine or its DMA, have not ended."""
+    end: tuple[int, ...] = ()
+    """Words behind the last command of a list."""
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """The simulated device behind an engine's registers."""
+
+    factory: str
+    """"module:function" that makes the device; called with the bus and `arguments`."""
+    base: int
+    size: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _task(command: Command) -> Mapping[str, bytes]:
+    return {"task": b"".join(word.to_bytes(4, "little") for word in command.words)}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """How a command is written out for other executors than our own (`dovetail compile --dump`)."""
+
+    parts: Callable[[Command], Mapping[str, bytes]] = _task
+    """A command's words as the engine reads them, under the name of each part."""
+    pointers: Mapping[str, str] = field(default_factory=dict)
+    """What the driver points each of the engine's registers at: a part, "constants", or a memory (its first byte)."""
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Memory -> what the driver has put at its start before the first launch."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """How an engine that works on a copy of a memory is told what others wrote there, and they what it wrote.
+
+    C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
+    """
+
+    to_engine: str
+    from_engine: str
+    """It waits for all launches before."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch of an engine in a network."""
+
+    offload: str
+    """Name of the offload."""
+    match: Match
+
+
+@dataclass(frozen=True)
+class Joint:
+    """How an engine computes several launches side by side that do not read each other's results: all but the last are
+    handed over and held, the last starts them all, and its ticket is for all of them.
+
+    It is for engines that reach constants and values where they lie, and only where there is no other engine.
+    """
+
+    most: int
+    """Launches at a time, the one that starts them included."""
+    cycles: Callable[[Sequence[Launched]], int | None]
+    """Engine cycles of launches side by side, and, by the same measure, of one alone; None where they cannot be."""
+    commands: Callable[[Sequence[tuple[Launched, Mapping[str, Operand]]]], Sequence[tuple[Command, ...]]]
+    """The commands of each of some launches side by side, with their operands as `Offload.commands` has them. Those of
+    the last start all."""
+    handing: int = 60
+    """Core cycles in which its driver hands over a launch: where the engine waits for the last of them."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A network as an engine sees it, for the files that are made for both."""
+
+    prefix: str
+    """What the network's C names begin with; `<prefix>.h` declares what is public."""
+    arena: str
+    """C name of the array of values in the engine's memory."""
+    nbytes: int
+    """Its size."""
+    launches: tuple[Launched, ...]
+    """In order."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An accelerator beside the core, started by a C call and working on its own until waited for; or software, which
+    the core runs itself."""
+
+    name: str
+    memory: str
+    """The memory its operands must lie in."""
+    offloads: tuple[Offload, ...]
+    """What it can compute, the preferred first."""
+    ideal_macs_per_cycle: float
+    """Peak multiply-accumulates per cycle, for the report."""
+    driver: tuple[str, ...]
+    """C files of the driver, as paths of package resources "package:file"."""
+    device: DeviceModel | None = None
+    """None for software: its C runs on the core, on the host too. It reaches constants and values where they lie."""
+    wait: str = ""
+    """C function that waits until the launch with a given ticket has finished; empty where it has finished when the
+    call that starts it returns."""
+    files: Mapping[str, Path | Callable[[], str]] = field(default_factory=dict)
+    """More C files to compile or include with the driver: path below the project's `driver` -> where it is, or a
+    function that gives its text (`dovetail.target.queue_driver` makes such)."""
+    headers: tuple[str, ...] = ()
+    """Which of `files` declare the functions of the commands."""
+    prepare: str = ""
+    """C function called once before the first launch of an inference; empty for none."""
+    defines: Mapping[str, int] = field(default_factory=dict)
+    """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    bytes_per_cycle: float | None = None
+    """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
+    raw: Raw = field(default_factory=Raw)
+    """How its commands are written out raw."""
+    success: int | None = None
+    """What `wait`, or without one the functions of the commands, return when all went well; anything else is a failure
+    (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
+    constants: str = ""
+    """The memory it reads its packed constants in; empty for `memory`. In the memory of the code they are read where
+    they lie; into any other they are copied."""
+    stream: CommandStream | None = None
+    """How it takes lists of commands; None where the driver starts it for each launch. The words of an offload's
+    commands are then parts of a list, their functions are not looked at."""
+    dma: StreamDma | None = None
+    """What copies its operands and results in the same stream; None where the target's DMA or the core does. It takes
+    and gives values in any layout: its transfers convert."""
+    mirror: Mirror | None = None
+    """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
+    made: Callable[[Deployed], Mapping[str, str]] | None = None
+    """Further files of the driver, made for a network: path below the project's `driver` -> text."""
+    libraries: tuple[str, ...] = ()
+    """What a program for this computer is linked with, e.g. "-ldl"."""
+    environment: Callable[[], Mapping[str, str]] | None = None
+    """Environment variables of the process that runs it on this computer."""
+    joint: Joint | None = None
+    """How it computes several launches side by side; None where it does one after the other."""
+    rtl: DeviceModel | None = None
+    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""

@@ -1,0 +1,142 @@
+"""What an engine or library can be asked to compute, and the C calls that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.ir.graph import Graph
+from dovetail.ir.layout import Layout
+from dovetail.ir.types import Array, dense_steps
+from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Space
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a launch finds one of its operands."""
+
+    address: int
+    """Of the first byte; of packed constants that are read where they lie, how far they are into the launch's blob, but
+    in a stream their address as well."""
+    strides: tuple[int, ...]
+    """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
+    operand in (along each axis of the logical shape if that is row-major)."""
+
+
+def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    """Where each result of a pattern made with `together` lies, in its order; the strides are along its own axes."""
+    joint, first, found = match.nodes["together"], operands["result"].address, []
+    for flat in joint.inputs:
+        (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)
+        kind = match.graph.types[value]
+        size = kind.dtype.numpy.itemsize
+        found.append(Operand(first, tuple(size * step for step in dense_steps(kind.shape))))
+        first += kind.nbytes
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One start of an engine: the C function of its driver and the constant words it is given."""
+
+    function: str
+    words: tuple[int, ...]
+    constants: bool = False
+    """True when the function takes the launch's packed constants as its second argument: `function(task, blob)`, blob
+    a `const uint8_t *` aligned to 64 bytes."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer to an operand of a launch, in C."""
+
+    operand: str
+    """Leaf name, packed constant name, "scratch" or "result"."""
+    c_type: str
+    """What it points to, e.g. "const int8_t"."""
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A constant structure, filled at compile time."""
+
+    c_type: str
+    """As the library's header names it."""
+    members: Mapping[str, CValue]
+    """Member -> content; a structure within a structure lies in it."""
+
+
+Cases = Callable[[Mapping[str, int]], Graph]
+"""An integer network for settings of sizes and numbers, as `Offload.cases` gives it."""
+
+
+CValue = int | Pointer | Struct
+"""What a C function is given: a number, a pointer to an operand, or (a pointer to) a structure."""
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a C function that computes, or begins to compute: what software takes where an engine takes words."""
+
+    function: str
+    arguments: tuple[CValue, ...]
+
+
+@dataclass(frozen=True)
+class Offload:
+    """One thing an engine can be asked to compute.
+
+    The match given to its functions lies in the region's own graph, cut to a tile: shapes, pads and constants are
+    the tile's.
+    """
+
+    name: str
+    pattern: Pattern
+    constraints: tuple[Constraint, ...]
+    pack: Callable[[Match], Mapping[str, Array]]
+    """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array. They lie one behind
+    the other in this order, aligned to 16 bytes (to 64 where the engine reads them where they lie)."""
+    commands: Callable[[Match, Mapping[str, Operand]], tuple[Command | LibraryCall, ...]]
+    """Commands that compute a tile: operands by value name, packed constant name, "scratch" and "result". Those of
+    software are all calls; those of hardware all words."""
+    cycles: Callable[[Match], int]
+    """Engine cycles of a tile."""
+    scratch: Callable[[Match], int] = lambda match: 0
+    """Bytes of working memory a tile needs beside its operands."""
+    channel_step: int = 1
+    """Tiles are cut at multiples of this many output channels."""
+    row_step: int = 1
+    """Tiles are cut at multiples of this many output rows and columns."""
+    layouts: Mapping[str, Layout] | Callable[[Match], Mapping[str, Layout]] = field(default_factory=dict)
+    """The layout each run-time operand is taken in, by the name of its leaf in the pattern, and the one the result is
+    given in, as "result"; row-major where absent. Unused parts of last blocks may hold any bytes. A function where it
+    depends on the region, such as on the widths of its values: it must give every tile what it gives the whole."""
+    strided: bool = True
+    """False when it takes operands, and gives a result, that lie whole and densely: then nothing is cut where it lies,
+    nor put inside another value."""
+    knobs: Callable[[Match], Space] | None = None
+    """What may be chosen about computing a region beside how it is tiled; None for nothing. What is chosen reaches the
+    functions above, and the constraints, as `match.choice`."""
+    default: Callable[[Match], Choice] | None = None
+    """The settings that stand for knobs that are absent; needed with `knobs`."""
+    floor: Callable[[Match], int] | None = None
+    """Cycles of a whole region that no choice of knobs can go below; None where that is not known."""
+    lossy: str = ""
+    """What it costs in accuracy, as a sentence; it is then used only for layers the user pins to its engine. Empty for
+    what computes every bit."""
+    starting: Callable[[Match], int] = lambda match: 0
+    """Cycles of a tile in which starting it keeps the core busy, beyond what any start takes: a driver that hands over
+    one piece after the other."""
+    prefer: bool = False
+    """Whether it is taken wherever it fits, without a comparison with other offloads and the core. Else what takes the
+    fewest cycles does a layer, by `cycles`, the DMA's and an estimate of the core's."""
+    cases: Cases | None = None
+    """Networks for `dovetail check` beside the layers it makes from the pattern: an integer graph, as it is before the
+    policies' rewrites, in which something becomes this offload's. Called with settings by name: "rows", "columns",
+    "channels", "outputs", "kernel_rows", "stride_rows", "top", "input_zero", ... as `check` names them, and "variant",
+    a number from 0 to 7 that means what you like. What is asked for is what is tried. Raises ValueError where there is
+    no such network."""
+
+    def layouts_of(self, match: Match) -> Mapping[str, Layout]:
+        """The layouts for a region, or a tile of it."""
+        return self.layouts(match) if callable(self.layouts) else self.layouts
