@@ -10,11 +10,10 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
-from dovetail.kernels import CoreKernel
+from dovetail.kernels import CoreKernel, core_traits
 from dovetail.mesh.building import build_files
 from dovetail.mesh.compiled import CompiledPieces, copying
 from dovetail.mesh.finish import SUMS, by_lines, lines_behind, tail_of

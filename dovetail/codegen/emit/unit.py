@@ -11,16 +11,15 @@ from math import prod
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit.lists import CommandList, command_list
-from dovetail.errors import ProgramError, TargetError
+from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, physical_shape
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
-from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
+from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_traits
 from dovetail.kernels.c import identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
@@ -39,7 +38,6 @@ from dovetail.program.ir import (
 )
 from dovetail.program.series import Place
 from dovetail.schedule.partition import Region
-from dovetail.target.chip import Core
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
@@ -369,7 +367,7 @@ def kernel_calls(
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
-    little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
+    little = range(len(graphs)) if optimize is Optimize.SIZE else with_little_work(graphs)
     functions = [f"{stem}_kernel" for stem in stems]
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
@@ -385,20 +383,6 @@ def kernel_calls(
         known = replace(kernel, name=shared.setdefault(text, kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
-
-
-def core_traits(core: Core) -> CoreTraits:
-    """What a core offers its kernels; three quarters of its stack are for elements side by side.
-
-    Raises:
-        TargetError: it has a function for none of Dovetail's.
-    """
-    for name in core.functions:
-        if name not in kernels.HELPERS:
-            hint = "name a function of dovetail/kernels/runtime"
-            raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
-    known, functions = instruction_set(core.isa), frozenset(core.functions)
-    return CoreTraits(known.accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
 
 
 def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:
@@ -427,7 +411,7 @@ def _numbered(stems: Sequence[str]) -> list[str]:
     return found
 
 
-def _with_little_work(graphs: Sequence[Graph]) -> list[int]:
+def with_little_work(graphs: Sequence[Graph]) -> list[int]:
     """Indices of the layers whose work is next to nothing of the network's."""
     work = [_work(graph) for graph in graphs]
     room = sum(work) * _LITTLE
