@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -154,7 +154,7 @@ def mesh(
             say(f"{save_parts}: {len(named)} models")
         if exact:
             show("running every element's firmware")
-            _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler)
+            _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler, show)
         if folder is not None:
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
@@ -202,7 +202,15 @@ def _check_pieces(graph: Graph, mapped: Mapped) -> None:
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
 
-def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs: int, scheduler: str | None) -> None:
+def _run_exactly(
+    target: Target,
+    graph: Graph,
+    mapped: Mapped,
+    inputs: int,
+    jobs: int,
+    scheduler: str | None,
+    show: Callable[[str], None],
+) -> None:
     """Every element's firmware on several inputs, against the integer graph."""
     import numpy as np
 
@@ -217,7 +225,11 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
     placed, tables = mapped.whole
     project = emit_mesh(mapped.parts, placed, tables, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
-    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler)
+
+    def told(done: int, count: int) -> None:
+        show(f"running every element's firmware: {done} of {count}")
+
+    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler, told)
     for arrays, outputs in zip(given, run.outputs, strict=True):
         expected = evaluate(graph, arrays)
         if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):

@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, find
 from dovetail.sim.mac_array import KINDS, ROWS_JOB, compute, macs, work_of
-from dovetail.sim.protocol import Content, InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
+from dovetail.sim.protocol import InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
 from dovetail.target.mesh import MacArray
 
 BASE = 0x40000000
@@ -214,9 +214,8 @@ def element_device(bus: Bus, array: str) -> ElementDevice:
     return ElementDevice(bus, array)
 
 
-def load(content: Content) -> Runner:
-    """Note down the firmware; every run is a machine of its own."""
-    found = content.of(SimulationSetup)
+def runner(found: SimulationSetup) -> Runner:
+    """What runs elements with a firmware; every run is a machine of its own."""
 
     def run(request: RunRequest) -> SimulationResult:
         from dovetail.sim.machine import Machine
