@@ -27,6 +27,7 @@ from dovetail.farm import farm
 from dovetail.ir.types import Array, box_slices
 from dovetail.mesh.compiled import macros, shared_files
 from dovetail.mesh.emit import Element, MeshProject, senders_of
+from dovetail.mesh.layers import Ints
 from dovetail.mesh.mapping import result_box
 from dovetail.mesh.partition import Partitioned, Stage
 from dovetail.mesh.placement import Placed, Tables
@@ -45,8 +46,11 @@ class ExactRun:
     """Of all elements and inputs."""
     cycles: tuple[int, ...]
     """Per element, as in `MeshProject.elements`: executing and waiting for the MAC array, all inputs."""
+    turns: Ints
+    """[inputs, pieces, 3] cycles from when a piece began an input to when it had given its slots back, had sent its
+    message, and its element was free."""
     paces: tuple[int, ...]
-    """Per element: the cycles of each input after the first, from one input given back to the next."""
+    """Per element: the cycles of an input, all its pieces, the longest of the inputs."""
     memory: tuple[int, ...]
     """Per element: bytes of its element's memory that its program, stack, data and buffers take."""
     stack: int
@@ -187,18 +191,33 @@ def _waves(
             results[number] = made[number]
             for place, inference in enumerate(made[number].inferences):
                 for name, content in inference.outputs.items():
-                    piece = element.pieces[int(name[7:])] if name.startswith("stored ") else -1
-                    _keep(stored[place] if piece >= 0 else sent[place], name if piece < 0 else piece, content)
+                    if name.startswith("stored "):
+                        _keep(stored[place], element.pieces[int(name[7:])], content)
+                    elif not name.startswith("turn "):
+                        _keep(sent[place], name, content)
     found = [results[element.element] for element in project.elements]
+    turns = _turns(project, found, len(inputs))
     return ExactRun(
         tuple(_gathered(parts, placed, one) for one in stored),
         sum(one.executed_instructions or 0 for one in found),
         tuple(one.inferences[0].total_cycles or 0 for one in found),
-        tuple(one.inferences[-1].total_cycles or 0 for one in found),
+        turns,
+        tuple(int(turns[:, element.pieces, 2].sum(axis=1).max()) for element in project.elements),
         tuple(used[element.program] for element in project.elements),
         max(one.stack_bytes or 0 for one in found),
         len(project.programs),
     )
+
+
+def _turns(project: MeshProject, results: Sequence[SimulationResult], inputs: int) -> Ints:
+    """As `ExactRun.turns`."""
+    found = np.zeros((inputs, sum(len(element.pieces) for element in project.elements), 3), np.int64)
+    for element, result in zip(project.elements, results, strict=True):
+        for number, inference in enumerate(result.inferences):
+            for place, piece in enumerate(element.pieces):
+                clocks = np.frombuffer(inference.outputs[f"turn {place}"], "<i8")
+                found[number, piece] = clocks[1:] - clocks[0]
+    return found
 
 
 def _keep(known: dict[Any, bytes], name: Any, content: bytes) -> None:
