@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +15,8 @@ from dovetail.errors import DovetailError, TargetError
 
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
-    from dovetail.mesh.mapping import Mapped
+    from dovetail.mesh.layers import Ints
+    from dovetail.mesh.mapping import Mapped, Performance
     from dovetail.mesh.topology import Topology
     from dovetail.target.description import Target
 
@@ -154,7 +155,8 @@ def mesh(
             say(f"{save_parts}: {len(named)} models")
         if exact:
             show("running every element's firmware")
-            _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler)
+            turns = _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler, show)
+            _print_executed(performance, measure(mapped, inputs, turns=turns))
         if folder is not None:
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
@@ -202,8 +204,16 @@ def _check_pieces(graph: Graph, mapped: Mapped) -> None:
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
 
-def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs: int, scheduler: str | None) -> None:
-    """Every element's firmware on several inputs, against the integer graph."""
+def _run_exactly(
+    target: Target,
+    graph: Graph,
+    mapped: Mapped,
+    inputs: int,
+    jobs: int,
+    scheduler: str | None,
+    show: Callable[[str], None],
+) -> Ints:
+    """Every element's firmware on several inputs, against the integer graph; returns `ExactRun.turns`."""
     import numpy as np
 
     from dovetail.compile import sample_inputs
@@ -217,7 +227,11 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
     placed, tables = mapped.whole
     project = emit_mesh(mapped.parts, placed, tables, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
-    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler)
+
+    def told(done: int, count: int) -> None:
+        show(f"running every element's firmware: {done} of {count}")
+
+    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler, told)
     for arrays, outputs in zip(given, run.outputs, strict=True):
         expected = evaluate(graph, arrays)
         if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
@@ -229,8 +243,14 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
         f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}"
     )
-    if len(given) > 1:
-        say(f"cycles for each input of the slowest element: {max(run.paces)}")
+    say(f"cycles for each input of the slowest element: {max(run.paces)}")
+    return run.turns
+
+
+def _print_executed(modelled: Performance, executed: Performance) -> None:
+    interval, latency = f"{executed.interval:.0f} clocks between inputs", f"{executed.latency:.0f} for one"
+    beside = f"modelled {modelled.interval:.0f} and {modelled.latency:.0f}"
+    say(f"the stream with the cycles of the firmware: {interval}, {latency}; {beside}")
 
 
 def _print_stages(mapped: Mapped) -> None:
