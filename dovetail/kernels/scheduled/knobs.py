@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
@@ -210,6 +211,7 @@ def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
     return target, first, second
 
 
+@cache
 def _function(instruction: CoreInstruction) -> ast.FunctionDef:
     try:
         (function,) = (

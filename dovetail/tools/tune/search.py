@@ -23,6 +23,7 @@ import numpy.typing as npt
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, Shape, TensorType
+from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.knobs import CONTEXT, canonical, region_space, signature
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
@@ -120,8 +121,6 @@ LAUNCH_CYCLES = 110
 """Core cycles of a launch and the waits around it."""
 COPY_CYCLES = 45
 """Core cycles of starting a copy."""
-CORE_CYCLES_PER_MAC, CORE_CYCLES_PER_RESULT = 4, 30
-"""What a layer costs on the core, roughly (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +166,7 @@ class Estimator:
     def __init__(self, region: Region, target: Target, near: tuple[str, ...]) -> None:
         assert region.engine is not None and region.offload is not None
         self._region, self._offload, self._dma = region, region.offload, target.dma
+        self._on_core = core_cycles(region.graph, target)
         self._near = frozenset(near)
         self._shape = region.graph.types[region.output].shape
         held = sum(region.graph.types[name].nbytes for name in near)
@@ -177,8 +177,7 @@ class Estimator:
     def estimate(self, choice: Choice) -> Estimate | None:
         """What a whole, allowed choice costs; None when its tiles need more memory than there is."""
         if choice.get(PLACEMENT) == "core":
-            elements = self._region.graph.types[self._region.output].elements
-            return Estimate(self._region.macs * CORE_CYCLES_PER_MAC + elements * CORE_CYCLES_PER_RESULT, 1, 0, 0, 0)
+            return Estimate(self._on_core, 1, 0, 0, 0)
         size = tile_shape(self._shape, choice)
         *rest, channels = [_parts(total, step) for total, step in zip(self._shape, size, strict=True)]
         spatial = [_Part(tuple(p.box[0] for p in parts), tuple(p.kind for p in parts)) for parts in product(*rest)]
