@@ -14,7 +14,7 @@ from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, Box, DType, TensorType, box_slices, full_box
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.layers import layers_of, output_layers
+from dovetail.mesh.layers import Ints, layers_of, output_layers
 from dovetail.mesh.partition import FEW_SUMS, SMALL, Partitioned, Section, Stage, partition_mesh, read_span
 from dovetail.mesh.placement import TRIES, Placed, Tables, place, tables_of
 from dovetail.mesh.sections import Measured, fewer, one_chip, placements, sections_on_a_chip
@@ -332,13 +332,13 @@ def wanted(parts: Partitioned, index: int) -> frozenset[int]:
     return frozenset(own & ({*parts.outputs.values()} | later))
 
 
-def measure(mapped: Mapped, inputs: int = 12, links: bool = False) -> Performance:
-    """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`:
-    as of `simulate`."""
+def measure(mapped: Mapped, inputs: int = 12, links: bool = False, turns: Ints | None = None) -> Performance:
+    """Run the event model: a stream of inputs through a resident network, or one input through all sections; `links`
+    and, for a resident network, `turns`: as of `simulate`."""
     parts, mesh = mapped.parts, mapped.topology.mesh
     if parts.resident:
-        timing = simulate(mapped.whole[0], inputs, links)
-        alone = simulate(mapped.whole[0], 1).latency if inputs > 1 else timing.latency
+        timing = simulate(mapped.whole[0], inputs, links, turns)
+        alone = simulate(mapped.whole[0], 1, turns=turns).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     clocks, bounds = [], []
     before: Measured | None = None

@@ -15,7 +15,6 @@ from functools import cached_property
 
 import numpy as np
 
-from dovetail.errors import PlanError
 from dovetail.mesh.layers import Cut, Frontier, MeshLayer, frontier_or_empty
 from dovetail.mesh.partition import SMALL, Section, boxed_stage, boxes_of, residents, section
 from dovetail.mesh.placement import Placed, place
@@ -131,7 +130,7 @@ def near_dram(topology: Topology) -> Topology:
     """The same with its elements in the order of their distance from the DRAM of their chip."""
     per, count = topology.mesh.per_chip, len(topology.elements)
     chip, at = topology.elements // per, topology.router_of[topology.elements % per]
-    hops = [int(topology.routes(int(chip[n])).hops[topology.dram, int(at[n])]) for n in range(count)]
+    hops = np.array([topology.routes(int(chip[n])).hops[topology.dram, int(at[n])] for n in range(count)])
     return replace(topology, elements=topology.elements[np.lexsort((topology.elements, hops, chip))])
 
 
