@@ -119,3 +119,9 @@ def test_no_way_beats_its_floors(size: int, inputs: int, outputs: int, kernel: i
 def test_only_convolutions() -> None:
     with pytest.raises(PlanError, match="only convolutions"):
         stream_clocks(replace(layer_of(7, 64, 64), kind="dense"), SIMULATOR_CHIP, Way.ALONE)
+
+
+def test_a_chip_of_too_few_routers() -> None:
+    few = replace(SIMULATOR_CHIP, grid=replace(SIMULATOR_CHIP.grid, width=2, height=2))
+    with pytest.raises(PlanError, match="4 of 4 routers"):
+        tiling_of(layer_of(28, 64, 64), few)

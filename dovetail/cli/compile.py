@@ -363,7 +363,7 @@ def tune(
             sys.exit(INTERRUPTED)
         write_file(file, to_toml(tuned.tuning).encode())
     unit = "ns" if tuned.tuning.measure == "host" else "cycles"
-    headings = ("layers", "trials", "failed", f"default {unit}", f"best {unit}", "saved", "choice")
+    headings = ("layers", "trials", "failed", "floor", f"default {unit}", f"best {unit}", "saved", "choice")
     rows = [_row(result, tuned.dropped) for result in tuned.layers]
     show_table(headings, rows, left=("layers", "choice"), fold=headings)
     if tuned.repeated:
@@ -402,7 +402,8 @@ def _row(result: LayerResult, dropped: tuple[str, ...]) -> tuple[str, ...]:
     figures = ["failed" if cycles is None else f"{cycles:,}" for cycles in (result.default, best)]
     saved = "" if best is None or result.default is None else _percent(result.default, best)
     chosen = ", ".join(f"{name} {value}" for name, value in choice.items()) or "the default"
-    return names, str(len(result.trials)), str(failed), *figures, saved, chosen
+    floor = f"{result.floor.cycles:,}" if result.floor else ""
+    return names, str(len(result.trials)), str(failed), floor, *figures, saved, chosen
 
 
 def _percent(before: int, after: int) -> str:
@@ -412,8 +413,9 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
+    floor = f"; engine and DMA need {tuned.floor:,} for these layers whatever is chosen" if tuned.floor else ""
     kind = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
-        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"
+        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{floor}{star}"
     )

@@ -74,7 +74,8 @@ def stream_clocks(layer: MeshLayer, mesh: Mesh, way: Way, pool: int = 1, *, stor
         stored: where operands are shared, the layer before has left them in the routers that keep them; else in DRAM.
 
     Raises:
-        PlanError: it is no convolution, or no piece of it fits an element.
+        PlanError: it is no convolution, no piece of it fits an element, or the chip has too few routers.
+        TypeError: the elements have no array.
     """
     tiling = tiling_of(layer, mesh, pool)
     if way is Way.SHARED:
@@ -91,6 +92,10 @@ def tiling_of(layer: MeshLayer, mesh: Mesh, pool: int = 1) -> Tiling:
         raise PlanError("only convolutions are cut in this way", where=layer.name, hint="use stream_layer")
     height, width, channels = layer.image
     step, least = mesh.mac.rows, _sharing(mesh)
+    if least < mesh.grid.drams:
+        routers = mesh.per_chip // mesh.grid.elements
+        what = f"{mesh.grid.drams} of {routers} routers keep data: too few are left to compute"
+        raise PlanError(what, where="Grid", hint="give the chip more routers, or fewer DRAM controllers (Grid.drams)")
     groups = -(-channels // step)
     whole = [Tiling(height, width, 1, -(-channels // n), n) for n in range(1, groups + 1) if channels % (step * n) == 0]
     fits = next((one for one in whole if _memory(layer, mesh, one, copies=1) <= mesh.usable), None)
@@ -238,7 +243,7 @@ def _shared(layer: MeshLayer, mesh: Mesh, tiling: Tiling, pool: int, stored: boo
     steps = _copies(routers // -(-holding // at_router)) + -(-at_router // holding) - 1
     loading += steps * tile / min(mesh.rates.port, mesh.rates.noc / streams)
     # rounds: as many with the weights of a router as it has elements and the part has tiles
-    rounds = -(-holding * quarters * tiling.groups // elements)
+    rounds = -(-_binary(tiling.tiles) * tiling.groups // elements)
     moves = -(-rounds // min(holding, at_router)) - 1
     moving = 2 * moves * size.weights / each
     results = layer.result_bytes // pool**2
