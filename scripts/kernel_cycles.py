@@ -26,6 +26,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, turns
+from dovetail.kernels.turns import is_element
 from dovetail.run import open_build, run_build
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.target import Target
@@ -44,6 +45,8 @@ FIELD = (
     *("model_mobilenetv2_160_035.tflite", "mcunetv2_person_det.tflite"),
 )
 CORES_ALONE = ("riscv", "riscv_dot4", "riscv_xpulp", "riscv64", "cortex_m0plus", "cortex_m3", "cortex_m4")
+LEGALISED = {"rv32imc": ("ne16", "macarray", "diana", "vta"), "cortex-m4": ("kestrel", "spinnaker2")}
+"""Targets with engines beside such a core."""
 MORE_MEMORY = 16 << 20
 """Bytes of every memory while kernels are measured, so that all networks fit."""
 
@@ -83,7 +86,7 @@ def layers_on(target: Target, models: Sequence[Path]) -> Iterator[Layer]:
             print(f"{model.name}: {error.what[:100]}")
             continue
         measured = {layer["name"]: layer["cycles"] for layer in report["layers"]}
-        own = [region for region in made.regions if region.engine is None and not region.is_view]
+        own = [region for region in made.regions if region.engine is None and not region.is_view and not region.mover]
         little = set(with_little_work([region.graph for region in own]))
         for number, region in enumerate(own):
             if number not in little and measured.get(region.name):
@@ -100,7 +103,8 @@ def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:
     for _ in range(12):
         found, _ = nnls(table * weights[:, None], weights, maxiter=100_000)
         weights = np.maximum(abs(table @ found - 1), 0.01) ** -0.5
-    return {part: round(float(value), 3) for part, value in zip(parts, found, strict=True) if value >= 0.001}
+    kept = {part: round(float(value), 3) for part, value in zip(parts, found, strict=True)}
+    return {part: value for part, value in kept.items() if value or is_element(part)}
 
 
 def spread(ratios: Sequence[float]) -> str:
@@ -121,6 +125,8 @@ def measure(names: Sequence[str]) -> None:
         memories = tuple(replace(memory, size=max(memory.size, MORE_MEMORY)) for memory in target.memories)
         target = replace(target, memories=memories)
         layers = list(layers_on(target, models))
+        for other in LEGALISED.get(name, ()):  # what engines want of a network, all of it on the core
+            layers += layers_on(replace(load_target(other), engines=()), models[: len(TINY)])
         known[name] = fitted(layers, target)
         target = replace(target, core=replace(target.core, kernels=known[name]))
         print(f"{name}: {spread([core_cycles(one.graph, target) / one.cycles for one in layers])}", flush=True)

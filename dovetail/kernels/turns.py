@@ -59,6 +59,11 @@ def turns(graph: Graph, core: CoreTraits) -> Turns:
     return found
 
 
+def is_element(part: str) -> bool:
+    """Whether a part is an element of some operator, which takes its time in any kernel."""
+    return part.startswith("end.") or part.endswith(".element")
+
+
 def _add(found: dict[str, float], more: Turns) -> None:
     for part, count in more.items():
         found[part] += count
