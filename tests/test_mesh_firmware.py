@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -12,11 +13,13 @@ import pytest
 
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, PlanError, SimulationError
+from dovetail.farm import LOST
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.mesh.choice import Objective
 from dovetail.mesh.emit import MeshProject, emit_mesh
 from dovetail.mesh.exact import ExactRun, run_exact
 from dovetail.mesh.mapping import Mapped, measure
+from dovetail.mesh.workers import Job, element_setup, run_wave
 from dovetail.target.mesh import CoreClocks, Grid, pack_weights
 from dovetail.targets.spinnaker2 import MESH, TARGET
 from networks import image_net
@@ -81,9 +84,11 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
     assert len(project.programs) < len(project.elements) / 4
     assert max(done.memory) <= min(MESH.usable, 96 * 1024)
     assert 0 < done.stack <= TARGET.core.stack
-    modelled = measure(found).interval
-    print(f"{name}: {max(done.paces)} cycles for each input, {modelled:.0f} modelled")
-    assert abs(max(done.paces) - modelled) <= 0.1 * modelled
+    modelled, executed = measure(found), measure(found, turns=done.turns)
+    for what in ("interval", "latency"):
+        taken, charged = getattr(executed, what), getattr(modelled, what)
+        print(f"{name}: {what} {taken:,.0f} executed, {charged:,.0f} modelled")
+        assert charged == pytest.approx(taken, rel=0.1)
     assert max(done.paces) <= PACES[name]
     print(
         f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
@@ -96,13 +101,32 @@ def test_a_cluster_gives_the_same() -> None:
     found = mapped(small(), FEW)
     placed, tables = found.whole
     project = emit_mesh(found.parts, placed, tables, TARGET)
-    given = sample_inputs(small())
+    given, said = [sample_inputs(small())], list[tuple[int, int]]()
     setting = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    runs = [run_exact(found.parts, placed, tables, project, TARGET, given, jobs=jobs) for jobs in (1, 2)]
     with distributed.LocalCluster(**setting) as cluster:
         address = cluster.scheduler_address
-        done = run_exact(found.parts, placed, tables, project, TARGET, [given], scheduler=address)
-    expected = evaluate(small(), given)
-    assert all(np.array_equal(expected[name], done.outputs[0][name]) for name in small().outputs)
+        last = run_exact(
+            *(found.parts, placed, tables, project, TARGET, given),
+            scheduler=address,
+            told=lambda done, count: said.append((done, count)),
+        )
+    assert [done for done, _ in said] == list(range(1, said[-1][1] + 1))
+    assert said[-1][1] >= len(project.elements)
+    expected = evaluate(small(), given[0])
+    for run in (*runs, last):
+        assert all(np.array_equal(expected[name], run.outputs[0][name]) for name in small().outputs)
+        assert run.cycles == last.cycles
+        assert run.instructions == last.instructions
+
+
+def test_an_element_that_ends_its_process_is_named() -> None:
+    def dying(function: object, items: Sequence[object]) -> Iterator[tuple[int, object]]:
+        yield from ((number, LOST) for number, _ in enumerate(items))
+
+    with pytest.raises(SimulationError, match="died") as caught:
+        run_wave(dying, element_setup(TARGET), {7: Job(b"", {}, ())})  # type: ignore[arg-type]
+    assert caught.value.where == "element 7"
 
 
 def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:

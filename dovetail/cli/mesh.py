@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +15,8 @@ from dovetail.errors import DovetailError, TargetError
 
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
-    from dovetail.mesh.mapping import Mapped
+    from dovetail.mesh.layers import Ints
+    from dovetail.mesh.mapping import Mapped, Performance
     from dovetail.mesh.topology import Topology
     from dovetail.target.description import Target
 
@@ -87,6 +88,9 @@ def mesh(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
     ] = "throughput",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="For latency: all of the network at once, not in sections.")
+    ] = False,
     mapping: Annotated[
         Path | None,
         option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
@@ -141,7 +145,7 @@ def mesh(
             given = read_parts(parts, known_operators(known.operators)) if parts else {}
             mapped = read_mapping(mapping, graph, regions, topology, Objective(objective), given)
         else:
-            mapped = map_network(graph, regions, topology, Objective(objective))
+            mapped = map_network(graph, regions, topology, Objective(objective), whole)
         show("computing every piece")
         _check_pieces(graph, mapped)
         show("running a stream through the model")
@@ -154,7 +158,8 @@ def mesh(
             say(f"{save_parts}: {len(named)} models")
         if exact:
             show("running every element's firmware")
-            _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler)
+            turns = _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler, show)
+            _print_executed(performance, measure(mapped, inputs, turns=turns))
         if folder is not None:
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
@@ -202,8 +207,16 @@ def _check_pieces(graph: Graph, mapped: Mapped) -> None:
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
 
-def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs: int, scheduler: str | None) -> None:
-    """Every element's firmware on several inputs, against the integer graph."""
+def _run_exactly(
+    target: Target,
+    graph: Graph,
+    mapped: Mapped,
+    inputs: int,
+    jobs: int,
+    scheduler: str | None,
+    show: Callable[[str], None],
+) -> Ints:
+    """Every element's firmware on several inputs, against the integer graph; returns `ExactRun.turns`."""
     import numpy as np
 
     from dovetail.compile import sample_inputs
@@ -213,11 +226,15 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
 
     if not mapped.parts.resident:
         what = "the network is not on the mesh as a whole, so that no programs are written"
-        raise DovetailError(what, where=mapped.parts.graph.name, hint="use more chips or boards")
+        raise DovetailError(what, where=mapped.parts.graph.name, hint="use --whole, or more chips or boards")
     placed, tables = mapped.whole
     project = emit_mesh(mapped.parts, placed, tables, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
-    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler)
+
+    def told(done: int, count: int) -> None:
+        show(f"running every element's firmware: {done} of {count}")
+
+    run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler, told)
     for arrays, outputs in zip(given, run.outputs, strict=True):
         expected = evaluate(graph, arrays)
         if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
@@ -229,8 +246,14 @@ def _run_exactly(target: Target, graph: Graph, mapped: Mapped, inputs: int, jobs
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
         f"{mapped.parts.mesh.usable} bytes, most stack {run.stack}"
     )
-    if len(given) > 1:
-        say(f"cycles for each input of the slowest element: {max(run.paces)}")
+    say(f"cycles for each input of the slowest element: {max(run.paces)}")
+    return run.turns
+
+
+def _print_executed(modelled: Performance, executed: Performance) -> None:
+    interval, latency = f"{executed.interval:.0f} clocks between inputs", f"{executed.latency:.0f} for one"
+    beside = f"modelled {modelled.interval:.0f} and {modelled.latency:.0f}"
+    say(f"the stream with the cycles of the firmware: {interval}, {latency}; {beside}")
 
 
 def _print_stages(mapped: Mapped) -> None:

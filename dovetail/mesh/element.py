@@ -3,7 +3,8 @@
 Byte offsets: see runtime/mesh_sim.c. The MAC array takes the clocks of the mesh's description; its results are in
 memory when they have passed. A run's first set of inputs holds the element's data, how many inputs each of its pieces
 computes ("inputs") and the keys it sends to itself ("own"); each further one what an input brings: messages by key, and
-"dram N" for tensors. It answers with an inference per input: messages by key, and "stored N" of piece N.
+"dram N" for tensors. It answers with an inference per input: messages by key, and of piece N "stored N" and "turn N":
+four 64-bit clocks, when it began, gave its slots back, sent, and when its element was free for the next.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, find
 from dovetail.sim.mac_array import KINDS, ROWS_JOB, compute, macs, work_of
-from dovetail.sim.protocol import Content, InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
+from dovetail.sim.protocol import InferenceResult, Runner, RunRequest, SimulationResult, SimulationSetup
 from dovetail.target.mesh import MacArray
 
 BASE = 0x40000000
@@ -41,6 +42,23 @@ class _Piece:
     """Inputs of which everything is there."""
     released: int = 0
     """Inputs whose slots were given back."""
+
+
+@dataclass
+class _Turn:
+    """When a piece computed an input."""
+
+    piece: int
+    input: int
+    begun: int
+    back: int = 0
+    """When its slots were given back."""
+    sent: int = 0
+    """When its message went, or was stored."""
+
+    def clocks(self, end: int) -> bytes:
+        """All of them, with the end of the turn."""
+        return np.array([self.begun, self.back, self.sent or self.back, end], "<i8").tobytes()
 
 
 class ElementDevice:
@@ -73,7 +91,7 @@ class ElementDevice:
         """As after power-on."""
         self._registers = dict.fromkeys(range(0, 0x40, 4), 0)
         self._pieces: dict[int, _Piece] = {}
-        self.released: list[int] = []  # when inputs were given back
+        self.turns: list[_Turn] = []
         self._job: tuple[int, dict[str, int]] | None = None
         self._interrupt = False
         self._done: list[Activity] = []
@@ -86,6 +104,21 @@ class ElementDevice:
             raise SimulationError(f"the element has no piece {number}", where=self.name, hint=hint)
         return self._pieces.setdefault(number, _Piece(self.inputs[number]))
 
+    def _turn(self, now: int) -> _Turn:
+        """The turn the registers are about; it begins now if it is a new one."""
+        piece, input_ = self._registers[0x34], self._registers[0x14]
+        if not self.turns or (self.turns[-1].piece, self.turns[-1].input) != (piece, input_):
+            self.turns.append(_Turn(piece, input_, now))
+        return self.turns[-1]
+
+    def timed(self, end: int) -> list[dict[str, bytes]]:
+        """Per input: the clocks of each piece's turn, of which the last of all ended at `end`."""
+        found: list[dict[str, bytes]] = [{} for _ in range(max((turn.input + 1 for turn in self.turns), default=0))]
+        ends = [*(turn.begun for turn in self.turns[1:]), end]
+        for turn, last in zip(self.turns, ends, strict=True):
+            found[turn.input][f"turn {turn.piece}"] = turn.clocks(last)
+        return found
+
     def read(self, offset: int, now: int) -> int:
         """READY, CAN, IDLE, BUSY or TURNS."""
         piece, input_ = self._piece(), self._registers[0x14]
@@ -93,6 +126,7 @@ class ElementDevice:
             return int(input_ < (piece.delivered if piece.expected else piece.limit))
         if offset in (0x08, 0x3C):
             if offset == 0x08 and input_ < piece.delivered:
+                self._turn(now)
                 return 1
             what = f"the element waits for ever for input {input_}"
             hint = "look at the element's driver: release an input's slot before waiting for a later input"
@@ -121,9 +155,10 @@ class ElementDevice:
                 hint = "look at the element's driver: release the inputs in their order"
                 raise SimulationError(what, where=self.name, hint=hint)
             piece.released += 1
-            self.released.append(now)
+            self._turn(now).back = now
             self._deliver(piece)
         elif offset == 0x1C:
+            self._turn(now).sent = now
             self.sent += [{} for _ in range(len(self.sent), input_ + 1)]
             key, content = self._registers[0x10], self._bus.view(data, value).tobytes()
             self.sent[input_][key] = content
@@ -132,9 +167,11 @@ class ElementDevice:
                 for one in self._pieces.values():
                     self._deliver(one)
         elif offset == 0x20:
+            self._turn(now)
             for transfer in self._transfers(value):
                 self._copy(transfer, self.tensors[input_][transfer["key"]], input_)
         elif offset == 0x24:
+            self._turn(now).sent = self._turn(now).sent or now
             self.stored += [{} for _ in range(len(self.stored), input_ + 1)]
             self.stored[input_][self._registers[0x34]] = self._bus.view(data, value).tobytes()
         elif offset == 0x28:
@@ -214,9 +251,8 @@ def element_device(bus: Bus, array: str) -> ElementDevice:
     return ElementDevice(bus, array)
 
 
-def load(content: Content) -> Runner:
-    """Note down the firmware; every run is a machine of its own."""
-    found = content.of(SimulationSetup)
+def runner(found: SimulationSetup) -> Runner:
+    """What runs elements with a firmware; every run is a machine of its own."""
 
     def run(request: RunRequest) -> SimulationResult:
         from dovetail.sim.machine import Machine
@@ -231,17 +267,15 @@ def load(content: Content) -> Runner:
         device.messages = [{int(k): v for k, v in one.items() if not k.startswith("dram")} for one in brought]
         device.tensors = [{int(k[5:]): v for k, v in one.items() if k.startswith("dram")} for one in brought]
         result = machine.run(RunRequest((), {}, request.instruction_limit))
-        outputs = []
+        outputs, turns = [], device.timed(machine.cycles)
         for number in range(len(brought)):
             sent = device.sent[number] if number < len(device.sent) else {}
             stored = device.stored[number] if number < len(device.stored) else {}
             contents = {str(key): content for key, content in sent.items()}
             contents |= {f"stored {piece}": content for piece, content in stored.items()}
+            contents |= turns[number] if number < len(turns) else {}
             outputs.append(InferenceResult(contents))
         outputs[0] = replace(outputs[0], instructions=result.executed_instructions, total_cycles=machine.cycles)
-        first, rest = len(device.released) // max(len(outputs), 1), len(outputs) - 1
-        if rest > 0:
-            outputs[-1] = replace(outputs[-1], total_cycles=(device.released[-1] - device.released[first - 1]) // rest)
         return replace(result, inferences=tuple(outputs))
 
     return run

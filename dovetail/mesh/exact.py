@@ -2,17 +2,18 @@
 
 Messages only go from lower stages to higher ones, so a stage's elements run side by side, over all inputs, once those
 before have run; the message unit of each keeps to its slots. An element with several pieces runs once for each of them,
-those of later stages idle, the last time with all; every time it must send the same. Elements are spread over
-processes, or over the workers of a Dask cluster.
+those of later stages idle, the last time with all; every time it must send the same. The elements of a stage are
+spread over a farm.
 """
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,18 @@ import numpy as np
 from dovetail.codegen.build.elf import symbols
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware
-from dovetail.errors import PlanError, SimulationError
+from dovetail.errors import MissingExtraError, PlanError, SimulationError
+from dovetail.farm import farm
 from dovetail.ir.types import Array, box_slices
 from dovetail.mesh.compiled import macros, shared_files
-from dovetail.mesh.element import BASE
 from dovetail.mesh.emit import Element, MeshProject, senders_of
+from dovetail.mesh.layers import Ints
 from dovetail.mesh.mapping import result_box
 from dovetail.mesh.partition import Partitioned, Stage
 from dovetail.mesh.placement import Placed, Tables
-from dovetail.sim.device import DeviceSpec, MemoryRegion, target_devices
-from dovetail.sim.protocol import Buffers, SimulationResult, SimulationSetup
-from dovetail.sim.worker import WorkerSession
+from dovetail.mesh.workers import Job, element_setup, run_wave
+from dovetail.sim.protocol import SimulationResult
 from dovetail.target.description import Target
-
-_LIMIT = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,16 @@ class ExactRun:
     """Of all elements and inputs."""
     cycles: tuple[int, ...]
     """Per element, as in `MeshProject.elements`: executing and waiting for the MAC array, all inputs."""
+    turns: Ints
+    """[inputs, pieces, 3] cycles from when a piece began an input to when it had given its slots back, had sent its
+    message, and its element was free."""
     paces: tuple[int, ...]
-    """Per element: the cycles of each input after the first, from one input given back to the next."""
+    """Per element: the cycles of an input, all its pieces, the longest of the inputs."""
     memory: tuple[int, ...]
     """Per element: bytes of its element's memory that its program, stack, data and buffers take."""
     stack: int
     """Most bytes of stack any of them used."""
     programs: int
-
-
-Job = tuple[str, Buffers, tuple[Buffers, ...]]
-"""Path of a firmware, an element's data, and what each input brings."""
 
 
 def build_programs(project: MeshProject, target: Target, folder: Path, jobs: int = 2) -> dict[str, Path]:
@@ -106,6 +104,7 @@ def run_exact(
     inputs: Sequence[Mapping[str, Array]],
     jobs: int = 2,
     scheduler: str | None = None,
+    told: Callable[[int, int], None] = lambda done, count: None,
 ) -> ExactRun:
     """Run every element over some inputs.
 
@@ -117,13 +116,18 @@ def run_exact(
         target: the element.
         inputs: arrays by input name, for each inference.
         jobs: processes.
-        scheduler: address of a Dask scheduler to use instead.
+        scheduler: address of a Dask scheduler whose workers are used instead; the results are the same.
+        told: how many elements have run, and of how many; one with pieces in several stages counts for each.
 
     Raises:
-        SimulationError: an element does something it must not.
+        SimulationError: an element does something it must not, or ends the process it runs in.
         PlanError: a program does not fit its element.
+        DovetailError: `jobs` is below 1, or the scheduler does not answer.
+        MissingExtraError: Unicorn or Dask is not installed.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    if find_spec("unicorn") is None:
+        raise MissingExtraError("unicorn", "iss", "simulating firmware")
+    with farm(jobs, scheduler) as spread, tempfile.TemporaryDirectory() as folder:
         firmware = build_programs(project, target, Path(folder), jobs)
         base = target.memory(target.values).base
         used = {name: symbols(path)["__bss_end"].address - base for name, path in firmware.items()}
@@ -132,109 +136,23 @@ def run_exact(
             what = f"a program takes {used[over[0]]} bytes, an element has {parts.mesh.usable}"
             hint = "cut the layer into more pieces in the mapping file, or give fewer slots"
             raise PlanError(what, where=over[0], hint=hint)
-        run = _Cluster(target, scheduler) if scheduler else _Workers(target, jobs)
-        try:
-            return _waves(parts, placed, project, firmware, used, inputs, tables, run)
-        finally:
-            run.close()
-
-
-class _Workers:
-    """Processes that run elements, each with its share of a wave."""
-
-    def __init__(self, target: Target, jobs: int) -> None:
-        self._workers = [_Worker(target) for _ in range(jobs)]
-        self._pool = ThreadPoolExecutor(jobs)
-
-    def __call__(self, wave: Sequence[Job]) -> list[SimulationResult]:
-        """Run elements; results in their order."""
-        count = len(self._workers)
-        shares = [wave[number::count] for number in range(count)]
-        done = list(self._pool.map(lambda worker, share: [worker.run(job) for job in share], self._workers, shares))
-        return [done[place % count][place // count] for place in range(len(wave))]
-
-    def close(self) -> None:
-        self._pool.shutdown()
-        for worker in self._workers:
-            worker.close()
-
-
-class _Worker:
-    def __init__(self, target: Target) -> None:
-        self._target, self._loaded = target, ""
-        self._process = WorkerSession("dovetail.mesh.element", 600.0)
-
-    def run(self, job: Job) -> SimulationResult:
-        firmware, data, brought = job
-        if firmware != self._loaded:
-            target = self._target
-            assert target.mesh is not None
-            whole = target.mesh.pieces is not None
-            array = {"array": "" if whole else target.mesh.mac.place}
-            device = DeviceSpec("dovetail.mesh.element:element_device", BASE, 4096, array)
-            devices = (device, *(target_devices(target) if whole else ()))
-            memories = tuple(MemoryRegion(m.name, m.base, m.size, m.is_reached_by("core")) for m in target.memories)
-            own = (target.core.isa, target.core.costs)
-            setup = SimulationSetup(Path(firmware), memories, devices, *own, extension=target.core.extension)
-            self._process.load(setup)
-            self._loaded = firmware
-        return self._process.run((data, *brought), {}, _LIMIT)
-
-    def close(self) -> None:
-        self._process.close()
-
-
-class _Cluster:
-    """The workers of a Dask cluster: each runs its share of a wave in a process of its own."""
-
-    def __init__(self, target: Target, scheduler: str) -> None:
-        from dovetail.errors import MissingExtraError
-
-        try:
-            distributed: Any = importlib.import_module("distributed")
-        except ImportError as error:
-            raise MissingExtraError("distributed", "tune", "running elements on a cluster") from error
-        self._target = target
-        self._client: Any = distributed.Client(scheduler)
-
-    def __call__(self, wave: Sequence[Job]) -> list[SimulationResult]:
-        """Run elements; results in their order."""
-        named = [(Path(job[0]).read_bytes(), job) for job in wave]
-        count = min(len(wave), max(1, sum(self._client.ncores().values())))
-        shares = [named[number::count] for number in range(count)]
-        done = self._client.gather(self._client.map(run_remote, shares, target=self._target, pure=False))
-        return [done[place % count][place // count] for place in range(len(wave))]
-
-    def close(self) -> None:
-        self._client.close()
-
-
-def run_remote(share: Sequence[tuple[bytes, Job]], target: Target) -> list[SimulationResult]:
-    """Run elements on another computer, their firmware given as bytes."""
-    worker = _Worker(target)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            found = []
-            for content, (name, data, brought) in share:
-                path = Path(folder) / Path(name).name
-                path.write_bytes(content)
-                found.append(worker.run((str(path), data, brought)))
-            return found
-    finally:
-        worker.close()
+        run = partial(run_wave, spread, element_setup(target))
+        images = {name: path.read_bytes() for name, path in firmware.items()}
+        return _waves(parts, placed, project, images, used, inputs, tables, run, told)
 
 
 def _waves(
     parts: Partitioned,
     placed: Placed,
     project: MeshProject,
-    firmware: Mapping[str, Path],
+    images: Mapping[str, bytes],
     used: Mapping[str, int],
     inputs: Sequence[Mapping[str, Array]],
     tables: Tables,
-    run: Callable[[Sequence[Job]], list[SimulationResult]],
+    run: Callable[[Mapping[int, Job], Callable[[], None]], Mapping[int, SimulationResult]],
+    told: Callable[[int, int], None],
 ) -> ExactRun:
-    """Stage after stage; of pieces that sum for each other, one after the other."""
+    """Stage after stage; of pieces that sum for each other, one after the other. Arguments as of `run_exact`."""
     senders, fetches = senders_of(placed), placed.traffic.fetches
     home = {piece: element for element in project.elements for piece in element.pieces}
     tensors = [
@@ -257,29 +175,49 @@ def _waves(
         limits = np.array([len(inputs) * (piece in done) for piece in element.pieces], "<u4")
         own = np.array(sorted({int(tables.key[s]) for s in reads if s in element.pieces}), "<u4")
         first = {"element_data": element.data, "inputs": limits.tobytes(), "own": own.tobytes()}
-        return str(firmware[element.program]), first, brought
+        return Job(images[element.program], first, brought)
 
-    for stage in placed.section.stages:
-        for turn in range(stage.cut.sums):
-            pieces = range(stage.first + turn, stage.first + stage.pieces, stage.cut.sums)
-            done.update(pieces)
-            wave = list({home[piece].element: home[piece] for piece in pieces}.values())
-            for element, result in zip(wave, run([job(element) for element in wave]), strict=True):
-                results[element.element] = result
-                for number, inference in enumerate(result.inferences):
-                    for name, content in inference.outputs.items():
-                        piece = element.pieces[int(name[7:])] if name.startswith("stored ") else -1
-                        _keep(stored[number] if piece >= 0 else sent[number], name if piece < 0 else piece, content)
+    waves = [
+        range(stage.first + turn, stage.first + stage.pieces, stage.cut.sums)
+        for stage in placed.section.stages
+        for turn in range(stage.cut.sums)
+    ]
+    ended = iter(range(1, 1 + (count := sum(len({home[piece].element for piece in pieces}) for pieces in waves))))
+    for pieces in waves:
+        done.update(pieces)
+        wave = {home[piece].element: home[piece] for piece in pieces}
+        made = run({number: job(element) for number, element in wave.items()}, lambda: told(next(ended), count))
+        for number, element in wave.items():
+            results[number] = made[number]
+            for place, inference in enumerate(made[number].inferences):
+                for name, content in inference.outputs.items():
+                    if name.startswith("stored "):
+                        _keep(stored[place], element.pieces[int(name[7:])], content)
+                    elif not name.startswith("turn "):
+                        _keep(sent[place], name, content)
     found = [results[element.element] for element in project.elements]
+    turns = _turns(project, found, len(inputs))
     return ExactRun(
         tuple(_gathered(parts, placed, one) for one in stored),
         sum(one.executed_instructions or 0 for one in found),
         tuple(one.inferences[0].total_cycles or 0 for one in found),
-        tuple(one.inferences[-1].total_cycles or 0 for one in found),
+        turns,
+        tuple(int(turns[:, element.pieces, 2].sum(axis=1).max()) for element in project.elements),
         tuple(used[element.program] for element in project.elements),
         max(one.stack_bytes or 0 for one in found),
         len(project.programs),
     )
+
+
+def _turns(project: MeshProject, results: Sequence[SimulationResult], inputs: int) -> Ints:
+    """As `ExactRun.turns`."""
+    found = np.zeros((inputs, sum(len(element.pieces) for element in project.elements), 3), np.int64)
+    for element, result in zip(project.elements, results, strict=True):
+        for number, inference in enumerate(result.inferences):
+            for place, piece in enumerate(element.pieces):
+                clocks = np.frombuffer(inference.outputs[f"turn {place}"], "<i8")
+                found[number, piece] = clocks[1:] - clocks[0]
+    return found
 
 
 def _keep(known: dict[Any, bytes], name: Any, content: bytes) -> None:

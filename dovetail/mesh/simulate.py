@@ -1,5 +1,7 @@
 """A discrete-event model of all elements, links and DRAM, a message at a time.
 
+What a piece takes is what it is charged with, or, for the execution of a stream, what its firmware was seen to take.
+
 A piece begins an input when all its messages are there, its element computes nothing else and one of its two results is
 free; of several on one element that could, the one with the least input, then the first. A message goes when every
 reader has finished the input whose slot it takes (back-pressure), and then takes each link of its tree in turn: it
@@ -29,6 +31,8 @@ from dovetail.mesh.traffic import Fetch, Floats
 from dovetail.target.mesh import Mesh
 
 _START, _FINISH, _SENT, _HOP = range(4)
+_BACK, _MADE, _FREE = 1, 2, 4
+"""What a piece has reached in its turn: slots given back, its message there to be sent, its element free."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Timing:
     done: tuple[float, ...]
     """When each input's results were in DRAM."""
     start: Floats
-    """[inputs, pieces] when each piece began, and `finish` when it was done."""
+    """[inputs, pieces] when each piece began, and `finish` when its message was there to be sent."""
     finish: Floats
     busy: Floats
     """[links] clocks each link, then each DRAM, was held for one input."""
@@ -88,30 +92,34 @@ class _Senders:
     held: list[Ints]
 
 
-def simulate(placed: Placed, inputs: int = 12, links: bool = False) -> Timing:
+def simulate(placed: Placed, inputs: int = 12, links: bool = False, turns: Ints | None = None) -> Timing:
     """Run a stream of inputs.
 
     Args:
         placed: a section on elements.
         inputs: how many; the interval is that of the second half.
         links: whether to note down when each link is held.
+        turns: [executed inputs, pieces, 3] clocks from when a piece begins to when its slots are given back, its
+            message can go, and its element is free (`ExactRun.turns`), the inputs used one after the other, again
+            and again; else all three are what the piece is charged with.
 
     Raises:
         SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
     """
-    return _Model(placed, inputs, links).run()
+    charged = [np.repeat(stage.costs.clocks[:, None], 3, axis=1) for stage in placed.section.stages]
+    return _Model(placed, inputs, links, np.concatenate(charged)[None] if turns is None else turns).run()
 
 
 class _Model:
     """The state of everything while time goes on."""
 
-    def __init__(self, placed: Placed, inputs: int, noted: bool) -> None:
+    def __init__(self, placed: Placed, inputs: int, noted: bool, turns: Ints) -> None:
         self.placed, self.inputs = placed, inputs
         self.held: list[tuple[int, float, float]] | None = [] if noted else None
         self.router = Router(placed)
         self.senders = _senders(placed, self.router)
-        stages = placed.section.stages
-        self.clocks = np.concatenate([stage.costs.clocks for stage in stages]).astype(float).tolist()
+        self.clocks: Floats = turns[:, :, 2].mean(axis=0)
+        self.turns = [[_phases(*clocks) for clocks in one] for one in turns.astype(float).tolist()]
         self.pieces = len(self.clocks)
         count = len(self.senders.size)
         rates = self.router.links.rates()
@@ -156,7 +164,7 @@ class _Model:
                 self._travel(who, which, segment, now, tail)
                 continue
             if kind == _FINISH:
-                self._finish(who, now)
+                self._reached(who, which, now)
             elif kind == _SENT:
                 self.sent[who] += 1
                 self.sending[who] = False
@@ -187,19 +195,27 @@ class _Model:
             return
         self.begun[piece], self.running[element] = which + 1, True
         self.start[which, piece] = now
-        self._push(now + self.clocks[piece], _FINISH, piece)
+        for clocks, what in self.turns[which % len(self.turns)][piece]:
+            self._push(now + clocks, _FINISH, piece, what)
 
-    def _finish(self, piece: int, now: float) -> None:
-        which = self.finished[piece]
-        self.finished[piece], self.running[self.home[piece]] = which + 1, False
-        self.finish[which, piece] = now
+    def _reached(self, piece: int, what: int, now: float) -> None:
+        """A piece is so far in its turn; see `_BACK`."""
+        if what & _BACK:
+            self._give_back(piece, self.begun[piece] - 1, now)
+        if what & _MADE:
+            self.finish[self.finished[piece], piece] = now
+            self.finished[piece] += 1
+            self._send(piece, now)
+        if what & _FREE:
+            self.running[self.home[piece]] = False
+
+    def _give_back(self, piece: int, which: int, now: float) -> None:
         for depth, sources in zip(self.depths[piece], self.sources[piece], strict=True):
             if which + depth < self.inputs:
                 row = self.blocked[which + depth]
                 row[sources] -= 1
                 for sender in sources[row[sources] == 0].tolist():
                     self._send(sender, now)
-        self._send(piece, now)
 
     def _send(self, sender: int, now: float) -> None:
         which = self.sent[sender]
@@ -212,8 +228,8 @@ class _Model:
         self._push(done, _SENT, sender)
         self._travel(sender, which, 0, now, done)
 
-    def _push(self, time: float, kind: int, who: int) -> None:
-        heapq.heappush(self.events, (time, kind, who, 0, 0, 0.0))
+    def _push(self, time: float, kind: int, who: int, what: int = 0) -> None:
+        heapq.heappush(self.events, (time, kind, who, what, 0, 0.0))
 
     def _travel(self, sender: int, which: int, number: int, now: float, tail: float) -> None:
         """A message enters a segment: its head now, its last byte at `tail`."""
@@ -281,6 +297,14 @@ class _Model:
         stages = self.placed.section.stages
         names = (next(s for s in stages[::-1] if s.first <= piece).layer.name for piece in self.tenants[element])
         return " and ".join(dict.fromkeys(names))
+
+
+def _phases(back: float, made: float, free: float) -> list[tuple[float, int]]:
+    """The clocks of a turn at which something is reached, and what."""
+    found: dict[float, int] = {}
+    for clocks, what in ((back, _BACK), (made, _MADE), (free, _FREE)):
+        found[clocks] = found.get(clocks, 0) | what
+    return list(found.items())
 
 
 def _senders(placed: Placed, router: Router) -> _Senders:

@@ -140,6 +140,8 @@ class Grid:
     """The router where the links to other chips begin."""
     dram: Place = (0, 0)
     """The router of the DRAM controllers."""
+    drams: int = 1
+    """DRAM controllers, each of an equal part of the rate and, where pieces use but one, of the elements."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ void mesh_release(uint32_t input);
 void mesh_send(uint32_t key, uint32_t input, const void *data, uint32_t bytes);
 /* Waits until the message of an input, and what is stored of it, is on its way. */
 void mesh_sent(uint32_t input);
-/* DMA from the chip's DRAM: boxes of the tensors of an input; waits for them. */
+/* DMA from the chip's DRAM: boxes of the tensors of an input; waits for them. Those of later inputs may be brought ahead, each into
+   the slot of its input when that is free; the model of time takes it so. */
 void mesh_fetch(const mesh_transfer_t *transfers, uint32_t count, uint32_t input);
 /* DMA to the chip's DRAM: this element's part of the result; returns at once. */
 void mesh_store(uint32_t input, const void *data, uint32_t bytes);
