@@ -108,6 +108,8 @@ class Known:
     """The engine's cycles alone where these rule the size out."""
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
+    chosen: dict[tuple[str, frozenset[str], int], Tiling] = field(default_factory=dict)
+    """By region, what is reached where it lies, and budget."""
     progress: Callable[[str], None] = lambda text: None
     """Told which region they are asked about, and where `MOST_ASKED` is reached."""
     _tile: tuple[tuple[str, Shape], Tile | None] = (("", ()), None)
@@ -153,11 +155,19 @@ def choose_tiling(
             region's knobs is; names the knobs.
     """
     assert region.engine is not None
-    shape, known = box_shape(region.extent), known or Known()
-    values = (*region.graph.inputs, region.output)
+    known, values = known or Known(), (*region.graph.inputs, region.output)
     in_place = frozenset(n for n in values if homes[n] == region.engine.memory and n not in region.converted)
     if target.reads_constants(region.engine):
         in_place |= {""}
+    place = region.name, in_place, budget
+    if place not in known.chosen:
+        known.chosen[place] = _fastest(region, target, in_place, budget, known)
+    return known.chosen[place]
+
+
+def _fastest(region: Region, target: Target, in_place: frozenset[str], budget: int, known: Known) -> Tiling:
+    """What `choose_tiling` gives for values that are reached where they lie."""
+    shape, values = box_shape(region.extent), (*region.graph.inputs, region.output)
     if in_place == {*values, ""}:  # nothing is copied: a cut could only save working memory
         whole = _evaluate(region, target, shape, in_place, 1, known)
         if isinstance(whole, Tiling) and whole.nbytes <= max(budget, 0):
