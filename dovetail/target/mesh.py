@@ -124,6 +124,12 @@ class CoreClocks:
     """For each of the goes in which the rows of a piece are computed."""
     handling: float = 0.0
     """For each input: messages."""
+    section: float = 0.0
+    """For each section of an input: what it does before it computes, beside padding."""
+    padding_row: float = 0.0
+    """For each stretch of padding that is written in a section."""
+    padding: float = 0.0
+    """For each byte of it."""
 
 
 @dataclass(frozen=True, slots=True)

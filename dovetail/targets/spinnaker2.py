@@ -87,7 +87,7 @@ MESH = Mesh(
     # fitted to executed pieces of ResNet8, DS-CNN and VWW (docs/mesh.md)
     core=CoreClocks(
         **{"read": 3.0, "finished": 8.3, "gaining": 5.3, "uneven": 1.1, "without_lines": 9.5, "added": 7.5},
-        **{"group": 20.0, "turn": 50.0, "handling": 200.0},
+        **{"group": 20.0, "turn": 50.0, "handling": 200.0, "section": 300.0, "padding_row": 40.0, "padding": 0.4},
     ),
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""
