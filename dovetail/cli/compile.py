@@ -78,15 +78,10 @@ def compile_model(
 
     Example: dovetail compile net.tflite --target cortex_m4 -o build/net --name keywords --arena shared_arena
     """
-    if build.exists() and not force:
-        raise BuildError(
-            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
-        )
-    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
-        raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
+    _check_folders(build, force, save_stages)
     with progress("starting") as report:
         from dovetail.codegen.emit.project import write_project
-        from dovetail.compile import Options, sample_inputs
+        from dovetail.compile import Options
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
@@ -117,12 +112,7 @@ def compile_model(
         compiled = compiled_of(model, chosen, options, report)
         report("looking at the stack it needs")
         compiled = with_stack(compiled)
-        dumped = 0
-        if dump is not None:
-            from dovetail.codegen.emit.dump import dump as dump_launches
-
-            report("dumping launches")
-            dumped = dump_launches(compiled.unit, sample_inputs(compiled.graph), dump)
+        dumped = _dumped(compiled, dump, report) if dump is not None else 0
         write_project(compiled.project, build, replace=force)
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
@@ -133,6 +123,25 @@ def compile_model(
     for sentence in compiled.unit.notes:
         note(sentence)
     say(f"{build}: {_summary(compiled)}")
+
+
+def _check_folders(build: Path, force: bool, save_stages: Path | None) -> None:
+    """Raise BuildError where a build is not to be replaced, or stages would go into a file."""
+    if build.exists() and not force:
+        raise BuildError(
+            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
+        )
+    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
+        raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
+
+
+def _dumped(compiled: Compiled, folder: Path, report: Callable[[str], None]) -> int:
+    """Write the launches of one inference with seeded inputs to a folder; how many there are."""
+    from dovetail.codegen.emit.dump import dump
+    from dovetail.compile import sample_inputs
+
+    report("dumping launches")
+    return dump(compiled.unit, sample_inputs(compiled.graph), folder)
 
 
 def _summary(compiled: Compiled) -> str:
