@@ -122,8 +122,11 @@ def test_sections_are_executed_exactly(name: str) -> None:
 def test_faults_in_sections_are_noticed() -> None:
     """Wrong weights, and data that are not waited for."""
     graph = small_net(3)
-    found = quick(graph, replace(FOUR, grid=Grid(2, 2, 1), rates=replace(MESH.rates, dram=0.5)))
+    found = quick(graph, replace(FOUR, grid=Grid(2, 2, 1)))
     project, _ = run(graph, found)
+    slow = replace(found.parts.mesh, rates=replace(MESH.rates, dram=0.5))
+    found = replace(found, parts=replace(found.parts, mesh=slow))
+    run(graph, found, 1)
     assert len(found.placed) > 1
     given, expected = [sample_inputs(graph)], evaluate(graph, sample_inputs(graph))
 
