@@ -98,7 +98,9 @@ def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:
     core = core_traits(target.core)
     counts = [turns(layer.graph, core) for layer in layers]
     parts = sorted({part for count in counts for part in count})
-    table = np.array([[one.get(part, 0) / layer.cycles for part in parts] for one, layer in zip(counts, layers, strict=True)])
+    table = np.array(
+        [[one.get(part, 0) / layer.cycles for part in parts] for one, layer in zip(counts, layers, strict=True)]
+    )
     weights: npt.NDArray[np.float64] = np.ones(len(layers))
     for _ in range(12):
         found, _ = nnls(table * weights[:, None], weights, maxiter=100_000)

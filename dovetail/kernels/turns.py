@@ -22,6 +22,7 @@ from dovetail.kernels.c import channel_lanes
 from dovetail.kernels.convolution import register_block
 from dovetail.kernels.depthwise import Group, column_groups
 from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
+from dovetail.kernels.linear_sum import summed
 from dovetail.kernels.planes import Planes, planes_of
 from dovetail.kernels.region import Region, kernel, split
 from dovetail.kernels.scheduled.knobs import turns_of
@@ -45,6 +46,8 @@ def turns(graph: Graph, core: CoreTraits) -> Turns:
         for node in graph.nodes:
             _add(found, {f"{type(node.operator).__name__}.element": graph.types[node.output].elements})
         return found
+    if region.anchor is None and summed(graph, region.tree):  # one line computes the sum, `add_bytes` or as it is
+        return {"line.element": graph.types[graph.outputs[0]].elements, "line.call": 1}
     if region.anchor is None:
         _add(found, {"pointwise.element": graph.types[graph.outputs[0]].elements, "pointwise.call": 1})
     else:
