@@ -22,6 +22,7 @@ from dovetail.ir.types import DType, TensorType
 from dovetail.kernels import core_traits, turns
 from dovetail.kernels.window import Window
 from dovetail.schedule.assign.costs import core_cycles
+from dovetail.target.costs import kernel_cycles
 from dovetail.targets import load_target
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "kernel_cycles.py"
@@ -49,7 +50,7 @@ def test_layers_take_what_the_model_says(script: ModuleType, name: str) -> None:
     off = [abs(core_cycles(layer.graph, target) / layer.cycles - 1) for layer in layers]
     print(f"{name}: {script.spread([1 + one for one in off])}")
     assert np.median(off) <= 0.03 and max(off) <= 0.10
-    rates = dict(target.core.kernels or script.kernel_cycles(target.core.isa))
+    rates = dict(target.core.kernels or kernel_cycles(target.core.isa))
     most = max(("sum.product", "staged.product", "straight.product"), key=lambda part: rates.get(part, 0))
     worse = replace(target, core=replace(target.core, kernels={**rates, most: 0.0}))
     assert max(abs(core_cycles(layer.graph, worse) / layer.cycles - 1) for layer in layers) > 0.2
