@@ -41,7 +41,9 @@ ORDER = (
 )
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {
-    "schedule": ("partition", "tiles", "knobs", "cores", "assign", "layout", "joint", "stripe", "pipeline", "plan")
+    "schedule": (
+        *("partition", "shipped", "tiles", "knobs", "cores", "assign", "layout", "joint", "stripe", "pipeline", "plan"),
+    )
 }
 """The order within a folder, of what stands in it."""
 
