@@ -88,6 +88,9 @@ def mesh(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
     ] = "throughput",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="For latency: all of the network at once, not in sections.")
+    ] = False,
     mapping: Annotated[
         Path | None,
         option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
@@ -142,7 +145,7 @@ def mesh(
             given = read_parts(parts, known_operators(known.operators)) if parts else {}
             mapped = read_mapping(mapping, graph, regions, topology, Objective(objective), given)
         else:
-            mapped = map_network(graph, regions, topology, Objective(objective))
+            mapped = map_network(graph, regions, topology, Objective(objective), whole)
         show("computing every piece")
         _check_pieces(graph, mapped)
         show("running a stream through the model")
@@ -223,7 +226,7 @@ def _run_exactly(
 
     if not mapped.parts.resident:
         what = "the network is not on the mesh as a whole, so that no programs are written"
-        raise DovetailError(what, where=mapped.parts.graph.name, hint="use more chips or boards")
+        raise DovetailError(what, where=mapped.parts.graph.name, hint="use --whole, or more chips or boards")
     placed, tables = mapped.whole
     project = emit_mesh(mapped.parts, placed, tables, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]

@@ -17,6 +17,7 @@ from dovetail.mesh.layers import (
     MOST_SUMS,
     Costs,
     Cut,
+    Frontier,
     Ints,
     MeshLayer,
     Reading,
@@ -145,6 +146,25 @@ def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objecti
         if cuts is not None:
             return section(layers, cuts, slots, mesh)
     return None
+
+
+def residents(layers: Sequence[MeshLayer], fronts: Sequence[Frontier], topology: Topology) -> list[Section]:
+    """Layers on the mesh at once for latency, on all elements and on ever fewer: more pieces send more messages, so
+    that more need not be better. On many elements, a few numbers of them. `fronts` are the layers' with one slot."""
+    elements, slots = len(topology.elements), [(1,) * len(layer.readings) for layer in layers]
+    found: dict[tuple[Cut, ...], None] = {}
+    for count in range(elements, 0, -1 if elements <= SMALL else -(-elements // _FEWER)):
+        cuts = choose(fronts, count, Objective.LATENCY)
+        if cuts is None:
+            break
+        found[tuple(cuts)] = None
+    return [section(layers, cuts, slots, topology.mesh) for cuts in found]
+
+
+SMALL = 64
+"""Elements up to which every fewer number of them is tried."""
+_FEWER = 6
+"""How many numbers of more."""
 
 
 def slot_choices(layers: Sequence[MeshLayer], objective: Objective) -> list[list[tuple[int, ...]]]:
@@ -309,7 +329,7 @@ def streamed_stage(layer: MeshLayer, streaming: Streaming, topology: Topology) -
 def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
     """How a layer is streamed on one chip; None where it cannot be."""
     try:
-        return stream_layer(layer, topology.mesh, topology.capacity)
+        return stream_layer(layer, topology.mesh, int(np.bincount(topology.elements // topology.mesh.per_chip).max()))
     except PlanError:
         return None
 

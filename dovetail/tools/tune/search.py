@@ -137,6 +137,18 @@ _ROUNDS = 60
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
+
+    engine: int
+    """Least busy cycles of the engine."""
+    copying: int
+    """Least busy cycles of the DMA."""
+    cycles: int
+    """Least of the longer of the two, over all choices; or the offload's own floor."""
+
+
 @dataclass(frozen=True)
 class Candidates:
     """What may be tried for a layer, the default first."""
@@ -147,6 +159,8 @@ class Candidates:
     """Cycles the cost model thinks each takes."""
     features: Floats
     """One row per choice."""
+    floor: Floor | None = None
+    """None where no choice is on the engine. Of a sampled space, that of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +188,28 @@ def candidates(layer: LayerKind, target: Target, seed: int) -> Candidates:
         found = estimator.estimate(point) if point != same else None
         if found is not None:
             rows.append((point, found))
+    known = [first, *(found for _, found in rows)] if estimator.estimate(default) else [found for _, found in rows]
     table = [features(same, first, ranges), *(features(point, found, ranges) for point, found in rows)]
     estimates = np.array([first.cycles, *(found.cycles for _, found in rows)])
-    return Candidates(({}, *(canonical(point) for point, _ in rows)), estimates, np.array(table))
+    floor = _floor([found for found in known if found.engine], region)
+    return Candidates(({}, *(canonical(point) for point, _ in rows)), estimates, np.array(table), floor)
+
+
+def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
+    """The floor of a layer by the estimates of its choices on the engine."""
+    if not estimates:
+        return None
+    engine, copying = min(found.engine for found in estimates), min(found.copying for found in estimates)
+    cycles = min(max(found.engine, found.copying) for found in estimates)
+    if region.offload is not None and region.match is not None and region.offload.floor is not None:
+        engine = cycles = region.offload.floor(region.match)
+    return Floor(engine, copying, cycles)
+
+
+def network_floor(floors: Sequence[Floor]) -> int:
+    """Cycles below which no choices bring the layers with these floors, where one engine and one DMA each do one thing
+    after the other. What the core computes by itself is not in it."""
+    return max(sum(floor.engine for floor in floors), sum(floor.copying for floor in floors))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:
