@@ -397,7 +397,7 @@ ENGINE = dt.Engine(
     device=dt.DeviceModel("dovetail.targets.ne16.device:Ne16Device", base=0x00201000, size=0x100),
     wait="ne16_wait",
     queue=QUEUE,
-    launching=98,
+    launching=90,
     prepare="ne16_init",
 )
 SHARED = (

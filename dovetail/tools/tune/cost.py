@@ -19,14 +19,16 @@ from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.pattern import Choice
 
-START_CYCLES, END_CYCLES = 20, 28
+START_CYCLES, END_CYCLES = 26, 20
 """Core cycles before the first statement of a network, and after the last wait."""
-COPY_CYCLES, COPIED_CYCLES = 34, 16
-"""Core cycles until a copy starts, and from then until the next statement."""
-WAKE_CYCLES = 18
+COPY_CYCLES = 29
+"""Core cycles of starting a copy."""
+WAKE_CYCLES = 26
 """How long after an event the core goes on that slept until then."""
-CHECK_CYCLES = 18
-"""Core cycles of a wait for what has ended."""
+ROOM_CYCLES = 8
+"""How long after an engine has room for a launch its driver goes on."""
+CHECK_CYCLES = (19, 40)
+"""Core cycles of a wait for a launch, and for a copy, that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +226,13 @@ class _Walk:
         if number < self.known[queue]:
             return
         end = (self.ended, self.copied)[queue][number]
-        self.core = max(self.core + CHECK_CYCLES, end + WAKE_CYCLES)
+        self.core = max(self.core + CHECK_CYCLES[queue], end + WAKE_CYCLES)
         self.known[queue] = number + 1
 
     def _copy(self, cycles: int) -> int:
         """Start a copy; returns its number."""
         self.core += COPY_CYCLES
         self.dma = max(self.dma, self.core) + cycles
-        self.core += COPIED_CYCLES
         self.copying += cycles
         self.copied.append(self.dma)
         return len(self.copied) - 1
@@ -250,7 +251,7 @@ class _Walk:
         """The driver waits while the engine has as many launches as it holds."""
         number = len(self.ended) - self.engine.queue
         if number >= 0:
-            self.core = max(self.core, self.ended[number])
+            self.core = max(self.core, self.ended[number] + ROOM_CYCLES)
         self.core += self.engine.launching
         self.ended.append(max(self.core, self.ended[-1] if self.ended else 0) + cycles)
 
