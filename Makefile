@@ -10,6 +10,8 @@ DEMO := build/demo
 SITE := build/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# products of small matrices: threads of numpy's library would mostly wait
+export OPENBLAS_NUM_THREADS ?= 1
 # tests start many processes, each of which would compile the package's sources again
 unexport PYTHONDONTWRITEBYTECODE
 

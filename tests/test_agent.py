@@ -139,10 +139,9 @@ class Proxy:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_lines_that_are_cut_and_agents_that_end(
-    seed: int, build: Build, program: Path, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, build: Build, program: Path, secret: Path, tmp_path: Path
 ) -> None:
     """A thousand requests; no result is lost or doubled."""
-    monkeypatch.setattr("dovetail.sim.board._PAUSE_SECONDS", 0.02)
     count = 150
     expected = run_build(build, "host", inputs(build, count))
     ended = threading.Event()

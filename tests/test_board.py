@@ -128,12 +128,8 @@ def test_what_is_kept_between_inferences_survives_faults(builds: dict[str, Path]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_line_that_is_cut_is_opened_again(
-    seed: int, builds: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_cut_is_opened_again(seed: int, builds: dict[str, Path], tmp_path: Path) -> None:
     """At any byte, either way, with a network that keeps values between inferences: nothing is lost or done twice."""
-    monkeypatch.setattr("dovetail.sim.board._PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr("dovetail.sim.board._ANSWER_SECONDS", 0.2)
     model = builds["ne16"].parent / "digits.onnx"
     assert dovetail("compile", model, "-t", "riscv_big_small", "--pipeline", "-o", tmp_path / "build") == 0
     build, cuts = open_build(tmp_path / "build"), rig.Cuts(seed, 0.25)

@@ -37,7 +37,7 @@ from dovetail.program.ir import (
     side_by_side,
 )
 from dovetail.program.series import Place
-from dovetail.schedule.partition import Region
+from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
@@ -153,6 +153,11 @@ class Unit:
         """True when the core copies, for want of a DMA."""
         copies = (s for s in self.program.statements if isinstance(s, Copy))
         return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
+
+    @cached_property
+    def beside(self) -> dict[str, tuple[str, ...]]:
+        """The names of the layers each layer is computed side by side with."""
+        return beside(self.regions)
 
     @cached_property
     def starts(self) -> dict[int, int]:

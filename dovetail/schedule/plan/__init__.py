@@ -245,8 +245,9 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
 class _Lives:
     """Until when regions' results, and the network's inputs, are read."""
 
-    results: tuple[tuple[int, int, Region], ...]
-    """Of every region but views: its place, the last place that reads its result under whatever name, and itself."""
+    results: tuple[tuple[Region, ...], ...]
+    """At each place, in order, the regions whose results are there or are made and will still be read, under whatever
+    name; no views."""
     ends: Mapping[str, int]
     """Of every value no region computes, the last place that reads it."""
 
@@ -260,9 +261,12 @@ class _Lives:
                 last[named.get(name, name)] = index
             source = region.graph.inputs[0] if region.is_view else region.output
             named[region.output] = named.get(source, source)
-        kept = ((i, last.get(r.output, i), r) for i, r in enumerate(laid.regions) if not r.is_view)
+        alive: list[list[Region]] = [[] for _ in laid.regions]
+        for index, region in enumerate(laid.regions):
+            for place in range(index, last.get(region.output, index) + 1) if not region.is_view else ():
+                alive[place].append(region)
         read = {name: index for index, region in enumerate(laid.regions) for name in region.graph.inputs}
-        return cls(tuple(kept), {name: index for name, index in read.items() if name not in named})
+        return cls(tuple(map(tuple, alive)), {name: index for name, index in read.items() if name not in named})
 
 
 def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: Mapping[str, str]) -> int:
@@ -274,9 +278,7 @@ def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: M
 
 def _resident_regions(position: int, memory: str, lives: _Lives, homes: Mapping[str, str]) -> list[Region]:
     """The regions whose results lie in a memory while the region at a position runs, its own included."""
-    return [
-        region for index, last, region in lives.results if index <= position <= last and homes[region.output] == memory
-    ]
+    return [region for region in lives.results[position] if homes[region.output] == memory]
 
 
 def _placements(target: Target, timeline: Timeline) -> tuple[Placement, ...]:

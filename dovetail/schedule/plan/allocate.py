@@ -7,6 +7,7 @@ moved together. A greedy answer comes first, and where it is not proven best, a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,7 @@ class Order:
         self._waits: dict[str, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
         """By queue: up to which statement it has been waited for, at which one, and who knows (empty: everybody)."""
         self._known: dict[tuple[str, int, str], int] = {}
+        self._heard: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
                 whole = "" if statement.stream else self._streams[statement.queue]
@@ -191,9 +193,22 @@ class Order:
             return index
         key = (queue, index, self._streams.get(reader, ""))
         if key not in self._known:
-            known = (place for upto, place, who in self._waits.get(queue, ()) if upto >= index and who in ("", key[2]))
-            self._known[key] = next(known, 1 << 30)
+            if (queue, key[2]) not in self._heard:
+                self._heard[queue, key[2]] = self._told(queue, key[2])
+            upto, places = self._heard[queue, key[2]]
+            first = bisect_left(upto, index)
+            self._known[key] = places[first] if first < len(places) else 1 << 30
         return self._known[key]
+
+    def _told(self, queue: str, stream: str) -> tuple[list[int], list[int]]:
+        """Up to which statement of a queue an engine's list (empty: core 0) knows it has finished, growing, and where
+        it learns that."""
+        upto, places = list[int](), list[int]()
+        for last, place, who in self._waits.get(queue, ()):
+            if who in ("", stream) and (not upto or last > upto[-1]):
+                upto.append(last)
+                places.append(place)
+        return upto, places
 
     def over(self, life: Lifetime) -> int:
         """Index of the statement by whose issue everything done to a buffer has finished, whoever asks."""

@@ -89,6 +89,7 @@ ENGINE = dt.Engine(
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
+    queue=1,
     device=REGISTERS.device("macarray", f"{HERE}.model", BASE),
     rtl=dt.Rtl("macarray", VERILOG, dt.RtlPort("apb"), (dt.RtlPort("tcdm", "tcdm_"),),
                macs=f"{HERE}.model:macs_of_registers").device(BASE, 0x100),

@@ -58,8 +58,12 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     (rows, columns, inputs), (height, breadth, outputs) = layers.sizes_of(x), layers.sizes_of(out)
     nowhere = dt.Operand(0, ())
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
-    source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs, inputs)
-    target_apart = target.strides[1:3] if not dense and target.strides else (breadth * outputs * width, outputs * width)
+    gaps = [
+        int(value in match.apart) for value in (match.values["x"], match.root)
+    ]  # of any size: not one line of pixels
+    source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs + gaps[0], inputs)
+    line = breadth * outputs * width
+    target_apart = target.strides[1:3] if not dense and target.strides else (line + gaps[1], outputs * width)
     whole = Job(
         in_height=rows,
         in_width=columns,
@@ -402,6 +406,8 @@ ENGINE = dt.Engine(
     files={"ne16.c": DRIVER},
     device=dt.DeviceModel("dovetail.targets.ne16.device:Ne16Device", base=0x00201000, size=0x100),
     wait="ne16_wait",
+    queue=QUEUE,
+    launching=90,
     prepare="ne16_init",
 )
 SHARED = (
