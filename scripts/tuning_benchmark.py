@@ -1,10 +1,11 @@
 """Tunes ten single layers that no heuristic was made with, and prints default and tuned cycles.
 
-    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N]
+    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N] [--formula]
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "floor" is what no choice can beat (`dovetail.tools.tune.search.Floor`).
+integer graph. "floor" is what no choice can beat (`dovetail.tools.tune.search.Floor`). With --formula the default goes
+by the planner's formula alone, without the tilings that come with the package; it takes one job.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
+from dovetail.schedule import shipped
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
@@ -113,7 +115,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--formula", action="store_true")
     given = parser.parse_args()
+    if given.formula:
+        given.jobs, shipped.TABLE = 1, Path()
     target = load_target(given.target)
     print("| layer | default | tuned | saved | floor | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
     saved = []

@@ -25,7 +25,7 @@ from dovetail.program.verify import verify
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
-from dovetail.schedule.plan.allocate import Order, lifetimes
+from dovetail.schedule.plan.allocate import Timeline
 from dovetail.target import Target
 from dovetail.targets import load_target
 
@@ -140,8 +140,8 @@ def planned(graph: Graph, target: Target, policy: str, free: int = 0) -> tuple[G
 def check_placement(found: Plan, target: Target) -> None:
     """Peaks are at or above the bound; buffers in use together share no byte."""
     program = found.program
-    spans = lifetimes(program.statements, program.buffers, program.dma)
-    order = Order(program.statements, program.dma)
+    timeline = Timeline(program.statements, program.buffers, program.dma)
+    spans, order = timeline.spans, timeline.order
     calls = [statement for statement in program.statements if isinstance(statement, Call)]
     over = [(call, overwritten(call, program.buffers)) for call in calls]
     in_place = {frozenset((call.result.buffer, call.operands[name].buffer)) for call, name in over if name}

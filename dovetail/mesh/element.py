@@ -56,9 +56,10 @@ class _Turn:
     sent: int = 0
     """When its message went, or was stored."""
 
-    def clocks(self, end: int) -> bytes:
-        """All of them, with the end of the turn."""
-        return np.array([self.begun, self.back, self.sent or self.back, end], "<i8").tobytes()
+    def clocks(self, rest: int) -> bytes:
+        """All of them, and the end of the turn, `rest` after the message."""
+        sent = self.sent or self.back
+        return np.array([self.begun, self.back, sent, sent + rest], "<i8").tobytes()
 
 
 class ElementDevice:
@@ -146,11 +147,14 @@ class ElementDevice:
         return self.turns[-1]
 
     def timed(self, end: int) -> list[dict[str, bytes]]:
-        """Per input: the clocks of each piece's turn, of which the last of all ended at `end`."""
+        """Per input: the clocks of each piece's turn; the machine stopped at `end`."""
         found: list[dict[str, bytes]] = [{} for _ in range(max((turn.input + 1 for turn in self.turns), default=0))]
-        ends = [*(turn.begun for turn in self.turns[1:]), end]
-        for turn, last in zip(self.turns, ends, strict=True):
-            found[turn.input][f"turn {turn.piece}"] = turn.clocks(last)
+        rests = [
+            after.begun - (turn.sent or turn.back) for turn, after in zip(self.turns, self.turns[1:], strict=False)
+        ]
+        rests.append(rests[-1] if rests else end - self.turns[-1].sent)  # nothing begins behind the last
+        for turn, rest in zip(self.turns, rests, strict=True):
+            found[turn.input][f"turn {turn.piece}"] = turn.clocks(rest)
         return found
 
     def read(self, offset: int, now: int) -> int:

@@ -318,7 +318,10 @@ def planned(parts: Partitioned) -> Partitioned:
         return parts
 
     def stage_of(stage: Stage) -> Stage:
-        clocks = np.array([pieces.planned(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)], np.int64)
+        held = zip(stage.layer.readings, stage.slots, strict=True)
+        copied = [reading.name for reading, slots in held if slots > 1]
+        graphs = (piece_graph(stage, piece)[0] for piece in range(stage.pieces))
+        clocks = np.array([pieces.planned(graph, copied) for graph in graphs], np.int64)
         return replace(stage, costs=replace(stage.costs, clocks=clocks, floor=clocks))
 
     (section,) = parts.sections

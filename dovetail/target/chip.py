@@ -115,6 +115,8 @@ class KernelCycles:
     """Of a pixel of such windows."""
     reduced: float = 2.7
     """Of an element of a reduction, or of windows that do not overlap."""
+    line: float = 9.0
+    """Of an element of a sum of two values that one line computes, requantisations included."""
 
 
 @dataclass(frozen=True)

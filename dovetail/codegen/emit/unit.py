@@ -246,8 +246,9 @@ def make_unit(
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
     joint = _joint_commands(program, target, regions)
+    stems = _stems(program, model, launches)
     commands = {
-        index: _commands(program, target, regions, model, launch, joint.get(index)) for index, launch in launches
+        index: _commands(program, target, regions, stems[index], launch, joint.get(index)) for index, launch in launches
     }
     made = tuple(
         command_list(program, target, commands, f"{model}_list_{number}", indices)
@@ -280,11 +281,22 @@ def _joint_commands(program: Program, target: Target, regions: Sequence[Region])
     return found
 
 
+def _stems(program: Program, model: str, launches: Sequence[tuple[int, Launch]]) -> dict[int, str]:
+    """How the names of each launch's commands begin, by its index: with a number where its layer has several."""
+    several, numbers = Counter(launch.layer for _, launch in launches), Counter[int]()
+    found = {}
+    for index, launch in launches:
+        number = f"_{numbers[launch.layer]}" if several[launch.layer] > 1 else ""
+        found[index] = f"{model}_{program.layers[launch.layer]}_task{number}"
+        numbers[launch.layer] += 1
+    return found
+
+
 def _commands(
     program: Program,
     target: Target,
     regions: Sequence[Region],
-    model: str,
+    stem: str,
     launch: Launch,
     joint: tuple[Command, ...] | None,
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
@@ -298,9 +310,6 @@ def _commands(
     if made is None:
         with asking(f"the commands of {offload.name} for {region.name}"):
             made = offload.commands(launch.match, addressed_operands(program, launch))
-    same = [s for s in program.statements if isinstance(s, Launch) and s.layer == launch.layer]
-    number = next(i for i, s in enumerate(same) if s is launch)
-    stem = f"{model}_{region.name}_task" + (f"_{number}" if len(same) > 1 else "")
     if len(made) == 1:
         return ((stem, made[0]),)
     return tuple((f"{stem}_step_{step}", command) for step, command in enumerate(made))

@@ -23,10 +23,11 @@ import numpy.typing as npt
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, Shape, TensorType
-from dovetail.schedule.knobs import CONTEXT, canonical, region_space, signature
+from dovetail.schedule.knobs import CONTEXT, canonical, region_space
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import Region, partition
 from dovetail.schedule.plan import Plan, plan
+from dovetail.schedule.shipped import key_of, signature
 from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offload_choice, packed_bytes, tile_match
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
@@ -76,16 +77,14 @@ def distinct_layers(regions: Sequence[Region], planned: Plan, target: Target) ->
         if region.engine is None or region.offload is None:
             continue
         alone = replace(region.graph, name=region.name)
-        mark = signature(alone)
         ends = (*alone.inputs, *alone.outputs)
-        memories = [program.buffers[program.values[value].buffer].memory for value in ends]
-        flags = "".join("n" if memory == region.engine.memory else "f" for memory in memories)
-        key = f"{mark}-{flags}"
+        memories = {value: program.buffers[program.values[value].buffer].memory for value in ends}
+        near = tuple(value for value in ends if memories[value] == region.engine.memory)
+        key = key_of(alone, frozenset(near))
         if key in found:
             found[key] = replace(found[key], names=(*found[key].names, region.name))
         elif _stands_alone(alone, region, target):
-            near = tuple(value for value, flag in zip(ends, flags, strict=True) if flag == "n")
-            found[key] = LayerKind(key, mark, alone, near, (region.name,))
+            found[key] = LayerKind(key, signature(alone), alone, near, (region.name,))
     return tuple(found.values())
 
 
