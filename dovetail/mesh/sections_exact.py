@@ -43,7 +43,8 @@ class SectionsRun:
     outputs: tuple[Mapping[str, Array], ...]
     """Per input, by the network's output names."""
     clocks: tuple[Ints, ...]
-    """Per section [inputs, pieces]: cycles of each piece, without waiting for what is loaded."""
+    """Per section [inputs, pieces, 3]: cycles of each piece until it begins, waiting for what is loaded left out; from
+    there until its result can go; and until it waits for the others."""
     latency: float
     """Clocks of an input by the model of time, with these cycles; the longest of the inputs."""
     memory: int
@@ -103,7 +104,7 @@ class _Run:
     def __init__(self, mapped: Mapped, project: SectionsProject, target: Target, firmware: Path) -> None:
         self.mapped, self.project = mapped, project
         self.machines: dict[int, Machine] = {}
-        self.cycles: list[list[list[int]]] = []
+        self.cycles: list[list[list[list[int]]]] = []
         setup = replace(element_setup(target), elf=firmware)
         for element, data in project.elements.items():
             machine = Machine(setup)
@@ -140,7 +141,7 @@ class _Run:
         fetches = {n: np.ascontiguousarray(values[f.value]).tobytes() for n, f in enumerate(placed.traffic.fetches)}
         sent: dict[int, bytes] = {}
         stored: dict[int, bytes] = {}
-        cycles = [0] * placed.section.pieces
+        cycles = [[0, 0, 0]] * placed.section.pieces
         home = {int(element): piece for piece, element in enumerate(placed.element)}
         idle = [element for element in self.machines if element not in home]
         for element in [*map(int, placed.element), *idle]:  # a piece's senders have lower numbers
@@ -150,7 +151,9 @@ class _Run:
             device.enter(section, number, {key: sent[key] for key in reads}, fetches)
             machine.run(RunRequest(({},), {}, _LIMIT))
             if piece is not None:
-                cycles[piece] = machine.cycles - before - device.waited
+                turn = device.turns[-1]
+                made = (turn.sent or turn.back) - turn.begun
+                cycles[piece] = [turn.begun - before - device.waited, made, machine.cycles - turn.begun]
                 sent |= device.sent[number] if device.sent else {}
                 stored |= {piece: device.stored[number][section]} if device.stored else {}
         self.cycles[-1].append(cycles)
@@ -180,7 +183,8 @@ def _latency(mapped: Mapped, clocks: Sequence[Ints]) -> float:
     for placed, own in zip(mapped.placed, clocks, strict=True):
         assert placed is not None
         one = Measured(placed)
-        turns = np.repeat(np.asarray(own)[None, :, None], 3, axis=2)
-        total += one.after(before) - one.prepared - one.timing.latency + simulate(placed, 1, turns=turns).latency
+        turns = own[None][:, :, [1, 1, 2]]
+        executed = float(own[:, 0].max()) + simulate(placed, 1, turns=turns).latency
+        total += one.after(before) - one.prepared - one.timing.latency + executed
         before = one
     return total
