@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dovetail.mesh.layers import Cut, Frontier, MeshLayer, frontier_or_empty
-from dovetail.mesh.partition import SMALL, Section, boxed_stage, boxes_of, residents, section
+from dovetail.mesh.layers import Cut, Frontier, Ints, MeshLayer, frontier_or_empty
+from dovetail.mesh.partition import SMALL, Section, Stage, boxed_stage, boxes_of, read_span, residents, section
 from dovetail.mesh.placement import Placed, place
 from dovetail.mesh.simulate import Timing, simulate
 from dovetail.mesh.topology import Topology
@@ -27,7 +27,7 @@ LAYER_CODE = 1536
 TABLE = 2048
 """Bytes of a section's header and transfers that are loaded with its constants, at most as a rule."""
 JOINED = 100
-"""Clocks in which elements that have waited for each other begin the next section."""
+"""Clocks in which elements learn that all others have come to the end of a section."""
 _LONGEST = 3
 """Layers of a section at most."""
 _CUTS = 8
@@ -71,7 +71,34 @@ class Measured:
         """Clocks from the end of the section before to its own: what of its load was not done by then, and the rest."""
         ahead = before is not None and before.memory + self.loaded <= self.placed.topology.mesh.usable
         hidden = before.free if before is not None and ahead else 0.0
-        return max(0.0, self.load - hidden) + self.timing.latency + JOINED
+        return max(0.0, self.load - hidden) + self.prepared + self.timing.latency + JOINED
+
+    @cached_property
+    def prepared(self) -> float:
+        """Clocks of the core before anything is fetched: of the element with most padding to write."""
+        core = self.placed.topology.mesh.core
+        found = [np.zeros(1)]
+        for stage in self.placed.section.stages:
+            rows, nbytes = padded(stage)
+            found.append(core.padding_row * rows + core.padding * nbytes)
+        return core.section + float(np.concatenate(found).max())
+
+
+def padded(stage: Stage) -> tuple[Ints, Ints]:
+    """[pieces] stretches of padding around the first operand of each piece, and their bytes."""
+    layer, reading, boxes = stage.layer, stage.layer.readings[0], stage.boxes
+    if not layer.on_array or layer.kind == "dense":
+        return np.zeros(stage.pieces, np.int64), np.zeros(stage.pieces, np.int64)
+    around, inside = [], []
+    for axis in range(2):
+        low, high = read_span(reading, layer, axis, boxes)
+        inside.append(high - low)
+        around.append((boxes[:, 2 * axis + 1] - boxes[:, 2 * axis] - 1) * reading.step[axis] + reading.span[axis])
+    low, high = read_span(reading, layer, 2, boxes)
+    start = boxes[:, 2] * reading.step[1] - reading.lead[1]
+    left = read_span(reading, layer, 1, boxes)[0] > start
+    sides = left.astype(np.int64) + (around[1] - inside[1] > read_span(reading, layer, 1, boxes)[0] - start)
+    return around[0] - inside[0] + sides * inside[0], (around[0] * around[1] - inside[0] * inside[1]) * (high - low)
 
 
 def loading(placed: Placed) -> int:

@@ -141,6 +141,12 @@ class CoreClocks:
     """For each input: messages, and a single go."""
     after: float = 0.0
     """Of these, from when the message is there to be sent to when the next input can begin."""
+    section: float = 0.0
+    """For each section of an input: what it does before it computes, beside padding."""
+    padding_row: float = 0.0
+    """For each stretch of padding that is written in a section."""
+    padding: float = 0.0
+    """For each byte of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ MESH = Mesh(
         **{"read": 2.9, "moved": 0.7, "compared": 5.3, "averaged": 1.5, "result": 7.8, "divided": 6.9, "row": 53.6},
         **{"finished": 8.7, "gaining": 6.4, "without_lines": 18.9, "passed": 6.4, "joined": 2.0, "added": 6.8},
         **{"group": 13.7, "turn": 38.0, "handling": 157.0, "after": 60.2},
+        **{"section": 300.0, "padding_row": 40.0, "padding": 0.4},
     ),
 )
 """A board. Links that would close rings are not used, so that routes need no second channel for them."""
