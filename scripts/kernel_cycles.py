@@ -26,7 +26,6 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, turns
-from dovetail.kernels.turns import is_element
 from dovetail.run import open_build, run_build
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.target import Target
@@ -106,7 +105,9 @@ def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:
         found, _ = nnls(table * weights[:, None], weights, maxiter=100_000)
         weights = np.maximum(abs(table @ found - 1), 0.01) ** -0.5
     kept = {part: round(float(value), 3) for part, value in zip(parts, found, strict=True)}
-    return {part: value for part, value in kept.items() if value or is_element(part)}
+    return {
+        part: value for part, value in kept.items() if value or part.startswith("end.") or part.endswith(".element")
+    }
 
 
 def spread(ratios: Sequence[float]) -> str:

@@ -25,7 +25,11 @@ def test_the_core_is_charged_with_what_was_measured() -> None:
     if find_spec("unicorn") is None or find_spec("ziglang") is None:
         pytest.skip("elements' firmware needs unicorn and ziglang")
     core, stages = measured(with_compiler(load_target("spinnaker2")))
-    assert asdict(core) == pytest.approx(asdict(MESH.core), abs=0.15)
+    of_sections = {"section", "padding_row", "padding"}  # fitted to executed sections: tests/test_mesh_sections.py
+    shipped = {name: clocks for name, clocks in asdict(MESH.core).items() if name not in of_sections}
+    assert {name: clocks for name, clocks in asdict(core).items() if name in shipped} == pytest.approx(
+        shipped, abs=0.15
+    )
     ratios = np.concatenate([one.charged(core) / one.executed for one in stages])
     assert ratios.min() > 0.8 and ratios.max() < 1.2
     slower = fitted([replace(one, turns=one.turns * 2) for one in stages if not one.layer.on_array])

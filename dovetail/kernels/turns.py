@@ -62,9 +62,19 @@ def turns(graph: Graph, core: CoreTraits) -> Turns:
     return found
 
 
-def is_element(part: str) -> bool:
-    """Whether a part is an element of some operator, which takes its time in any kernel."""
-    return part.startswith("end.") or part.endswith(".element")
+UNKNOWN = {"element": 10.0, "result": 10.0, "product": 4.0, "tap": 4.0}
+"""Core cycles of what takes its time in any kernel, where nobody measured the kernel."""
+
+
+def rate(part: str, rates: Mapping[str, float]) -> float:
+    """Cycles of a part, by those that were measured. What is not among them takes none where others of its family are,
+    and else what is taken for granted of any kernel."""
+    if part in rates:
+        return rates[part]
+    family, _, name = part.partition(".")
+    if family == "end":
+        return UNKNOWN["element"]
+    return 0.0 if any(known.startswith(f"{family}.") for known in rates) else UNKNOWN.get(name, 0.0)
 
 
 def _add(found: dict[str, float], more: Turns) -> None:
@@ -90,8 +100,10 @@ def _ending(graph: Graph, node: Node) -> str:
 def _by_elements(region: Region, core: CoreTraits) -> Turns:
     """Of kernels without a count of their own: elements read and made, by the width of what is read."""
     name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
-    taken = region.type(0).elements if region.node.inputs else 0
-    return {f"{name}.element": region.result.elements, f"{name}.read": taken, f"{name}.call": 1}
+    kinds = [region.graph.types[value] for value in region.node.inputs]
+    taken, products = kinds[0].elements if kinds else 0, region.node.operator.macs(kinds)
+    found = {"element": region.result.elements, "read": taken, "product": products, "call": 1}
+    return {f"{name}.{part}": float(count) for part, count in found.items()}
 
 
 def _inside(window: Window, axis: int) -> list[int]:
@@ -230,8 +242,8 @@ def _pool(region: Region, core: CoreTraits) -> Turns:
         "pixel": pixels,
         "call": 1,
     }
-    kind = "padded_" if window.any_padded else "words_" if region.source_dtype is DType.UINT8 else ""
-    return {f"{type(operator).__name__}.{kind}{part}": float(count) for part, count in counts.items()}
+    kind = "Padded" if window.any_padded else "Words" if region.source_dtype is DType.UINT8 else ""
+    return {f"{type(operator).__name__}{kind}.{part}": float(count) for part, count in counts.items()}
 
 
 @kernel(Concat, Pad, Slice, table=TURNS)

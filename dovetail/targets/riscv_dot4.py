@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dovetail.target import CoreInstruction, costs
+import dovetail.target as dt
+from dovetail.target import CoreInstruction
 from dovetail.targets import riscv
 
 _MEANING = """
@@ -62,6 +63,6 @@ TARGET = replace(
         riscv.TARGET.core,
         instructions=(DOT4,),
         extension=str(Path(__file__).with_suffix(".c")),
-        kernels=costs.kernel_cycles("rv32imc+dot4"),
+        kernels=dt.costs.kernel_cycles("rv32imc+dot4"),
     ),
 )

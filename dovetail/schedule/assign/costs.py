@@ -14,7 +14,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import nbytes, same_bytes
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.kernels import core_traits, turns
-from dovetail.kernels.turns import is_element
+from dovetail.kernels.turns import rate
 from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
@@ -121,8 +121,6 @@ class Schedule:
 COPY_CYCLES = 45
 """Core cycles of starting a copy, as the `iss` simulator shows them."""
 
-_UNKNOWN = 10.0
-"""Core cycles of an element of an operator nobody measured."""
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
@@ -151,15 +149,14 @@ def step(region: Region, graph: Graph, target: Target) -> Step:
 def core_cycles(graph: Graph, target: Target) -> int:
     """How long a region takes on core 0: its kernel's parts, as often as they run.
 
-    An element of an operator of which nothing was measured counts as `_UNKNOWN`; a core with instructions of its own,
-    but no `kernels`, as one without.
+    A core with instructions of its own, but no `kernels`, counts as one without.
     """
     core, traits = target.core, core_traits(target.core)
     if core.kernels is None:
         traits = replace(traits, instructions=())
     rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
     counts = turns(graph, traits)
-    return round(sum(rates.get(part, _UNKNOWN if is_element(part) else 0.0) * n for part, n in counts.items()))
+    return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 
 def _on_engines(region: Region, graph: Graph, target: Target) -> Step:

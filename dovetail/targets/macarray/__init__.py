@@ -1,21 +1,20 @@
 """A RISC-V microcontroller with an int8 convolution engine of 8 x 8 multipliers, whose Verilog is in `rtl`."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import dovetail.target as dt
-from dovetail.ir.graph import Node
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Array, TensorType
+from dovetail.ir.types import Array
 from dovetail.legalize import pools_as_depthwise
 from dovetail.target import layers
 from dovetail.targets.macarray.model import REGISTERS, Kind, job_cycles
 
 L1, L2 = dt.Memory("L1", base=0x10000000, size=128 << 10), dt.Memory("L2", base=0x1C000000, size=512 << 10)
 BASE, HERE = 0x00201000, "dovetail.targets.macarray"
-VERILOG = tuple(sorted(Path(__file__).with_name("rtl").glob("*.v")))
 
 
 def kind_of(match: dt.Match) -> Kind:
@@ -35,10 +34,9 @@ def pack(match: dt.Match) -> dict[str, Array]:
     outputs, rows, columns, inputs = layer.weights.shape
     padded = np.pad(layer.weights, [(0, -outputs % lanes), (0, 0), (0, 0), (0, -inputs % 8)]).astype(np.int8)
     blocks = padded.reshape(-1, lanes, rows, columns, -(-inputs // 8), 8)
-    parameters = np.zeros((channels + -channels % 8, 4), "<i4")
-    parameters[:channels, :3] = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1)
     arrays = {"weights": blocks.transpose((0, 2, 3, 4, 1, 5) if lanes == 8 else (4, 2, 3, 0, 1, 5))}
-    arrays["parameters"] = parameters
+    numbers = np.stack([layer.bias, layer.multiplier, layer.shift], axis=1).astype("<i4")
+    arrays["parameters"] = np.pad(numbers, [(0, -channels % 8), (0, 1)])
     return {name: np.ascontiguousarray(array).view(np.uint8).reshape(-1) for name, array in arrays.items()}
 
 
@@ -72,33 +70,25 @@ def cycles(match: dt.Match) -> int:
     return job_cycles(kind, match.result.elements // outputs, inputs, outputs, taps)
 
 
-def pools(types: Mapping[str, TensorType], node: Node) -> bool:
-    """Whether the engine has the shape of a pool as that of a depthwise layer."""
-    return layers.keeps((layers.kernel_at_most(15, 15), layers.strides_of(1, 2)), types, node)
-
-
-LIMITS = (*layers.INT8, layers.ONE_IMAGE, layers.kernel_at_most(15, 15), layers.strides_of(1, 2), layers.NO_DILATION,
+WINDOWS = (layers.kernel_at_most(15, 15), layers.strides_of(1, 2))
+LIMITS = (*layers.INT8, layers.ONE_IMAGE, *WINDOWS, layers.NO_DILATION,
           *layers.zero_padding_at_most(15), layers.sizes_below(1 << 16), layers.DOUBLE_ROUNDING)  # fmt: skip
 KINDS = (("convolution", Conv2d, layers.NO_GROUPS), ("depthwise convolution", DepthwiseConv2d, layers.NO_MULTIPLIER),
          ("dense", FullyConnected, layers.NO_GROUPS))  # fmt: skip
 PATTERNS = [(name, pattern, (*LIMITS, limit)) for given, operator, limit in KINDS
             for name, pattern in layers.requantised(given, operator).items()]  # fmt: skip
 SUM = ("addition", layers.ADDITION, (*layers.ADDITION_LIMITS, layers.ONE_IMAGE, layers.sizes_below(1 << 16)))
+POOL = dt.Rewrite("pools", pools_as_depthwise(partial(layers.keeps, WINDOWS), dt.Rounding.DOUBLE), lsb=0)
 ENGINE = dt.Engine(
     name="macarray", memory=L1.name, ideal_macs_per_cycle=64.0,
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
-    queue=1,
-    device=REGISTERS.device("macarray", f"{HERE}.model", BASE),
-    rtl=dt.Rtl("macarray", VERILOG, dt.RtlPort("apb"), (dt.RtlPort("tcdm", "tcdm_"),),
-               macs=f"{HERE}.model:macs_of_registers").device(BASE, 0x100),
-)  # fmt: skip
+    device=REGISTERS.device("macarray", f"{HERE}.model", BASE), queue=1,
+    rtl=dt.Rtl("macarray", tuple(sorted(Path(__file__).with_name("rtl").glob("*.v"))), dt.RtlPort("apb"),
+               (dt.RtlPort("tcdm", "tcdm_"),), macs=f"{HERE}.model:macs_of_registers").device(BASE, 0x100))  # fmt: skip
 TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
-    dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000),
-    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does",
-                        (dt.Rewrite("pools", pools_as_depthwise(pools, dt.Rounding.DOUBLE), lsb=0),),
-                        dt.Rounding.DOUBLE),),
-)  # fmt: skip
+    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", (POOL,), dt.Rounding.DOUBLE),),
+    dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000))  # fmt: skip
