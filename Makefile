@@ -10,10 +10,12 @@ DEMO := build/demo
 SITE := build/site
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# products of small matrices: threads of numpy's library would mostly wait
+export OPENBLAS_NUM_THREADS ?= 1
 # tests start many processes, each of which would compile the package's sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo lint test test-oracles test-rtl test-docs site clean
+.PHONY: help venv demo lint test test-all test-oracles test-rtl test-docs site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +23,7 @@ help:
 	@echo 'make demo    compile a small network for NE16 and run it on the simulated chip'
 	@echo 'make lint    format, ruff and mypy'
 	@echo 'make test    lint, then the tests on $(JOBS) processes (JOBS=n)'
+	@echo 'make test-all    lint, then these tests and those below in one go, which takes less than one after the other'
 	@echo 'make test-oracles  random models and published networks against other runtimes'
 	@echo 'make test-rtl   those that build Verilog'
 	@echo 'make test-docs  those that execute and build the documentation'
@@ -56,6 +59,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 
 test: lint
 	$(PYTEST) -m 'not oracles and not rtl and not docs'
+
+test-all: lint
+	$(PYTEST)
 
 test-oracles: $(INSTALLED)
 	$(PYTEST) -m oracles

@@ -1,10 +1,11 @@
 """Keeps the loops that the tests schedule, so that the next run of the tests need not.
 
-    DOVETAIL_CACHE=FOLDER make test          # with an empty FOLDER: schedules everything, some minutes more
+    DOVETAIL_CACHE=FOLDER make test-all      # with an empty FOLDER: schedules everything, some minutes more
     python scripts/keep_loops.py FOLDER      # writes tests/loops.zip anew
 
-To be run when schedules have changed (tests are right without it, but slow). `tests/test_shipped_loops.py` and
-`tests/test_scheduled_kernels.py` schedule samples afresh and compare.
+To be run when schedules have changed: tests are right without it, but slow, and warn. `tests/test_shipped_loops.py`
+and `tests/test_scheduled_kernels.py` schedule samples afresh and compare. Remove tests/loops.zip before, and what no
+test wants any more goes too.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import zipfile
 from pathlib import Path
 
 from dovetail.files import SEAL
+from dovetail.kernels.scheduled.store import _maker
 
 KEPT = Path(__file__).resolve().parents[1] / "tests" / "loops.zip"
 
 
 def loops_in(cache: Path) -> list[Path]:
-    """What was scheduled, without the digests beside it."""
-    return [file for file in sorted((cache / "loops").glob("*")) if file.suffix != SEAL]
+    """What today's schedules gave, without the digests beside it."""
+    found = [file for file in sorted((cache / "loops").glob("*")) if file.suffix != SEAL]
+    return [file for file in found if file.suffix != ".json" or file.stem.endswith(_maker())]
 
 
 def main() -> int:

@@ -2,12 +2,16 @@
 same end as without kills.
 
     python scripts/kills.py --kills 200
+    python scripts/kills.py --together 50
 
 Each command runs once undisturbed. Then it is killed (SIGKILL to it and every process it started) at a random moment
 of that time, until there were so many kills; after each one, what lies in its folder is compared with what the whole
 run left, file by file, and every few kills it is let run to its end. A failure is a file that is neither absent nor
 whole, a trial or a point that was finished and is gone, another end, or a status other than 0. The same seed gives the
 same delays.
+
+With --together, so many compiles of one model start at once with one empty cache instead, for a core whose loops are
+scheduled: all must give equal bytes and leave nothing else behind.
 """
 
 from __future__ import annotations
@@ -127,7 +131,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of each command")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="only this command; may be repeated")
+    parser.add_argument("--together", type=int, help="no kills: so many compiles at once")
     given = parser.parse_args()
+    if given.together:
+        return together(given.together)
     wrong = 0
     for command in COMMANDS:
         if not given.only or command.name in given.only:
@@ -161,6 +168,32 @@ def disturbed(command: Command, kills: int, generator: random.Random) -> int:
                 before = frozenset()
         print(f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults", *sorted(set(faults))[:3])
     return len(faults)
+
+
+def together(count: int) -> int:
+    """Compile so often at once; the status."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "models"
+        models(folder)
+        environment = {**os.environ, "DOVETAIL_CACHE": str(Path(place) / "cache")}
+        command = [
+            sys.executable,
+            "-m",
+            "dovetail",
+            "compile",
+            str(folder / "net.onnx"),
+            "--target",
+            "riscv_dot4",
+            "-o",
+        ]
+        builds = [Path(place) / "builds" / str(number) for number in range(count)]
+        builds[0].parent.mkdir()
+        started = [subprocess.Popen([*command, build], env=environment, stdout=subprocess.DEVNULL) for build in builds]
+        failed = sum(process.wait() != 0 for process in started)
+        different = sum(contents(build) != contents(builds[0]) for build in builds)
+        more = len([*builds[0].parent.iterdir()]) - count
+    print(f"{count} compiles at once: {failed} failed, {different} with other bytes, {more} folders left behind")
+    return int(failed or different or more)
 
 
 def begin_again(trial: Trial) -> None:

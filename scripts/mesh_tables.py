@@ -112,7 +112,7 @@ def time_table() -> list[str]:
         graph = network(name)
         for size, mesh in (("a chip", SIZES["a chip"]), ("a board", MESH)):
             for objective in (LATENCY, THROUGHPUT):
-                found = map_network(graph, partition(graph, TARGET), build_topology(mesh), objective)
+                found = map_network(graph, partition(graph, TARGET), build_topology(mesh), objective, whole=True)
                 result = measure(found, 16)
                 clocks = sum(stage.costs.floor.sum() for s in found.parts.sections for stage in s.stages)
                 rows.append(
@@ -163,11 +163,14 @@ def reference_table() -> list[str]:
     middle = f"Median of the ratios {median(ratios):.3f}, of how far they are from 1: {far:.3f}."
     others = [[name, *map(int, clocks_of(name))] for name in VGG if name not in PUBLISHED]
     layers = {}
-    for layer in layers_of(graph := network("ResNet-50"), partition(graph, TARGET)):
-        if layer.kind == "convolution":
-            sizes = f"{layer.kernel[0]}x{layer.kernel[1]}, {layer.summed} to {layer.image[2]} channels"
-            step = f", step {layer.stride[0]}" if layer.stride[0] > 1 else ""
-            layers[f"{layer.image[0]}x{layer.image[1]}, {sizes}{step}"] = layer
+    for name in ("VGG-16", "ResNet-50"):
+        for layer in layers_of(graph := network(name), partition(graph, TARGET)):
+            if layer.kind == "dense":
+                layers[f"dense, {layer.summed} to {layer.image[2]} channels"] = layer
+            elif layer.kind == "convolution" and name == "ResNet-50":
+                sizes = f"{layer.kernel[0]}x{layer.kernel[1]}, {layer.summed} to {layer.image[2]} channels"
+                step = f", step {layer.stride[0]}" if layer.stride[0] > 1 else ""
+                layers[f"{layer.image[0]}x{layer.image[1]}, {sizes}{step}"] = layer
     for name, layer in layers.items():
         others.append([name, *(int(stream_clocks(layer, SIMULATOR_CHIP, way, stored=layer.index > 0)) for way in Way)])
     return [

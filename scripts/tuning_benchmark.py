@@ -1,11 +1,11 @@
 """Tunes ten single layers that no heuristic was made with, and prints default and tuned cycles.
 
-    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N]
+    python scripts/tuning_benchmark.py [--target ne16|vta] [--trials N] [--jobs N] [--seed N] [--formula]
 
 Every layer is a network of its own with random weights and the engine's requantisation; on ne16 its input and output
 lie in L2, on vta in DRAM in the engine's layout. Cycles are those of the `iss` simulator, outputs compared with the
-integer graph. "bound" on ne16 is what no choice can beat: the busy cycles of the engine or of the DMA, whichever are
-more, for the choice that has least of them, nothing exposed. On vta it is what no schedule can beat (`floor`).
+integer graph. "floor" is what no choice can beat (`dovetail.tools.tune.search.Floor`). With --formula the default goes
+by the planner's formula alone, without the tilings that come with the package; it takes one job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
-from dovetail.schedule.knobs import region_space
+from dovetail.schedule import shipped
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
@@ -33,7 +33,7 @@ from dovetail.target import Target
 from dovetail.targets import load_target
 from dovetail.tools.tune.log import open_log
 from dovetail.tools.tune.measure import runner
-from dovetail.tools.tune.search import Estimator, LayerKind, distinct_layers, region_alone
+from dovetail.tools.tune.search import LayerKind, distinct_layers
 from dovetail.tools.tune.tuner import Bench, Request
 
 
@@ -108,17 +108,6 @@ def only_layer(shape: Shape, target: Target) -> LayerKind:
     return layer
 
 
-def bound(layer: LayerKind, target: Target) -> int:
-    """Cycles no choice can do without: the offload's floor, else the longer of engine and DMA at work at best."""
-    region = region_alone(layer.graph, target)
-    assert region.offload is not None and region.match is not None
-    if region.offload.floor is not None:
-        return region.offload.floor(region.match)
-    estimator = Estimator(region, target, layer.near)
-    found = (estimator.estimate(point) for point in region_space(region, target).points() if point[PLACEMENT] != "core")
-    return min(max(one.engine, one.copying) for one in found if one is not None)
-
-
 def main() -> None:
     """Tune every layer and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -126,9 +115,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--formula", action="store_true")
     given = parser.parse_args()
+    if given.formula:
+        given.jobs, shipped.TABLE = 1, Path()
     target = load_target(given.target)
-    print("| layer | default | tuned | saved | bound | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    print("| layer | default | tuned | saved | floor | choice |\n| --- | ---: | ---: | ---: | ---: | --- |")
     saved = []
     with tempfile.TemporaryDirectory() as folder, runner(given.jobs, None) as run:
         request = Request(Path("layer"), given.target, Path(folder) / "log", given.trials, seed=given.seed)
@@ -137,13 +129,13 @@ def main() -> None:
             for number, shape in enumerate(LAYERS, 1):
                 layer = only_layer(shape, target)
                 result = bench.tune_layer(layer, (number, len(LAYERS)), lambda progress: None)
-                assert result.default is not None and result.best is not None
+                assert result.default is not None and result.best is not None and result.floor is not None
                 tuned = result.best.outcome.cycles
                 assert tuned is not None and tuned <= result.default
                 saved.append(100 * (result.default - tuned) / result.default)
                 choice = ", ".join(f"{name} {value}" for name, value in result.best.choice.items() if name != PLACEMENT)
                 cells = (shape.text, f"{result.default:,}", f"{tuned:,}", f"{saved[-1]:.1f} %")
-                print(f"| {' | '.join(cells)} | {bound(layer, target):,} | {choice or 'the default'} |", flush=True)
+                print(f"| {' | '.join(cells)} | {result.floor.cycles:,} | {choice or 'the default'} |", flush=True)
     print(f"\nat least 5 % saved: {sum(one >= 5 for one in saved)} of {len(saved)} layers; {given.trials} trials each")
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+# Before numpy comes: several threads for small products wait for each other busily, ten times as long as they compute.
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ.get("OPENBLAS_NUM_THREADS", "1")
+
+import gc
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +19,9 @@ from hypothesis import HealthCheck, settings
 
 from dovetail.errors import DovetailError
 from dovetail.files import default_cache, keep_file
+from dovetail.kernels.scheduled.store import _maker
+from dovetail.sim import worker
+from warm_workers import Nursery
 
 # A busy machine makes no case wrong: neither the time to make examples nor that to try one is a failure.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,15 +32,53 @@ KEPT_LOOPS = Path(__file__).with_name("loops.zip")
 """Loops of the tests' layers that were scheduled before, by the names they have in the cache: scripts/keep_loops.py."""
 
 
+# What was imported and collected stays: to look through it for garbage took a quarter of the tests' own time.
+gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now is no garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+LONG = ("docs", "rtl", "oracles")
+"""Marks of tests that take long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first, so that processes which share all tests end together."""
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in LONG))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def loops_are_there() -> None:
     """Scheduling takes seconds a layer, so the cache begins with what earlier runs scheduled. A name holds a digest of
     the schedules' own text: what they would give otherwise today is not found there and scheduled anew."""
+    if not KEPT_LOOPS.exists():
+        return
     with zipfile.ZipFile(KEPT_LOOPS) as archive:
+        if not any(name.endswith(f"-{_maker()}.json") for name in archive.namelist()):
+            warnings.warn(
+                "tests/loops.zip is of other schedules, tests take longer: scripts/keep_loops.py", stacklevel=1
+            )
         for name in archive.namelist():
             place = default_cache() / "loops" / Path(name).name
             if not place.exists():
                 keep_file(place, archive.read(name))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def workers_are_warm() -> Iterator[None]:
+    """Hundreds of tests simulate; a fifth of the time of all went into starting Python for it."""
+    if os.name != "posix":
+        yield
+        return
+    nursery = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "start_worker", nursery.start)
+        yield
+    nursery.close()
 
 
 def shared_dir() -> Path:

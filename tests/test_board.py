@@ -30,6 +30,7 @@ from dovetail.sim.board import FrameSession
 from dovetail.sim.frames import Decoder, Frame, Kind, encode
 from dovetail.sim.line import Board, open_link
 from dovetail.targets import load_target
+from dovetail.tools.agent import Agent, read_settings
 from dovetail.tools.arrays import seeded_inputs
 from dovetail.tools.prove import read_graph
 from dovetail.tools.tune.measure import make_task, runner
@@ -408,6 +409,48 @@ def test_trials_are_spread_over_boards(builds: dict[str, Path], tmp_path: Path) 
             found[number] = outcome.cycles
     assert sorted(found) == [0, 1, 2, 3] and len(set(found.values())) == 1 and (found[0] or 0) > 0
     assert sum(mark.read_text().count("x") for mark in loads) == 4 and all(mark.exists() for mark in loads)
+
+
+@contextmanager
+def agents(build: Build, folder: Path, count: int, seconds: float) -> Iterator[list[Board]]:
+    """So many agents, each with a board whose firmware takes `seconds` to load, as on real ones."""
+    (folder / "load.py").write_text(LOADER)
+    (folder / "secret").write_text("0123456789abcdef" * 2)
+    with ExitStack() as stack:
+        boards = []
+        for number in range(count):
+            control = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            where = stack.enter_context(bench(build, control))
+            script = f"sleep {seconds}; {sys.executable} {folder / 'load.py'} {control.getsockname()[1]} {{elf}}"
+            table = f"secret = 'secret'\n[boards.one]\nwhere = '{where}'\nload = \"sh -c '{script}'\"\n"
+            (folder / f"bench_{number}.toml").write_text(table)
+            server = Agent(read_settings(folder / f"bench_{number}.toml"), "127.0.0.1", 0, [].append)
+            thread = threading.Thread(target=server.serve)
+            thread.start()
+            stack.callback(thread.join, 10)
+            stack.callback(server.close)
+            place = f"agent:127.0.0.1:{server.address[1]}/one"
+            boards.append(Board(place, rig.UART_IO, secret=folder / "secret"))
+        yield boards
+
+
+@pytest.mark.oracles
+def test_tuning_over_three_agents_is_faster(builds: dict[str, Path], tmp_path: Path) -> None:
+    """Loading takes a board 1.5 s, in which nobody computes: three boards make the same trials in less than two thirds
+    of the time of one."""
+    require_chip()
+    build = open_build(builds["ne16"])
+    task, taken, cycles = make_task(read_graph(build), (), "ne16", None, "board"), {}, set()
+    for count in (1, 3):
+        (tmp_path / str(count)).mkdir()
+        with agents(build, tmp_path / str(count), count, 1.5) as boards, runner(1, None, boards) as run:
+            begin = time.monotonic()
+            found = dict(run(task, [{}] * 6))
+            taken[count] = time.monotonic() - begin
+        assert sorted(found) == list(range(6)) and not any(outcome.error for outcome in found.values())
+        cycles |= {outcome.cycles for outcome in found.values()}
+    print(f"6 trials: {taken[1]:.1f} s on one agent's board, {taken[3]:.1f} s on three")
+    assert len(cycles) == 1 and taken[3] < taken[1] * 2 / 3
 
 
 def children() -> set[int]:

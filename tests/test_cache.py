@@ -96,17 +96,18 @@ def test_it_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_many_compile_and_build_at_once(build: Path, tmp_path: Path) -> None:
-    """Eight processes with one empty cache, for a core whose loops are scheduled: equal bytes, nothing left behind."""
+    """Four processes with one empty cache, for a core whose loops are scheduled: equal bytes, nothing left behind.
+    `scripts/kills.py --together 50` is the same with more."""
     model = build.parent / "digits.onnx"
     environment = {**os.environ, "DOVETAIL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", "riscv_dot4", "-o"]
     started = [
         subprocess.Popen([*command, str(tmp_path / f"build_{number}")], env=environment, stdout=subprocess.DEVNULL)
-        for number in range(8)
+        for number in range(4)
     ]
-    assert [process.wait(300) for process in started] == [0] * 8
+    assert [process.wait(300) for process in started] == [0] * 4
     contents = []
-    for number in range(8):
+    for number in range(4):
         folder = tmp_path / f"build_{number}"
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         contents.append({str(path.relative_to(folder)): path.read_bytes() for path in paths})

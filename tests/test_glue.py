@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail import legalize
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.ir.operators.arithmetic import Clip, Offset, ScaleShift
+from dovetail.ir.operators.arithmetic import Clip, Offset, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Concat, Im2col, Pad, Reshape
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -161,6 +161,25 @@ def test_pools_of_three_by_three_become_depthwise_layers_exactly(channels: int, 
         x = np.full(kind.shape, level, np.uint8)
         x[0, 0, 0] = min(level + seed % 9, 255)
         np.testing.assert_array_equal(evaluate(after, {"x": x})["y"], evaluate(before, {"x": x})["y"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from((0, -128, 127, 5)), st.sampled_from(Rounding), st.data())
+def test_pools_of_bytes_become_depthwise_layers_exactly(
+    rows: int, columns: int, zero_point: int, rounding: Rounding, data: st.DataObject
+) -> None:
+    builder = GraphBuilder("net")
+    value = builder.input("x", TensorType((1, rows, 2 * columns, 3), DType.INT8))
+    value = builder.add(AveragePool2d((rows, columns), (1, columns), input_zero_point=zero_point), [value], "mean")
+    before = builder.finish([builder.add(Clip(-128, 127, DType.INT8), [value], "y")])
+    after = legalize.pools_as_depthwise(lambda types, node: True, rounding)(before)
+    made = any(isinstance(node.operator, DepthwiseConv2d) for node in after.nodes)
+    assert made or rounding is not Rounding.DOUBLE, "one rounding up is not the mean's, away from zero"
+    level = data.draw(st.integers(-128, 127))
+    x = np.full(before.types["x"].shape, level, np.int8)
+    x.reshape(-1)[: data.draw(st.integers(0, x.size))] = data.draw(st.integers(-128, 127))
+    np.testing.assert_array_equal(evaluate(after, {"x": x})["y"], evaluate(before, {"x": x})["y"])
+    assert legalize.pools_as_depthwise(lambda types, node: False, rounding)(before).nodes == before.nodes
 
 
 @settings(deadline=None, max_examples=40)

@@ -17,6 +17,15 @@ from dovetail.sim.device import DeviceSpec
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import IssSession, simulate
 from firmware import DMA, MEMORIES, TIMER, build, chip
+from warm_workers import STARTED, Forked, Nursery
+
+pytestmark = pytest.mark.usefixtures("as_users_start_them")
+
+
+@pytest.fixture
+def as_users_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are processes begun anew, not forked."""
+    monkeypatch.setattr("dovetail.sim.worker.start_worker", STARTED)
 
 
 def fault(elf: Path, *devices: DeviceSpec, limit: int = 1_000_000) -> SimulationError:
@@ -101,6 +110,28 @@ def test_a_dying_worker_is_an_error_and_no_zombie(tmp_path: Path) -> None:
         os.waitpid(process, os.WNOHANG)
     with pytest.raises(SimulationError, match="already closed"):
         session.run([], {})
+
+
+def test_so_is_one_that_was_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other tests start them: it ends as one begun anew does, in the folder of its client."""
+    nursery = Nursery()
+    monkeypatch.setattr("dovetail.sim.worker.start_worker", nursery.start)
+    elf = build(tmp_path, "int main(void) { dovetail_mmio_write(0x1A200000u, 0xDEADu); return 0; }")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        session = IssSession(chip(elf, TIMER))
+        assert isinstance(session._process, Forked)
+        there = Path(f"/proc/{session._process.pid}")
+        assert not there.exists() or (there / "cwd").resolve() == tmp_path.resolve()
+        with pytest.raises(SimulationError, match=r"died \(signal 11\)"):
+            session.run([], {})
+    session = IssSession(chip(elf))
+    session.close()
+    assert session._process.returncode == 0
+    monkeypatch.setenv("LD_SOMETHING", "counts at the start")
+    with IssSession(chip(elf)) as other:
+        assert not isinstance(other._process, Forked)
+    nursery.close()
 
 
 def test_a_slow_worker_is_ended(tmp_path: Path) -> None:

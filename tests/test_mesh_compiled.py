@@ -18,7 +18,7 @@ from dovetail.mesh.choice import Objective
 from dovetail.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
 from dovetail.mesh.emit import MeshProject, emit_mesh
 from dovetail.mesh.exact import ExactRun, run_exact
-from dovetail.mesh.mapping import Mapped, execute, map_network, piece_graph
+from dovetail.mesh.mapping import Mapped, execute, map_network, measure, piece_graph
 from dovetail.mesh.own import read_mapping
 from dovetail.mesh.topology import build_topology
 from dovetail.program.ir import Launch
@@ -92,6 +92,15 @@ def run(target: dt.Target, graph: Graph, project: MeshProject, found: Mapped) ->
     return done, all(np.array_equal(e[name], outputs[name]) for e, outputs in pairs for name in graph.outputs)
 
 
+def check_times(found: Mapped, done: ExactRun, near: float = 0.1) -> None:
+    """The stream takes what the model says, with the cycles of the firmware."""
+    modelled, executed = measure(found), measure(found, turns=done.turns)
+    for what in ("interval", "latency"):
+        taken, charged = getattr(executed, what), getattr(modelled, what)
+        print(f"{what} {taken:,.0f} executed, {charged:,.0f} modelled")
+        assert charged == pytest.approx(taken, rel=near)
+
+
 def shares(target: dt.Target, found: Mapped) -> float:
     """Of the multiply-accumulates of all pieces those on engines."""
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
@@ -115,6 +124,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
     project = emit_mesh(found.parts, placed, tables, target)
     done, right = run(target, graph, project, found)
     assert right and max(done.memory) <= wren.memory("L2").size
+    check_times(found, done)
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
     programs = [one.plan.program.statements for one in target.mesh.array.made.values()]
     assert max(sum(isinstance(one, Launch) for one in statements) for statements in programs) > 1
@@ -147,7 +157,7 @@ def test_equal_pieces_are_compiled_once() -> None:
     assert used_places(pieces.compiled(layer)) == {"macarray"}
     changed = {name: array + 1 for name, array in layer.constants.items()}
     assert digest(layer) == digest(replace(layer, name="another")) != digest(replace(layer, constants=changed))
-    assert pieces.planned(layer) > 0 and pieces.grain(layer) == (1, 1, 8)
+    assert pieces.planned(layer, layer.inputs) > pieces.planned(layer, ()) > 0 and pieces.grain(layer) == (1, 1, 8)
 
 
 def owned(target: dt.Target, text: str, folder: Path) -> Mapped:
@@ -199,4 +209,18 @@ def test_a_core_alone_is_an_element_too() -> None:
     target, graph = meshed(load_target("riscv"), 3), network()
     found = mapped(target, graph, Objective.LATENCY)
     project = emit_mesh(found.parts, *found.whole, target)
-    assert shares(target, found) == 0 and run(target, graph, project, found)[1]
+    done, right = run(target, graph, project, found)
+    assert shares(target, found) == 0 and right
+    check_times(found, done, 0.25)  # kernels of the core are charged by an estimate
+
+
+@needs_firmware
+@pytest.mark.oracles
+def test_times_on_elements_of_ones_own() -> None:
+    """A 4x4 mesh of the microcontroller with the array, as on the page."""
+    target, graph = meshed(load_target("macarray"), 4), network(32)
+    for objective in Objective:
+        found = mapped(target, graph, objective)
+        done, right = run(target, graph, emit_mesh(found.parts, *found.whole, target), found)
+        assert right
+        check_times(found, done)

@@ -72,8 +72,19 @@ def test_small_network(objective: Objective) -> None:
     assert (np.array(done.memory) <= held).all()  # what partition counted with was enough
 
 
-PACES = {"ic_resnet8": 12_000, "vww_mobilenetv1": 14_000, "kws_dscnn": 6_000}
+PACES = {"ic_resnet8": 12_000, "vww_mobilenetv1": 14_000, "kws_dscnn": 6_000, "ad_autoencoder": 700}
 """Cycles for each input of the slowest of 152 elements, at most."""
+
+
+def ratios(found: Mapped, done: ExactRun) -> dict[str, list[float]]:
+    """What pieces are charged with, in relation to what they took, by who computes them."""
+    known: dict[str, list[float]] = {}
+    for stage in found.parts.sections[0].stages:
+        operators = [type(node.operator).__name__ for node in stage.layer.graph.nodes]
+        kind = stage.layer.kind if stage.layer.on_array else operators[0]
+        taken = done.turns[:, stage.first : stage.first + stage.pieces, 2].mean(axis=0)
+        known.setdefault(kind, []).extend((stage.costs.clocks / taken).tolist())
+    return known
 
 
 @pytest.mark.parametrize("name", PACES)
@@ -90,6 +101,9 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
         print(f"{name}: {what} {taken:,.0f} executed, {charged:,.0f} modelled")
         assert charged == pytest.approx(taken, rel=0.1)
     assert max(done.paces) <= PACES[name]
+    for kind, each in ratios(found, done).items():
+        print(f"{name}: {kind}, {len(each)} pieces, modelled / executed {min(each):.2f} to {max(each):.2f}")
+        assert min(each) > 0.88 and max(each) < 1.14
     print(
         f"{name}: {len(project.elements)} elements, {done.programs} programs, {done.instructions} instructions, "
         f"{max(done.memory)} bytes at most"

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.mesh.layers import Ints
 from dovetail.mesh.mapping import Mapped
 from dovetail.mesh.simulate import Timing, simulate
+from dovetail.mesh.traffic import Floats
 from test_mesh_mapping import mapped
 from test_mesh_own import FEW, small
 
@@ -23,10 +23,11 @@ def found() -> Mapped:
     return mapped(small(), FEW)
 
 
-def charged() -> Ints:
+def charged() -> Floats:
     """[1, pieces, 3] turns as the model charges them."""
     clocks = np.concatenate([stage.costs.clocks for stage in found().parts.sections[0].stages])
-    return np.repeat(clocks[None, :, None], 3, axis=2)
+    ready = clocks - FEW.core.after
+    return np.stack((ready, ready, clocks), axis=1)[None]
 
 
 def same(one: Timing, other: Timing) -> bool:

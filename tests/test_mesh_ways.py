@@ -18,7 +18,7 @@ from dovetail.mesh.ways import Way, stream_clocks, tiling_of
 from dovetail.schedule.partition import partition
 from dovetail.target.mesh import Mesh
 from dovetail.targets.spinnaker2 import SIMULATOR_CHIP, TARGET
-from networks import single
+from networks import Net, single
 
 # Layers of VGG-16 by the simulator's names: size, channels in and out, and what is pooled behind it.
 VGG = {
@@ -50,6 +50,13 @@ OUTSIDE = {("CONV_1", Way.FUSED)}
 @lru_cache
 def layer_of(size: int, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> MeshLayer:
     graph = single(size, inputs, outputs, kernel, stride)
+    return layers_of(graph, partition(graph, TARGET))[0]
+
+
+@lru_cache
+def dense_of(inputs: int, outputs: int) -> MeshLayer:
+    net = Net("dense", (inputs,))
+    graph = net.finish(net.dense(net.x, outputs))
     return layers_of(graph, partition(graph, TARGET))[0]
 
 
@@ -116,6 +123,22 @@ def test_no_way_beats_its_floors(size: int, inputs: int, outputs: int, kernel: i
         assert clocks >= inputs * outputs * kernel * kernel / SIMULATOR_CHIP.rates.dram
 
 
-def test_only_convolutions() -> None:
+def test_only_layers_of_the_array() -> None:
     with pytest.raises(PlanError, match="only convolutions"):
-        stream_clocks(replace(layer_of(7, 64, 64), kind="dense"), SIMULATOR_CHIP, Way.ALONE)
+        stream_clocks(replace(layer_of(7, 64, 64), kind="core"), SIMULATOR_CHIP, Way.ALONE)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(4096, 2048), (100, 1000)])
+def test_dense_layers_wait_for_their_weights(inputs: int, outputs: int) -> None:
+    layer = dense_of(inputs, outputs)
+    alone, fused, shared = (stream_clocks(layer, SIMULATOR_CHIP, way) for way in Way)
+    weights = inputs * outputs / SIMULATOR_CHIP.rates.dram
+    assert weights < fused == shared < alone
+    if inputs > 1000:
+        assert alone < 1.15 * weights
+
+
+def test_a_chip_of_too_few_routers() -> None:
+    few = replace(SIMULATOR_CHIP, grid=replace(SIMULATOR_CHIP.grid, width=2, height=2))
+    with pytest.raises(PlanError, match="4 of 4 routers"):
+        tiling_of(layer_of(28, 64, 64), few)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dovetail"
@@ -40,7 +41,9 @@ ORDER = (
 )
 """Folders and files of the package in the order data flows; each imports only what stands before it."""
 WITHIN = {
-    "schedule": ("partition", "tiles", "knobs", "cores", "assign", "layout", "joint", "stripe", "pipeline", "plan")
+    "schedule": (
+        *("partition", "shipped", "tiles", "knobs", "cores", "assign", "layout", "joint", "stripe", "pipeline", "plan"),
+    )
 }
 """The order within a folder, of what stands in it."""
 
@@ -63,7 +66,8 @@ def _known(name: str) -> str:
     return name
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """Modules of the package a file imports, the line, and whether that happens when the file itself is imported."""
 
     def walk(node: ast.AST, at_once: bool) -> Iterator[tuple[str, int, bool]]:
@@ -79,7 +83,7 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
                 is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
                 yield from walk(child, at_once and not is_function and not _for_types(child))
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")), True)
+    return tuple(walk(ast.parse(path.read_text(encoding="utf-8")), True))
 
 
 def _for_types(node: ast.AST) -> bool:

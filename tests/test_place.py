@@ -22,7 +22,8 @@ from dovetail.schedule.assign import MOST_BYTES, assign, first, parse_pins, read
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, Schedule, Step, Use, border
 from dovetail.schedule.assign.timetable import heuristic, improve, in_order, lower_bound
 from dovetail.schedule.partition import Region, Slot
-from dovetail.schedule.plan.lower import Parts, in_turn
+from dovetail.schedule.plan.lower import in_turn
+from dovetail.schedule.plan.lowered import Parts
 from dovetail.target import Constraint, Memory, Target
 from dovetail.targets import load_target, ne16
 from dovetail.tools import zoo

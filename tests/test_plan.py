@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 
+import dovetail.schedule.plan as planning
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, GraphBuilder
@@ -25,7 +27,10 @@ from dovetail.program.verify import verify
 from dovetail.schedule.layout import choose_layouts
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import Plan, plan
-from dovetail.schedule.plan.allocate import Order, lifetimes
+from dovetail.schedule.plan.allocate import Timeline
+from dovetail.schedule.plan.lower import lower
+from dovetail.schedule.plan.lowered import Lowered
+from dovetail.schedule.tiles import choose_tiling
 from dovetail.target import Target
 from dovetail.targets import load_target
 
@@ -140,8 +145,8 @@ def planned(graph: Graph, target: Target, policy: str, free: int = 0) -> tuple[G
 def check_placement(found: Plan, target: Target) -> None:
     """Peaks are at or above the bound; buffers in use together share no byte."""
     program = found.program
-    spans = lifetimes(program.statements, program.buffers, program.dma)
-    order = Order(program.statements, program.dma)
+    timeline = Timeline(program.statements, program.buffers, program.dma)
+    spans, order = timeline.spans, timeline.order
     calls = [statement for statement in program.statements if isinstance(statement, Call)]
     over = [(call, overwritten(call, program.buffers)) for call in calls]
     in_place = {frozenset((call.result.buffer, call.operands[name].buffer)) for call, name in over if name}
@@ -234,3 +239,31 @@ def test_constants_that_no_memory_holds_are_refused_at_once(name: str, policy: s
     with pytest.raises(PlanError, match=r"has 40960 bytes, and constants, code and stacks take \d+") as caught:
         planned(random_network(3), replace(target, memories=memories), policy, free=50_000)
     assert caught.value.hint and "weigh most" in caught.value.where
+
+
+def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning that forgets every round all it knew finds the same programs."""
+    networks = [adapt(random_network(seed), machine(16).policy("engine")) for seed in range(5)]
+    laid = [choose_layouts(graph, partition(graph, machine(16)), machine(16)) for graph in networks]
+    rounds: list[int] = []
+
+    def outcome(number: int) -> str:
+        """The program as text with its constants, or why there is none."""
+        rounds.append(0)
+        try:
+            program = plan(laid[number], machine(16), {}).program
+        except PlanError as error:
+            return str(error)
+        return print_program(program) + str([array.tobytes() for array in program.constants.values()])
+
+    kept = [outcome(number) for number in range(len(laid))]
+    rounds.clear()
+
+    def forgetful(*given: Any) -> Lowered:
+        rounds[-1] += 1
+        return lower(*given[:-1])
+
+    monkeypatch.setattr(planning, "lower", forgetful)
+    monkeypatch.setattr(planning, "choose_tiling", lambda *given: choose_tiling(*given[:-1]))
+    assert [outcome(number) for number in range(len(laid))] == kept
+    assert max(rounds) > 2, "no network needs several rounds"

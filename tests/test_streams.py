@@ -11,13 +11,12 @@ import pytest
 
 from core_kernel_cases import Case, Maker
 from dovetail.codegen.emit import write_project
-from dovetail.codegen.emit.unit import core_traits
 from dovetail.compile import Options, compile_graph
 from dovetail.errors import TargetError
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
-from dovetail.kernels import CoreTraits, generate
+from dovetail.kernels import CoreTraits, core_traits, generate
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target

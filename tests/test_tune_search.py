@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from dovetail.ir.types import DType
 from dovetail.targets import load_target
 from dovetail.tools.tune.measure import Outcome, make_task, measure
-from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, region_alone, search
+from dovetail.tools.tune.search import Candidates, Trial, best_trial, candidates, network_floor, region_alone, search
 from tuning_cases import layer_graph, tunable
 
 pytest.importorskip("lightgbm", reason="the search needs lightgbm (dovetail[tune])")
@@ -86,3 +87,17 @@ def test_500_trials_of_the_cost_model_take_seconds() -> None:
     assert len(trials) == 500 and not any(trial.outcome.error for trial in trials)
     assert min(trial.outcome.cycles or 0 for trial in trials) == found.estimates.min()
     assert seconds < 60
+
+
+@pytest.mark.parametrize("name", ["ne16", "macarray", "vta"])
+def test_no_choice_is_thought_below_the_floor(name: str) -> None:
+    target = load_target(name)
+    dtype = DType.UINT8 if name == "ne16" else DType.INT8
+    layer = tunable(layer_graph((13, 18, 16), 24, 3, dtype=dtype), target)
+    found = candidates(layer, target, 0)
+    region = region_alone(layer.graph, target)
+    assert found.floor is not None and region.offload is not None and region.match is not None
+    assert max(found.floor.engine, found.floor.copying) <= found.floor.cycles <= found.estimates.min()
+    assert found.floor.cycles * 20 > found.estimates.min(), "and not so low that it says nothing"
+    twice = network_floor([found.floor, found.floor])
+    assert twice == 2 * max(found.floor.engine, found.floor.copying)

@@ -12,8 +12,26 @@ import pytest
 
 from dovetail.errors import DovetailError
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
+from dovetail.target import Engine, Offload, Target
 from dovetail.targets import load_target
+from dovetail.tools import vectors
 from dovetail.tools.vectors import FORMATS, read_vectors, write_vectors
+
+DRAWN: dict[tuple[str, str, str], Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectors of an offload are the same in every form, and take seconds to draw."""
+    draw = vectors.vectors_of
+
+    def kept(target: Target, engine: Engine, offload: Offload) -> Any:
+        key = (target.name, engine.name, offload.name)
+        if key not in DRAWN:
+            DRAWN[key] = draw(target, engine, offload)
+        return DRAWN[key]
+
+    monkeypatch.setattr(vectors, "vectors_of", kept)
 
 
 def replay(name: str, entry: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[bytes, bytes]:

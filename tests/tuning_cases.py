@@ -18,9 +18,11 @@ from dovetail.tools.tune.search import LayerKind, distinct_layers
 from networks import Net
 
 
-def layer_graph(size: tuple[int, ...], outputs: int, kernel: int = 1, stride: int = 1) -> Graph:
-    """A convolution (or dense layer, for a size of one number) with requantisation, uint8 in and out."""
-    net = Net("layer", size, dtype=DType.UINT8)
+def layer_graph(
+    size: tuple[int, ...], outputs: int, kernel: int = 1, stride: int = 1, dtype: DType = DType.UINT8
+) -> Graph:
+    """A convolution (or dense layer, for a size of one number) with requantisation, bytes in and out."""
+    net = Net("layer", size, dtype=dtype)
     made = net.dense(net.x, outputs) if len(size) == 1 else net.convolution(net.x, outputs, kernel, stride=stride)
     graph = net.finish(made)
     return replace(graph, nodes=tuple(replace(node, origin="layer") for node in graph.nodes))

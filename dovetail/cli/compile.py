@@ -78,15 +78,10 @@ def compile_model(
 
     Example: dovetail compile net.tflite --target cortex_m4 -o build/net --name keywords --arena shared_arena
     """
-    if build.exists() and not force:
-        raise BuildError(
-            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
-        )
-    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
-        raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
+    _check_folders(build, force, save_stages)
     with progress("starting") as report:
         from dovetail.codegen.emit.project import write_project
-        from dovetail.compile import Options, sample_inputs
+        from dovetail.compile import Options
         from dovetail.compile import compile_model as compiled_of
         from dovetail.ir.operators.arithmetic import Rounding as RoundingMode
         from dovetail.kernels import Optimize
@@ -117,12 +112,7 @@ def compile_model(
         compiled = compiled_of(model, chosen, options, report)
         report("looking at the stack it needs")
         compiled = with_stack(compiled)
-        dumped = 0
-        if dump is not None:
-            from dovetail.codegen.emit.dump import dump as dump_launches
-
-            report("dumping launches")
-            dumped = dump_launches(compiled.unit, sample_inputs(compiled.graph), dump)
+        dumped = _dumped(compiled, dump, report) if dump is not None else 0
         write_project(compiled.project, build, replace=force)
     if dump is not None:
         note(f"{dump}: {dumped} launches of one inference with seeded inputs")
@@ -133,6 +123,25 @@ def compile_model(
     for sentence in compiled.unit.notes:
         note(sentence)
     say(f"{build}: {_summary(compiled)}")
+
+
+def _check_folders(build: Path, force: bool, save_stages: Path | None) -> None:
+    """Raise BuildError where a build is not to be replaced, or stages would go into a file."""
+    if build.exists() and not force:
+        raise BuildError(
+            "the output folder exists", where=str(build), hint="choose another folder, or give --force to replace it"
+        )
+    if save_stages is not None and save_stages.exists() and not save_stages.is_dir():
+        raise BuildError("this is not a folder", where=str(save_stages), hint="choose another --save-stages")
+
+
+def _dumped(compiled: Compiled, folder: Path, report: Callable[[str], None]) -> int:
+    """Write the launches of one inference with seeded inputs to a folder; how many there are."""
+    from dovetail.codegen.emit.dump import dump
+    from dovetail.compile import sample_inputs
+
+    report("dumping launches")
+    return dump(compiled.unit, sample_inputs(compiled.graph), folder)
 
 
 def _summary(compiled: Compiled) -> str:
@@ -363,7 +372,7 @@ def tune(
             sys.exit(INTERRUPTED)
         write_file(file, to_toml(tuned.tuning).encode())
     unit = "ns" if tuned.tuning.measure == "host" else "cycles"
-    headings = ("layers", "trials", "failed", f"default {unit}", f"best {unit}", "saved", "choice")
+    headings = ("layers", "trials", "failed", "floor", f"default {unit}", f"best {unit}", "saved", "choice")
     rows = [_row(result, tuned.dropped) for result in tuned.layers]
     show_table(headings, rows, left=("layers", "choice"), fold=headings)
     if tuned.repeated:
@@ -402,7 +411,8 @@ def _row(result: LayerResult, dropped: tuple[str, ...]) -> tuple[str, ...]:
     figures = ["failed" if cycles is None else f"{cycles:,}" for cycles in (result.default, best)]
     saved = "" if best is None or result.default is None else _percent(result.default, best)
     chosen = ", ".join(f"{name} {value}" for name, value in choice.items()) or "the default"
-    return names, str(len(result.trials)), str(failed), *figures, saved, chosen
+    floor = f"{result.floor.cycles:,}" if result.floor else ""
+    return names, str(len(result.trials)), str(failed), floor, *figures, saved, chosen
 
 
 def _percent(before: int, after: int) -> str:
@@ -412,8 +422,9 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
+    floor = f"; engine and DMA need {tuned.floor:,} for these layers whatever is chosen" if tuned.floor else ""
     kind = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
-        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{star}"
+        f"{tuning.default_cycles:,}, {_percent(tuning.default_cycles, tuning.tuned_cycles)} less{floor}{star}"
     )

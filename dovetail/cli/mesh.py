@@ -88,6 +88,9 @@ def mesh(
     objective: Annotated[
         Literal["latency", "throughput"], typer.Option(help="Little time for one input, or many inputs of a stream.")
     ] = "throughput",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="For latency: all of the network at once, not in sections.")
+    ] = False,
     mapping: Annotated[
         Path | None,
         option(help="A YAML file of your own cuts, groups, elements and routes; what it leaves out is chosen."),
@@ -124,6 +127,7 @@ def mesh(
     from dovetail.mesh.own import read_mapping
     from dovetail.mesh.parts import part_graphs, read_parts
     from dovetail.mesh.picture import picture
+    from dovetail.mesh.sections_emit import emit_sections
     from dovetail.operators import known_operators
     from dovetail.schedule.partition import partition
     from dovetail.targets import advice, load_target
@@ -142,7 +146,7 @@ def mesh(
             given = read_parts(parts, known_operators(known.operators)) if parts else {}
             mapped = read_mapping(mapping, graph, regions, topology, Objective(objective), given)
         else:
-            mapped = map_network(graph, regions, topology, Objective(objective))
+            mapped = map_network(graph, regions, topology, Objective(objective), whole or save_parts is not None)
         show("computing every piece")
         _check_pieces(graph, mapped)
         show("running a stream through the model")
@@ -153,7 +157,10 @@ def mesh(
             named = {f"{name}.onnx": graph_bytes(part) for name, part in part_graphs(mapped)}
             write_files(named, save_parts, force)
             say(f"{save_parts}: {len(named)} models")
-        if exact:
+        if exact and len(mapped.parts.sections) > 1:
+            show("running every element's firmware")
+            _run_sections(known, graph, mapped, min(inputs, 3), performance)
+        elif exact:
             show("running every element's firmware")
             turns = _run_exactly(known, graph, mapped, min(inputs, 3), jobs, scheduler, show)
             _print_executed(performance, measure(mapped, inputs, turns=turns))
@@ -162,8 +169,10 @@ def mesh(
             if mapped.parts.resident:
                 files["mapping.yaml"] = mapping_yaml(mapped)
                 files.update(emit_mesh(mapped.parts, *mapped.whole, known).files)
+            elif None not in mapped.placed:
+                files.update(emit_sections(mapped, known).files)
             else:
-                say("the network is not on the mesh as a whole: no programs are written")
+                say("layers are streamed, or on several chips one after the other: no programs are written")
             write_files(files, folder, force)
             say(f"{folder}: {', '.join(sorted({name.split('/')[0] for name in files}))}")
 
@@ -223,7 +232,7 @@ def _run_exactly(
 
     if not mapped.parts.resident:
         what = "the network is not on the mesh as a whole, so that no programs are written"
-        raise DovetailError(what, where=mapped.parts.graph.name, hint="use more chips or boards")
+        raise DovetailError(what, where=mapped.parts.graph.name, hint="use --whole, or more chips or boards")
     placed, tables = mapped.whole
     project = emit_mesh(mapped.parts, placed, tables, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
@@ -245,6 +254,32 @@ def _run_exactly(
     )
     say(f"cycles for each input of the slowest element: {max(run.paces)}")
     return run.turns
+
+
+def _run_sections(target: Target, graph: Graph, mapped: Mapped, inputs: int, modelled: Performance) -> None:
+    """Every element's firmware, section after section, on several inputs, against the integer graph."""
+    import numpy as np
+
+    from dovetail.compile import sample_inputs
+    from dovetail.ir.graph import evaluate
+    from dovetail.mesh.sections_emit import emit_sections
+    from dovetail.mesh.sections_exact import run_sections
+
+    project = emit_sections(mapped, target)
+    given = [sample_inputs(graph, seed) for seed in range(inputs)]
+    run = run_sections(mapped, project, target, given)
+    for arrays, outputs in zip(given, run.outputs, strict=True):
+        expected = evaluate(graph, arrays)
+        if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
+            what = "the elements' firmware gives something else than the integer graph"
+            hint = "report this, or look at the target's element driver if it is yours"
+            raise DovetailError(what, where=graph.name, hint=hint)
+    say(
+        f"{len(project.elements)} elements ran {len(mapped.placed)} sections one after the other over {len(given)} "
+        f"inputs; every output equals the integer graph's. Memory of an element {run.memory} of "
+        f"{mapped.parts.mesh.usable} bytes"
+    )
+    say(f"executed: {run.latency:.0f} clocks for one input, modelled {modelled.latency:.0f}")
 
 
 def _print_executed(modelled: Performance, executed: Performance) -> None:

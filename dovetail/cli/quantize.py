@@ -17,6 +17,7 @@ from dovetail.errors import DovetailError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dovetail.target import Target
     from dovetail.tools.ptq import Quantised, Samples
     from dovetail.tools.ptq.accuracy import Accuracy, Column
     from dovetail.tools.ptq.budget import FrontierPoint
@@ -105,11 +106,7 @@ def quantize(
     """
     mixed = "mixed" in (weights, activations)
     _check_together(mixed, budget, {"--plot": plot, "--validation": None if compare else validation})
-    result = output or Path(f"{model.stem}_{weights}.onnx")
-    if result.suffix.lower() != ".onnx":
-        raise DovetailError(
-            f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
-        )
+    result = _result_of(output, model, weights)
     with progress("starting") as report:
         from dovetail.operators import combined
         from dovetail.read import load_model
@@ -148,34 +145,55 @@ def quantize(
         found = ptq.quantise_network(graph, given, known, settings, other, report)
         write_file(result, found.model.SerializeToString(deterministic=True))
         if found.search is not None and plot is not None:
-            from dovetail.tools.ptq.search import frontier_svg
-
-            title = f"{graph.name} on {known.name}: weights against signal-to-noise ratio"
-            write_file(plot, frontier_svg(found.search, title).encode())
+            _plot(found.search, f"{graph.name} on {known.name}: weights against signal-to-noise ratio", plot)
         rivals = _compared(model, found, given, other or given, report) if compare else None
-    from dovetail.tools.ptq.budget import decibel
-
     if again:
         note(f"{model.name} was quantised already: it is taken for the floats its integers stand for")
-    if found.search is not None:
-        _print_search(found.search)
-    if min(found.widths.values(), default=8) < 8 and not known.quantisation.packed:
-        note(f"{known.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
-    if found.activations:
-        rows = [(one.name, f"{bits}", f"{one.cost[bits]:,.0f}", f"{decibel(one.noise[bits]):.1f}")
-                for one in found.activations for bits in one.noise]  # fmt: skip
-        show_table(("activation", "bits", "bytes", "dB alone"), rows, left=("activation",), fold=("activation",))
-    wants = known.quantisation
-    if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(known)):
-        what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
-        note(f"{what} {known.name} has the rewrite dovetail.legalize.narrow_weights()")
-    narrower = f" and {', '.join(width)}" if width else ""
-    layers = f"{len(found.widths)} layers ({weights}{narrower})"
+    _print_widths(found, known)
     if rivals is not None:
         _print_columns(rivals[0])
         for sentence in rivals[1]:
             note(sentence)
+    narrower = f" and {', '.join(width)}" if width else ""
+    layers = f"{len(found.widths)} layers ({weights}{narrower})"
     say(f"{result}: {found.weight_bytes:,} bytes of weights in {layers}, {given.count} samples")
+
+
+def _result_of(output: Path | None, model: Path, weights: str) -> Path:
+    """The file to write; raises DovetailError where it is not one of ONNX."""
+    result = output or Path(f"{model.stem}_{weights}.onnx")
+    if result.suffix.lower() != ".onnx":
+        raise DovetailError(
+            f"the model is written as ONNX, not as '{result.name}'", where="-o", hint="end -o with .onnx"
+        )
+    return result
+
+
+def _plot(search: Search, title: str, file: Path) -> None:
+    """Write the frontier of a search as SVG."""
+    from dovetail.tools.arrays import write_file
+    from dovetail.tools.ptq.search import frontier_svg
+
+    write_file(file, frontier_svg(search, title).encode())
+
+
+def _print_widths(found: Quantised, target: Target) -> None:
+    """What a search found, narrow activations, and what narrow weights cost on the target."""
+    from dovetail.tools import ptq
+    from dovetail.tools.ptq.budget import decibel
+
+    wants = target.quantisation
+    if found.search is not None:
+        _print_search(found.search)
+    if min(found.widths.values(), default=8) < 8 and not wants.packed:
+        note(f"{target.name} holds narrow weights one to a byte: they cost there what 8-bit weights cost")
+    if found.activations:
+        rows = [(one.name, f"{bits}", f"{one.cost[bits]:,.0f}", f"{decibel(one.noise[bits]):.1f}")
+                for one in found.activations for bits in one.noise]  # fmt: skip
+        show_table(("activation", "bits", "bytes", "dB alone"), rows, left=("activation",), fold=("activation",))
+    if 2 in found.widths.values() and wants.packed and not (wants.ternary or ptq.finds_two_bits(target)):
+        what = "files hold 2-bit weights in 4 bits, and there they stay: no policy of"
+        note(f"{what} {target.name} has the rewrite dovetail.legalize.narrow_weights()")
 
 
 def _compared(

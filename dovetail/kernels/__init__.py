@@ -23,10 +23,12 @@ from dovetail.kernels.kernel import (
     CoreTraits,
     Optimize,
     Parameter,
+    core_traits,
     helper_source,
     is_pointwise,
     needed_helpers,
 )
+from dovetail.kernels.turns import turns
 
 __all__ = [
     "BLOCK",
@@ -36,6 +38,7 @@ __all__ = [
     "CoreTraits",
     "Optimize",
     "Parameter",
+    "core_traits",
     "generate",
     "generate_all",
     "helper_source",
@@ -44,5 +47,6 @@ __all__ = [
     "needed_helpers",
     "supports",
     "takes_packed",
+    "turns",
     "unused_instructions",
 ]

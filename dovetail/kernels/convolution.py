@@ -192,7 +192,7 @@ def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -
     registers = max(scope.accumulators // (2 if sums.kind == "int64_t" else 1), 1)
     fields = 8 // sums.bits
     multiple = fields if min(share, registers) >= fields and (groups == 1 or share % fields == 0) else 1
-    pixels, scope.lanes = _register_block(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
+    pixels, scope.lanes = register_block(share, columns, rows, others, registers, groups > 1, scope.lanes, multiple)
     return _Convolution(region, scope, window, sums, groups, scope.lanes, pixels)
 
 
@@ -207,7 +207,7 @@ def _instructions(pixels: int, lanes: int) -> float:
     return (pixels + lanes + 2 * pixels * lanes + _LOOP) / (pixels * lanes)
 
 
-def _register_block(
+def register_block(
     outputs: int, columns: int, rows: int, others: int, sums: int, whole: bool, lanes: int | None, multiple: int
 ) -> tuple[int, int]:
     """Pixels and output channels computed together: those with the fewest instructions, the smallest of equals.

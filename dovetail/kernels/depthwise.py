@@ -22,7 +22,7 @@ _MOST_PRODUCTS = 40
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Output columns computed together."""
 
     start: int
@@ -48,7 +48,7 @@ class _Group:
         return sorted(reads.items())
 
 
-def column_groups(window: Window, accumulators: int) -> list[_Group]:
+def column_groups(window: Window, accumulators: int) -> list[Group]:
     """The output columns in groups of one size, the last drawn back to end with the image; none for wide kernels."""
     columns, taps = window.outputs[COLUMN], window.kernel[COLUMN]
     most = min(_PIXELS, accumulators, columns, _MOST_PRODUCTS // taps)
@@ -62,11 +62,11 @@ def column_groups(window: Window, accumulators: int) -> list[_Group]:
             tuple(tap for tap in range(taps) if 0 <= _column(window, start + pixel, tap) < window.size[COLUMN])
             for pixel in range(pixels)
         )
-        groups.append(_Group(start, pixels, inside, all(len(some) == taps for some in inside)))
+        groups.append(Group(start, pixels, inside, all(len(some) == taps for some in inside)))
     return groups if all(any(group.taps) for group in groups) else []
 
 
-def inner_group(window: Window, accumulators: int) -> _Group:
+def inner_group(window: Window, accumulators: int) -> Group:
     """Columns computed together where all their taps are inside and every other pixel is computed by itself."""
     (first, end), taps = window.inside(COLUMN), window.kernel[COLUMN]
     columns = end - first
@@ -77,7 +77,7 @@ def inner_group(window: Window, accumulators: int) -> _Group:
         return groups * (pixels * (taps + 2) + taps) + rest * _ALONE * taps
 
     pixels = min(range(1, most + 1), key=lambda size: (cost(size), size))
-    return _Group(first, pixels, (tuple(range(taps)),) * pixels, True)
+    return Group(first, pixels, (tuple(range(taps)),) * pixels, True)
 
 
 def border_share(window: Window, accumulators: int) -> float:
@@ -92,7 +92,7 @@ def _column(window: Window, output: int, tap: int) -> int:
     return output * window.stride[COLUMN] - window.before[COLUMN] + tap * window.dilation[COLUMN]
 
 
-def group_loops(window: Window, groups: list[_Group], calls: Mapping[str, str]) -> list[str]:
+def group_loops(window: Window, groups: list[Group], calls: Mapping[str, str]) -> list[str]:
     """Loops over all pixels, group by group."""
     lines: list[str] = []
     middle = [group for group in groups if group.inside]
@@ -111,7 +111,7 @@ def group_loops(window: Window, groups: list[_Group], calls: Mapping[str, str]) 
     return loop("image", window.batch, loop("row", rows, lines))
 
 
-def _stretch(first: _Group, stop: int, last: int | None, statement: str) -> list[str]:
+def _stretch(first: Group, stop: int, last: int | None, statement: str) -> list[str]:
     """The calls for groups whose taps are all inside: at even distances, and one that was drawn back."""
     lines = loop("column", stop, [statement], start=first.start, step=first.pixels)
     return lines if last is None else [*lines, *loop("column", last + 1, [statement], start=last)]
@@ -161,7 +161,7 @@ class _Depthwise(SumNest):
         lines = [*sums, *lines, *self.store(self.sums.kind, names, self.sums.value, channel)]
         return [*self.clamps(), self.place(channels), *loop("channel", channels, lines, step=len(names))]
 
-    def several(self, group: _Group, clamped: bool) -> list[str]:
+    def several(self, group: Group, clamped: bool) -> list[str]:
         """Neighbouring pixels: each input element is loaded once for all of them. Taps left and right of the image are
         left out of the text; `clamped` says whether kernel rows may be outside too."""
         channels, channel = self.outputs, variable("channel", self.outputs)

@@ -12,12 +12,13 @@ from types import MappingProxyType
 
 import numpy as np
 
+from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times, total
-from dovetail.target.chip import CoreInstruction, Streams
+from dovetail.target.chip import Core, CoreInstruction, Streams
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
@@ -212,6 +213,25 @@ class CoreTraits:
     """What it has for inner loops."""
     functions: frozenset[str] = frozenset()
     """Functions of `HELPERS` it computes in its own way."""
+
+
+CALLING = ("cortex-m0plus", "cortex-m23")
+"""Armv6-M and Armv8-M Baseline: no product of 64 bits, so that compilers call a function of their library for it."""
+
+
+def core_traits(core: Core) -> CoreTraits:
+    """What a core offers its kernels; three quarters of its stack are for elements side by side.
+
+    Raises:
+        TargetError: it has a function for none of Dovetail's.
+    """
+    for name in core.functions:
+        if name not in HELPERS:
+            hint = "name a function of dovetail/kernels/runtime"
+            raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
+    accumulators = 16 if core.isa.startswith("rv") else 1 if core.isa in CALLING else 6
+    functions = frozenset(core.functions)
+    return CoreTraits(accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,17 @@ def pairs_of(instructions: Sequence[CoreInstruction]) -> Pairs | None:
 def write_planes(
     region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]
 ) -> Scheduled:
-    """A depthwise kernel with the core's products of pairs.
+    """A depthwise kernel with the core's products of pairs; raises Unsupported as `planes_of`."""
+    nest = planes_of(region, scope, products, instructions)
+    used = (nest.pairs.load, nest.pairs.product)
+    return Scheduled(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
+
+
+def planes_of(region: Region, scope: Scope, products: Products, instructions: Sequence[CoreInstruction]) -> Planes:
+    """The loops of such a kernel.
 
     Raises:
-        Unsupported: the core has none, or the layer is not of the kind they are for.
+        Unsupported: the core has no products of pairs, or the layer is not of the kind they are for.
     """
     pairs = pairs_of(instructions)
     if pairs is None:
@@ -82,15 +89,14 @@ def write_planes(
         raise Unsupported("pairs are of neighbouring columns, and begin at every or every second one.")
     if prod(window.kernel) > _MOST_TAPS:
         raise Unsupported(f"the products of at most {_MOST_TAPS} taps are written out.")
-    nest = _Planes(region, scope, window, sums, pairs)
+    nest = Planes(region, scope, window, sums, pairs)
     if nest.band == 0:
         raise Unsupported(f"the rows of one output take more than {scope.room} bytes of stack.")
-    used = (pairs.load, pairs.product)
-    return Scheduled(nest.write, tuple(i.declarations for i in used), tuple(i.name for i in used), ())
+    return nest
 
 
 @dataclass(frozen=True)
-class _Planes(SumNest):
+class Planes(SumNest):
     """One kernel being written."""
 
     pairs: Pairs

@@ -445,22 +445,27 @@ class PoolNest(Nest):
     def by_words(self) -> bool:
         """Whether sums of four neighbouring channels are kept in two words, which hold up to _MOST_BYTES of each."""
         few = prod(self.window.kernel) <= _MOST_BYTES and self.window.channels % 4 == 0
-        return few and not (self.largest or self.counted) and self.region.source_dtype is DType.UINT8
+        return few and not (self.largest or self.counted) and self.region.source_dtype in (DType.INT8, DType.UINT8)
 
     def four_to_a_word(self) -> list[str]:
         """One pixel from words w of four bytes: the sums of w & 0xFF00FF hold those of bytes 0 and 2, and the sums of
-        w >> 8, less 256 times that of byte 2, those of bytes 1 and 3."""
+        w >> 8, less 256 times that of byte 2, those of bytes 1 and 3. Bytes with a sign are taken with 128 added."""
         channels, channel = self.window.channels, variable("channel", self.window.channels // 4)
         count = channel_lanes(channels // 4, 2)
         lines = [f"uint32_t {stem}_{word} = 0;" for word in range(count) for stem in ("even", "odd")]
         lines.append(f"uint32_t words[{count}];")
+        signed, taps = self.region.source_dtype is DType.INT8, prod(self.window.kernel)
         step = [f"__builtin_memcpy(words, __builtin_assume_aligned(from, 4), {4 * count});"]
         for word in range(count):
+            step += [f"words[{word}] ^= 0x80808080u;"] if signed else []
             step += [f"even_{word} += words[{word}] & 0xFF00FFu;", f"odd_{word} += words[{word}] >> 8;"]
         lines += [*self.taps(channel, step)]
         lines += [f"odd_{word} -= even_{word} >> 8 & 0xFFFF00u;" for word in range(count)]
         cuts = ("(int32_t)({}_{} & 0xFFFFu)", "(int32_t)({}_{} >> 16)")
-        names = [cut.format(stem, word) for word in range(count) for cut in cuts for stem in ("even", "odd")]
+        less = f"({{}} - {128 * taps})" if signed else "{}"
+        names = [
+            less.format(cut.format(stem, word)) for word in range(count) for cut in cuts for stem in ("even", "odd")
+        ]
         lines += self.store("int32_t", names, self.value, channel)
         head = [*self.clamps(), self.place(channels)]
         return [*head, *loop("channel", channels, lines, step=4 * count)]

@@ -22,7 +22,11 @@ from dovetail.legalize.layers import (
 )
 from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
 from dovetail.legalize.narrow import narrow_activations
-from dovetail.legalize.pools import average_pool_as_depthwise, average_pool_in_bands
+from dovetail.legalize.pools import (
+    average_pool_as_depthwise,
+    average_pool_in_bands,
+    pools_as_depthwise,
+)
 from dovetail.legalize.ready import READY, Requantisation
 from dovetail.legalize.requantisation import (
     ConverterLimits,
@@ -72,6 +76,7 @@ __all__ = [
     "narrow_weights",
     "padding_before_offset",
     "pixels_as_one",
+    "pools_as_depthwise",
     "products_of_bits",
     "results_together",
     "split_bias",

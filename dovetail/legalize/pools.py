@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from dataclasses import replace
+from math import frexp, prod
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.operators.arithmetic import Add, Clip, Offset, ScaleShift
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding, ScaleShift
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.movement import Slice
 from dovetail.ir.operators.reduction import AveragePool2d, SumPool2d
@@ -22,6 +23,8 @@ from dovetail.legalize.requantisation import Accepts, RequantisationLimits, scal
 _WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
 _CORE_BITS = 20
 """Bits of the scale where the core divides."""
+_MOST_TAPS = 4096
+"""Of a pool as a depthwise layer: as many as any engine has, and few enough to try every sum."""
 _AHEAD = 1
 """Bands the engine is given beyond the one the core waits for."""
 
@@ -180,3 +183,54 @@ def _offset(products: NDArray[np.int64], wanted: NDArray[np.int64], shift: int) 
     low, high = int(least.max(initial=-(1 << 31))), int(most.min(initial=(1 << 31) - 1))
     offset = (low + high) // 2
     return offset if low <= high and int(products[-1]) + abs(offset) < 1 << 31 else None
+
+
+def pools_as_depthwise(accepts: Accepts, rounding: Rounding) -> Callable[[Graph], Graph]:
+    """A rewrite: average pools of bytes without padding become depthwise convolutions with one weight everywhere and a
+    requantisation, where that gives every possible sum the pool's own rounding.
+
+    Args:
+        accepts: whether the engine takes the shape of the pool, as that of a depthwise layer; told of such a node.
+        rounding: of the engine's requantisation.
+    """
+
+    def rule(draft: Draft, node: Node) -> str | None:
+        operator, kind = node.operator, draft.types[node.inputs[0]] if node.inputs else None
+        if not isinstance(operator, AveragePool2d) or any(map(any, operator.padding)) or kind is None:
+            return None
+        if kind.dtype is not DType.INT8 or (chosen := _requantised(operator, kind.dtype, rounding)) is None:
+            return None
+        weight, multiplier, shift = chosen
+        shape = (1, *operator.kernel, kind.shape[3])
+        weights = draft.constant(np.full(shape, weight, np.int8), DType.INT8, node.output)
+        one = prod(draft.types[node.output].shape[1:3]) == 1
+        layer = DepthwiseConv2d((1, 1) if one else operator.stride, input_zero_point=operator.input_zero_point)
+        if not accepts(draft.types, replace(node, operator=layer, inputs=(node.inputs[0], weights))):
+            return None
+        total = draft.add(layer, [node.inputs[0], weights], node)
+        numbers = [draft.constant(np.array([n], np.int32), DType.INT32, node.output) for n in (multiplier, shift)]
+        return draft.add(Requantize(rounding), [total, *numbers], node)
+
+    return lambda graph: run(graph, [rule])
+
+
+def _requantised(pool: AveragePool2d, kind: DType, rounding: Rounding) -> tuple[int, int, int] | None:
+    """A weight, a multiplier and a shift that give every sum the pool's mean; None where there are none. The larger the
+    weight, the less the first of two roundings does."""
+    if prod(pool.kernel) > _MOST_TAPS:
+        return None
+    sums, means = _centred_means(pool, kind)
+    for weight in (64, 127, 1):
+        fraction, shift = frexp(1 / (weight * prod(pool.kernel)))
+        numbers = (round(fraction * (1 << 31)), shift)
+        given = [(sums * weight).astype(np.int32), *(np.array([number], np.int32) for number in numbers)]
+        if np.abs(sums).max() * weight < 1 << 31 and np.array_equal(Requantize(rounding).evaluate(given), means):
+            return weight, *numbers
+    return None
+
+
+def _centred_means(pool: AveragePool2d, kind: DType) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every sum of centred elements there is, and the pool's mean of each: rounded half away from zero."""
+    taps = prod(pool.kernel)
+    sums = np.arange(taps * (kind.low - pool.input_zero_point), taps * (kind.high - pool.input_zero_point) + 1)
+    return sums, np.sign(sums) * ((np.abs(sums) + taps // 2) // taps)

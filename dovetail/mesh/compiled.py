@@ -22,16 +22,18 @@ from dovetail.compile import CODE_RESERVE, Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.schedule.assign import first
-from dovetail.schedule.assign.costs import COPY_CYCLES, core_cycles, step
+from dovetail.schedule.assign.costs import COPY_CYCLES, step
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
+from dovetail.target.mesh import CoreClocks
 
 MODEL = "piece"
 """What the C names of a compiled piece begin with."""
 NEVER = 1 << 40
 """Clocks of a piece the element cannot compute."""
-MESSAGES = 200
-"""Clocks of the message loop for an input, beside what it copies."""
+MESSAGES, AFTER = 132, 54
+"""Clocks of the message loop for an input, beside what it copies, and how many of them come behind the message, as
+`iss` shows them of RV32IMC."""
 CORE_COPIES = 2
 """Clocks of the core for each byte it copies, as `iss` shows them of RV32IMC."""
 _OWN = re.compile(rf'^#include "{MODEL}[a-z_]*\.h"\n', re.M)
@@ -74,26 +76,28 @@ class CompiledPieces:
             try:
                 steps = [step(region, graph, self.target) for region in first(graph, self.target)]
                 self.prices[key] = sum(one.cycles + one.fetch + one.launch for one in steps)
-                self.prices[key] += messages(graph, self.target)
+                self.prices[key] += messages(graph, self.target, graph.inputs)
             except (PlanError, ModelError):
                 self.prices[key] = NEVER
         return self.prices[key]
 
-    def planned(self, graph: Graph) -> int:
+    def planned(self, graph: Graph, copied: Sequence[str]) -> int:
         """Clocks of a piece by its plan.
+
+        Args:
+            graph: the piece.
+            copied: operands that are received elsewhere than they are read.
 
         Raises:
             DovetailError: it does not fit the element.
         """
         found = self.compiled(graph)
-        total = messages(graph, self.target)
+        total = messages(graph, self.target, copied)
         for region in found.regions:
             if region.engine is not None:
                 total += max(found.plan.tilings[part.name].cycles for part in region.parts)
-            elif region.mover:
+            else:
                 total += step(region, found.graph, self.target).cycles
-            elif not (region.is_view or region.still):
-                total += core_cycles(region.graph, self.target)
         return total
 
     def compiled(self, graph: Graph, taken: int = 0) -> Compiled:
@@ -156,7 +160,7 @@ def with_compiler(target: Target) -> Target:
     if target.workers or instruction_set(target.core.isa).is_host:
         what = "an element has one core with firmware of its own"
         raise TargetError(what, where=target.name, hint="give the elements of the mesh one core of a chip")
-    return replace(target, mesh=replace(target.mesh, array=CompiledPieces(target)))
+    return replace(target, mesh=replace(target.mesh, array=CompiledPieces(target), core=CoreClocks(after=AFTER)))
 
 
 def digest(graph: Graph) -> str:
@@ -178,9 +182,9 @@ def copying(target: Target, to: str, source: str, nbytes: int) -> str:
     return f"dma_wait(dma_copy_1d({to}, {source}, {nbytes}u));"
 
 
-def messages(graph: Graph, target: Target) -> int:
-    """Clocks of the message loop around a piece: it copies operands and result."""
-    sizes = [graph.types[name].nbytes for name in (*graph.inputs, *graph.outputs)]
+def messages(graph: Graph, target: Target, copied: Sequence[str]) -> int:
+    """Clocks of the message loop around a piece: it copies some operands and the result."""
+    sizes = [graph.types[name].nbytes for name in (*copied, *graph.outputs)]
     if target.dma is None:
         return MESSAGES + CORE_COPIES * sum(sizes)
     moved = (COPY_CYCLES + target.dma.setup_cycles + -(-size // target.dma.bytes_per_cycle) for size in sizes)

@@ -56,9 +56,10 @@ class _Turn:
     sent: int = 0
     """When its message went, or was stored."""
 
-    def clocks(self, end: int) -> bytes:
-        """All of them, with the end of the turn."""
-        return np.array([self.begun, self.back, self.sent or self.back, end], "<i8").tobytes()
+    def clocks(self, rest: int) -> bytes:
+        """All of them, and the end of the turn, `rest` after the message."""
+        sent = self.sent or self.back
+        return np.array([self.begun, self.back, sent, sent + rest], "<i8").tobytes()
 
 
 class ElementDevice:
@@ -85,13 +86,20 @@ class ElementDevice:
         self.sent: list[dict[int, bytes]] = []
         self.stored: list[dict[int, bytes]] = []
         """Per input: result by the piece."""
+        self.dram = b""
+        """Of which stretches can be loaded, so many bytes each clock:"""
+        self.rate = 1.0
         self.reset()
 
     def reset(self) -> None:
         """As after power-on."""
-        self._registers = dict.fromkeys(range(0, 0x40, 4), 0)
+        self._registers = dict.fromkeys(range(0, 0x48, 4), 0)
         self._pieces: dict[int, _Piece] = {}
         self.turns: list[_Turn] = []
+        self._loads: list[tuple[int, int, bytes]] = []  # end, address, content
+        self.waited = 0
+        """Clocks of waiting for loads, since it was set to 0."""
+        self._asked: int | None = None
         self._job: tuple[int, dict[str, int]] | None = None
         self._interrupt = False
         self._done: list[Activity] = []
@@ -104,6 +112,33 @@ class ElementDevice:
             raise SimulationError(f"the element has no piece {number}", where=self.name, hint=hint)
         return self._pieces.setdefault(number, _Piece(self.inputs[number]))
 
+    def enter(self, section: int, input_: int, messages: dict[int, bytes], tensors: Mapping[int, bytes]) -> None:
+        """Of a program of several sections: the next is this one, for this input, with its messages and tensors."""
+        count = input_ + 1
+        self.messages = [*([{}] * input_), messages]
+        self.tensors = [*([{}] * input_), tensors]
+        self._pieces.setdefault(section, _Piece(count)).limit = count
+        self.sent, self.stored, self.waited = [], [], 0
+
+    def _loaded(self, now: int) -> int:
+        """Whether all loads have ended."""
+        self._interrupt = False
+        if self._loads:
+            self._asked = now if self._asked is None else self._asked
+            return 0
+        self.waited += 0 if self._asked is None else now - self._asked
+        self._asked = None
+        return 1
+
+    def _load(self, to: int, place: int, count: int, now: int) -> None:
+        """Begin a load; what is there until it ends is of no use."""
+        if place + count > len(self.dram):
+            hint = "look at the element's tables: loads lie within the image of the DRAM"
+            raise SimulationError(f"{count} bytes at {place:#x} are loaded", where=self.name, hint=hint)
+        begin = self._loads[-1][0] if self._loads else now
+        self._bus.view(to, count)[:] = 0xA5
+        self._loads.append((begin + max(1, int(count / self.rate)), to, self.dram[place : place + count]))
+
     def _turn(self, now: int) -> _Turn:
         """The turn the registers are about; it begins now if it is a new one."""
         piece, input_ = self._registers[0x34], self._registers[0x14]
@@ -112,15 +147,18 @@ class ElementDevice:
         return self.turns[-1]
 
     def timed(self, end: int) -> list[dict[str, bytes]]:
-        """Per input: the clocks of each piece's turn, of which the last of all ended at `end`."""
+        """Per input: the clocks of each piece's turn; the machine stopped at `end`."""
         found: list[dict[str, bytes]] = [{} for _ in range(max((turn.input + 1 for turn in self.turns), default=0))]
-        ends = [*(turn.begun for turn in self.turns[1:]), end]
-        for turn, last in zip(self.turns, ends, strict=True):
-            found[turn.input][f"turn {turn.piece}"] = turn.clocks(last)
+        rests = [
+            after.begun - (turn.sent or turn.back) for turn, after in zip(self.turns, self.turns[1:], strict=False)
+        ]
+        rests.append(rests[-1] if rests else end - self.turns[-1].sent)  # nothing begins behind the last
+        for turn, rest in zip(self.turns, rests, strict=True):
+            found[turn.input][f"turn {turn.piece}"] = turn.clocks(rest)
         return found
 
     def read(self, offset: int, now: int) -> int:
-        """READY, CAN, IDLE, BUSY or TURNS."""
+        """READY, CAN, IDLE, BUSY, TURNS or LOADED."""
         piece, input_ = self._piece(), self._registers[0x14]
         if offset == 0x38:
             return int(input_ < (piece.delivered if piece.expected else piece.limit))
@@ -136,11 +174,13 @@ class ElementDevice:
             return int(self._job is not None)
         if offset == 0x30:
             return sum(self.inputs)
+        if offset == 0x44:
+            return self._loaded(now)
         hint = "look at the element's driver: registers that are read are those its header names"
         raise SimulationError(f"the element has no register to read at {offset:#x}", where=self.name, hint=hint)
 
     def write(self, offset: int, value: int, now: int) -> None:
-        """Set a register; EXPECT, RELEASE, SEND, FETCH, STORE and JOB do something."""
+        """Set a register; EXPECT, RELEASE, SEND, FETCH, STORE, LOAD and JOB do something."""
         if offset not in self._registers:
             hint = "look at the element's driver: registers that are written are those its header names"
             raise SimulationError(f"the element has no register at {offset:#x}", where=self.name, hint=hint)
@@ -166,6 +206,8 @@ class ElementDevice:
                 self.messages[input_][key] = content
                 for one in self._pieces.values():
                     self._deliver(one)
+        elif offset == 0x40:
+            self._load(data, self._registers[0x10], value, now)
         elif offset == 0x20:
             self._turn(now)
             for transfer in self._transfers(value):
@@ -185,11 +227,16 @@ class ElementDevice:
             self._job = (now + self._clocks(job), job)
 
     def next_event(self) -> int | None:
-        """When the MAC array is done."""
-        return self._job[0] if self._job else None
+        """When the MAC array, or a load, is done."""
+        ends = [self._job[0]] if self._job else []
+        return min([*ends, *(load[0] for load in self._loads[:1])], default=None)
 
     def advance(self, now: int) -> None:
-        """The MAC array's results, if it is done."""
+        """The MAC array's results, if it is done, and what is loaded."""
+        while self._loads and self._loads[0][0] <= now:
+            _, to, content = self._loads.pop(0)
+            self._bus.view(to, len(content))[:] = np.frombuffer(content, np.uint8)
+            self._interrupt = True
         if self._job and self._job[0] <= now:
             end, job = self._job
             self._job, self._interrupt = None, True

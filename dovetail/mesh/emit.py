@@ -10,11 +10,10 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.emit.unit import core_traits
 from dovetail.errors import PlanError
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Box, box_shape
-from dovetail.kernels import CoreKernel
+from dovetail.kernels import CoreKernel, core_traits
 from dovetail.mesh.building import build_files
 from dovetail.mesh.compiled import CompiledPieces, copying
 from dovetail.mesh.finish import SUMS, by_lines, lines_behind, tail_of
@@ -454,7 +453,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
         texts = tuple(one.source for one in made)
         name = names.setdefault(texts, f"{owner[pieces[0]][0].layer.name}_{len(names)}")
         pairs = zip(pieces, made, strict=True)
-        data = [_data(placed, *owner[number], one, tables, senders[number]) for number, one in pairs]
+        data = [element_bytes(placed, *owner[number], one, tables, senders[number]) for number, one in pairs]
         limits = zip(sizes.get(name, [0] * len(data)), data, strict=True)
         sizes[name] = [max(known, len(part)) for known, part in limits]
         found.append((name, data))
@@ -463,7 +462,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
         for (element, pieces), (name, data) in zip(placed.tenants.items(), found, strict=True)
     ]
     sources = {name: program_files(texts, sizes[name]) for texts, name in names.items()}
-    files = {**dict(build_files(sources, target)), **dict(_images(placed, tables, elements))}
+    files = {**dict(build_files(sources, target)), **dict(chip_images(placed, tables, elements))}
     programs = {name: "\n".join(texts) for texts, name in names.items()}
     return MeshProject(programs, tuple(elements), files)
 
@@ -476,7 +475,9 @@ def senders_of(placed: Placed) -> list[list[int]]:
     return [sorted(one) for one in found]
 
 
-def _data(placed: Placed, stage: Stage, piece: int, made: ElementProgram, tables: Tables, senders: list[int]) -> bytes:
+def element_bytes(
+    placed: Placed, stage: Stage, piece: int, made: ElementProgram, tables: Tables, senders: list[int]
+) -> bytes:
     """An element's data: header, constants, transfers."""
     messages = [t for sender in senders for t in _messages(placed, stage, piece, made, tables, sender)]
     fetches = list(_fetches(placed, stage, piece, made))
@@ -510,15 +511,33 @@ def _messages(
 
 def _fetches(placed: Placed, stage: Stage, piece: int, made: ElementProgram) -> Iterator[tuple[int, ...]]:
     """The transfers of what comes from DRAM; their key is the number of the operand among those that do."""
+    done: set[int] = set()
     for tensor, fetch in enumerate(placed.traffic.fetches):
         for number, reading in enumerate(stage.layer.readings):
-            here = reading.value == fetch.value and stage.first + piece in fetch.pieces
-            if here and reading.producer < 0:
+            if number not in done and reading.value == fetch.value and stage.first + piece in fetch.pieces:
+                done.add(number)
                 image = reading.image
                 whole = [0, image[0], 0, image[1], 0, image[2]]
                 yield _transfer(tensor, number, made.operands[number], whole, _wanted(stage, piece, number))
-        if stage.first + piece in fetch.pieces:
-            return
+
+
+def padding(stage: Stage, piece: int, made: ElementProgram) -> list[tuple[int, int, int, int]]:
+    """The padding of a piece's first operand: boxes of its buffer, first row, rows, first column, columns."""
+    layer, place = stage.layer, made.operands[0]
+    if not layer.on_array or layer.kind == "dense":
+        return []
+    (top, below), (left, right), _ = _wanted(stage, piece, 0)
+    reading, (_, columns, _) = layer.readings[0], _result_size(stage, piece)
+    high, wide = place.nbytes // place.row_bytes, (columns - 1) * reading.step[1] + reading.span[1]
+    top, below, left, right = (
+        top - place.start[0],
+        below - place.start[0],
+        left - place.start[1],
+        right - place.start[1],
+    )
+    boxes = [(0, top, 0, wide), (below, high - below, 0, wide), (top, below - top, 0, left)]
+    boxes.append((top, below - top, right, wide - right))
+    return [box for box in boxes if box[1] > 0 and box[3] > 0]
 
 
 def _wanted(stage: Stage, piece: int, number: int) -> list[list[int]]:
@@ -544,7 +563,7 @@ _LOADED = struct.Struct("<II32sI")
 _ROUTE = struct.Struct("<IIII")
 
 
-def _images(placed: Placed, tables: Tables, elements: list[Element]) -> Iterator[tuple[str, bytes]]:
+def chip_images(placed: Placed, tables: Tables, elements: list[Element]) -> Iterator[tuple[str, bytes]]:
     """A loader image per chip, little-endian words.
 
     "DVM1", column and row of the chip, counts of elements, of routing entries and of local sets. Per element its

@@ -104,16 +104,18 @@ def by_lines(tail: Graph) -> bool:
     return alone and isinstance(scaled, Requantize) and clip == Clip(-128, 127, DType.INT8)
 
 
-def lines_behind(tail: Graph, graph: Graph, anchor: Node) -> Lines | None:
-    """The lines of a tail, where there are any."""
+def lines_behind(tail: Graph, graph: Graph, anchor: Node, first: int = 0, last: int | None = None) -> Lines | None:
+    """The lines of a tail, or of its channels from `first` to before `last`, where there are any."""
     scaled = tail.nodes[1].operator if by_lines(tail) else None
     if not isinstance(scaled, Requantize):
         return None
     weights = graph.constants[anchor.inputs[1]].astype(np.int64)
     axes = _AXES.get(type(anchor.operator), (1, 2, 3))
     most = 128 if graph.types[anchor.inputs[0]].dtype.signed else 255
-    multiplier, shift = (tail.constants[name] for name in tail.nodes[1].inputs[1:])
-    return lines_of(scaled, multiplier, shift, tail.constants[FOLDED], most * np.abs(weights).sum(axis=axes))
+    folded, reach = tail.constants[FOLDED], most * np.abs(weights).sum(axis=axes)
+    given = (np.broadcast_to(tail.constants[name], folded.shape) for name in tail.nodes[1].inputs[1:])
+    multiplier, shift, folded, reach = (one[first:last] for one in (*given, folded, reach))
+    return lines_of(scaled, multiplier, shift, folded, reach)
 
 
 def lines_of(operator: Requantize, multiplier: Array, shift: Array, folded: Array, reach: Array) -> Lines | None:
@@ -145,17 +147,37 @@ def _lines(
     always = np.asarray(operator.evaluate([np.array(folded), np.array(multiplier), np.array(shift)]))
     results = np.arange(-127, 128)[:, None]
     steps = np.where(most > 0, steps, np.where(results <= always, 0, 1))  # without weights: one result
+    given = [(operator, *one) for one in zip(multiplier, shift, folded, reach, strict=True)]
     for centre in (None, 128 + operator.output_zero_point):
         for finer in range(_FINER):
             kind = [_Channel(steps[:, n], float(scale[n]), reach[n], raise_by + finer) for n in range(len(scale))]
-            if found := _all_channels(kind, shift, centre):
+            if found := _all_channels(kind, given, centre):
                 return found
     return None
 
 
-def _all_channels(channels: Sequence[_Channel], shift: Sequence[int], centre: int | None) -> Lines | None:
+_KNOWN: dict[tuple[object, ...], tuple[int, int, int] | None] = {}
+"""Lines of channels that were looked for: those of a part of a layer are mostly the same."""
+_MOST_KNOWN = 1 << 16
+
+
+def _line_of(
+    channel: _Channel, given: tuple[Requantize, int, int, int, int], centre: int | None
+) -> tuple[int, ...] | None:
+    """The line of a channel, of `given` operator, multiplier, shift, folded sum and reach."""
+    key = (*given, channel.raise_by, centre)
+    if key not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = channel.plain() if centre is None else channel.gaining(centre, given[2])
+    return _KNOWN[key]
+
+
+def _all_channels(
+    channels: Sequence[_Channel], given: Sequence[tuple[Requantize, int, int, int, int]], centre: int | None
+) -> Lines | None:
     """The lines of all channels, of which each gains something above results of 0 where there is a `centre`."""
-    found = (one.plain() if centre is None else one.gaining(centre, shift[n]) for n, one in enumerate(channels))
+    found = (_line_of(one, numbers, centre) for one, numbers in zip(channels, given, strict=True))
     kept = list(takewhile(lambda one: one is not None, found))
     if len(kept) < len(channels):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,14 +15,16 @@ from numpy.typing import NDArray
 from dovetail.errors import ModelError, PlanError
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.base import Rowwise
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
+from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.kernels.region import Region as Parts
 from dovetail.kernels.region import split
 from dovetail.mesh.finish import Lines, lines_behind, tail_of
 from dovetail.schedule.partition import Region
-from dovetail.target.mesh import Mesh, Work
+from dovetail.target.mesh import CoreClocks, Mesh, Work
 
 INPUT = -1
 """The producer of what the network is given."""
@@ -33,6 +36,12 @@ _LINEAR = (Conv2d, DepthwiseConv2d, FullyConnected)
 
 Image = tuple[int, int, int]
 """Rows, columns and channels of a value; whatever is no image is one row of one column."""
+
+
+class Lined(enum.IntEnum):
+    """How sums are requantised: by no line, by lines, by lines that gain something above zero."""
+
+    NOT, PLAIN, GAINING = range(3)
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,23 @@ class MeshLayer:
         return self.kind != "core"
 
     @cached_property
+    def tail(self) -> Graph | None:
+        """What the core computes behind the array; None where the sums are the result, or nothing is on the array."""
+        anchor = self.parts.anchor if self.parts else None
+        return tail_of(self.graph, anchor) if anchor and self.on_array else None
+
+    @cached_property
     def lines(self) -> Lines | None:
         """By which the whole layer's sums are requantised; None where there are none."""
         anchor = self.parts.anchor if self.parts else None
-        tail = tail_of(self.graph, anchor) if anchor else None
-        return lines_behind(tail, self.graph, anchor) if tail and anchor else None
+        return lines_behind(self.tail, self.graph, anchor) if self.tail and anchor else None
+
+    def lined(self, first: int, last: int) -> Lined:
+        """How the channels from `first` to before `last` are requantised."""
+        lines, anchor = self.lines, self.parts.anchor if self.parts else None
+        if lines is None and self.tail is not None and anchor is not None and (first, last) != (0, self.image[2]):
+            lines = lines_behind(self.tail, self.graph, anchor, first, last)
+        return Lined.NOT if lines is None else Lined.PLAIN if lines.gains is None else Lined.GAINING
 
     @property
     def constant_bytes(self) -> int:
@@ -323,6 +344,10 @@ class Sizes:
     """Elements of the axis summed over."""
     parts: Ints
     """Parts of the sums: with more than one, 32-bit sums go from piece to piece."""
+    place: Ints | None = None
+    """Which of those parts; None for the last, which gives results."""
+    lined: Ints | None = None
+    """How a piece's sums are requantised, as `Lined`; None where that is as for the whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +422,7 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
     elif layer.on_array:
         work = work_of(layer, sizes)
         together = rows_together(layer, sizes, mesh)
-        clocks = by_turns(layer, sizes, mesh, together) + np.where(sizes.parts > 1, box, 0)
+        clocks = np.ceil(by_turns(layer, sizes, mesh, together)).astype(np.int64)
         floor = mesh.mac.compute(work)
         constants = mesh.mac.weights(work) + 12 * sizes.channels
         slot, rest = (mesh.mac.operand(work), mesh.mac.row_sums(work))
@@ -406,7 +431,7 @@ def costs_of(layer: MeshLayer, sizes: Sizes, mesh: Mesh, slots: tuple[int, ...])
         if layer.kind == "dense":
             slot, rest = reads, rest + slot
     else:
-        clocks = floor = np.ceil(box * core_reads(layer) * mesh.core.read + mesh.core.handling).astype(np.int64)
+        clocks = floor = np.ceil(core_clocks(layer, sizes, mesh.core)).astype(np.int64)
         constants, slot, rest = np.full_like(box, layer.constant_bytes), first, np.zeros_like(box)
     fixed = mesh.code + mesh.stack + constants + rest + 2 * last * box
     return Costs(clocks, floor, received, last * box, fixed, slot, others, constants)
@@ -426,28 +451,40 @@ def rows_together(layer: MeshLayer, sizes: Sizes, mesh: Mesh) -> Ints:
     return np.asarray(wanted, np.int64)
 
 
-def by_turns(layer: MeshLayer, sizes: Sizes, mesh: Mesh, together: Ints) -> Ints:
+def by_turns(layer: MeshLayer, sizes: Sizes, mesh: Mesh, together: Ints) -> NDArray[np.float64]:
     """Clocks of pieces of these sizes: the core finishes some rows while the array computes the next."""
     turns, array = -(-sizes.rows // together), mesh.mac.clocks(work_of(layer, sizes))
-    core = finishing(layer, sizes, mesh, turns, sizes.rows % together > 0)
+    core = finishing(layer, sizes, mesh.core, turns)
+    turns = np.where(core > 0, turns, 1)
     each = (array + core + (turns - 1) * np.maximum(array, core)) / turns
-    return np.asarray(np.ceil(each + mesh.core.handling), np.int64)
+    return np.asarray(each + mesh.core.handling + turns * (turns > 1) * mesh.core.turn)
 
 
-def finishing(layer: MeshLayer, sizes: Sizes, mesh: Mesh, turns: Ints, uneven: Ints) -> NDArray[np.float64]:
-    """Clocks of the core behind the array for pieces of these sizes, in so many turns, of which the last has fewer rows
-    where `uneven` is not 0."""
-    core, box = mesh.core, sizes.rows * sizes.columns * sizes.channels
-    groups = turns * -(-sizes.channels // 4)
-    lines = layer.lines
-    if lines is None:
-        each = core.finished + core.without_lines
-    elif lines.gains is not None:
-        each = core.finished + core.gaining
-    else:
-        each = core.finished
-    each += core.added * (len(layer.readings) - 1)
-    return np.asarray(box * (each + core.uneven * uneven) + groups * core.group + turns * core.turn)
+def finishing(layer: MeshLayer, sizes: Sizes, core: CoreClocks, turns: Ints) -> NDArray[np.float64]:
+    """Clocks of the core behind the array for pieces of these sizes, in so many turns."""
+    box, groups = sizes.rows * sizes.columns * sizes.channels, -(-sizes.channels // 4)
+    place = sizes.parts - 1 if sizes.place is None else sizes.place
+    passed, before = place < sizes.parts - 1, place > 0
+    lined = layer.lined(0, layer.image[2]) if sizes.lined is None else sizes.lined
+    pixels, each = sizes.rows * sizes.columns, core.finished + core.gaining * (lined == Lined.GAINING)
+    by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
+    last = np.where((lined != Lined.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
+    last = last + box * core.added * (len(layer.readings) - 1) if layer.tail else 0.0 * box
+    return np.where(passed, box * core.passed, last) + box * before * core.joined
+
+
+def core_clocks(layer: MeshLayer, sizes: Sizes, core: CoreClocks) -> NDArray[np.float64]:
+    """Clocks of pieces of these sizes that the core computes alone."""
+    anchor, taps = layer.parts.anchor if layer.parts else None, core_reads(layer)
+    each = taps * core.read
+    if anchor is not None and _is_pool(anchor, layer.graph):
+        mean = taps * core.averaged + core.result + core.divided * (taps & (taps - 1) > 0)
+        each = taps * core.compared if isinstance(anchor.operator, MaxPool2d) else mean
+    elif any(isinstance(node.operator, Rowwise) for node in layer.graph.nodes):
+        each = core.row
+    elif all(node.operator.moves_only for node in layer.graph.nodes):
+        each = core.moved
+    return np.asarray(sizes.rows * sizes.columns * sizes.channels * each + core.handling)
 
 
 def _first_pieces(layer: MeshLayer, sizes: Sizes) -> Iterator[Graph]:

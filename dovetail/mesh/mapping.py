@@ -14,9 +14,10 @@ from dovetail.ir.graph import Graph, Node, evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.types import Array, Box, DType, TensorType, box_slices, full_box
 from dovetail.mesh.choice import Objective
-from dovetail.mesh.layers import Ints
-from dovetail.mesh.partition import FEW_SUMS, Partitioned, Section, Stage, partition_mesh, read_span
+from dovetail.mesh.layers import Ints, layers_of, output_layers
+from dovetail.mesh.partition import FEW_SUMS, SMALL, Partitioned, Section, Stage, partition_mesh, read_span
 from dovetail.mesh.placement import TRIES, Placed, Tables, place, tables_of
+from dovetail.mesh.sections import Measured, fewer, one_chip, placements, sections_on_a_chip
 from dovetail.mesh.simulate import Timing, simulate, simulate_stream
 from dovetail.mesh.topology import Topology
 from dovetail.mesh.traffic import Traffic
@@ -104,9 +105,17 @@ def execute(parts: Partitioned, inputs: Mapping[str, Array]) -> dict[str, Array]
         ProgramError: pieces overlap or leave something of a result out.
     """
     values: dict[str, Array] = dict(inputs)
+    times: dict[int, Array] = {}
     for section in parts.sections:
         for stage in section.stages:
-            values[stage.layer.graph.outputs[0]] = _stage(stage, values)
+            name = stage.layer.graph.outputs[0]
+            kind = stage.layer.graph.types[name]
+            result = values.setdefault(name, np.zeros(kind.shape, kind.dtype.numpy))
+            _stage(stage, values, result, times.setdefault(stage.layer.index, np.zeros(kind.shape, np.int8)))
+    for layer in parts.layers:
+        if (times[layer.index] != 1).any():
+            what = "pieces overlap or leave something out"
+            raise ProgramError(what, where=layer.name, hint="report this with the mapping file")
     types = parts.graph.types
     return {
         name: values[parts.layers[index].graph.outputs[0]].reshape(types[name].shape)
@@ -114,10 +123,8 @@ def execute(parts: Partitioned, inputs: Mapping[str, Array]) -> dict[str, Array]
     }
 
 
-def _stage(stage: Stage, values: Mapping[str, Array]) -> Array:
-    kind = stage.layer.graph.types[stage.layer.graph.outputs[0]]
-    result = np.zeros(kind.shape, kind.dtype.numpy)
-    times = np.zeros(kind.shape, np.int8)
+def _stage(stage: Stage, values: Mapping[str, Array], result: Array, times: Array) -> None:
+    """Compute the pieces of a stage into `result`, and count in `times` how often each element is."""
     partial: Array | None = None
     for piece in range(stage.pieces):
         graph, reads = piece_graph(stage, piece)
@@ -135,11 +142,6 @@ def _stage(stage: Stage, values: Mapping[str, Array]) -> Array:
             slices = box_slices(result_box(stage, piece))
             result[slices] = found
             times[slices] += 1
-    if (times != 1).any():
-        raise ProgramError(
-            "pieces overlap or leave something out", where=stage.layer.name, hint="report this with the mapping file"
-        )
-    return result
 
 
 def check_covered(section: Section, traffic: Traffic) -> int:
@@ -220,13 +222,29 @@ class Performance:
     """Clocks of each section."""
 
 
-def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective) -> Mapped:
+def map_network(
+    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, whole: bool = False
+) -> Mapped:
     """Partition, place and route; every piece is checked to be sent all it reads.
+
+    Args:
+        graph: the integer graph.
+        regions: its regions.
+        topology: the mesh.
+        objective: what for. For latency, sections one after the other are compared with the network as a whole.
+        whole: only the latter.
 
     Raises:
         PlanError: the network does not fit; says what is short.
         ModelError: it does not run on a mesh.
     """
+    if objective is Objective.LATENCY and not whole and topology.mesh.pieces is None:
+        return _quickest(graph, regions, topology)
+    return _as_a_whole(graph, regions, topology, objective)
+
+
+def _as_a_whole(graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective) -> Mapped:
+    """All of a network on the mesh at once where it fits."""
     found = place_and_route(partition_mesh(graph, regions, topology, objective), topology)
     if len(topology.places) < 2 or not found.parts.resident:
         return found
@@ -240,6 +258,35 @@ def map_network(graph: Graph, regions: Sequence[Region], topology: Topology, obj
         return found
     other = place_and_route(partition_mesh(graph, regions, topology, objective, FEW_SUMS), topology)
     return other if other.parts.resident and measure(other, _STALLED).interval < first.interval else found
+
+
+def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology) -> Mapped:
+    """The least latency of what is tried: in sections, or as a whole, on a chip on fewer elements too."""
+    layers = layers_of(graph, regions)
+    outputs = output_layers(graph, layers, regions)
+
+    def mapped(sections: tuple[Section, ...], placed: Sequence[Placed]) -> Mapped:
+        parts = Partitioned(graph, layers, outputs, topology.mesh, Objective.LATENCY, sections)
+        return Mapped(parts, topology, tuple(placed), tuple(tables_of(one) for one in placed))
+
+    found: list[Mapped] = []
+    measured = sections_on_a_chip(layers, topology, frozenset(outputs.values()))
+    if measured:
+        found.append(mapped(tuple(one.placed.section for one in measured), [one.placed for one in measured]))
+    several, small = len(topology.places) > 1, len(topology.elements) <= SMALL
+    subsets = [fewer(topology, count) for count in range(topology.capacity - 1, 0, -1)] if small else []
+    for where in [topology, *subsets] if several else []:
+        part = _as_a_whole(graph, regions, where, Objective.LATENCY)
+        found += [replace(part, topology=topology)] if part.parts.resident else []
+    for where in (one_chip(topology), *([topology] if several and small else [])):
+        found += [mapped((one.section,), [one]) for one in placements(layers, where, frozenset(outputs.values()))]
+    if not found:  # as a model only: layers are streamed, or sections are on several chips
+        return _as_a_whole(graph, regions, topology, Objective.LATENCY)
+    best = min(found, key=lambda one: measure(one, 1).latency)
+    for section, placed in zip(best.parts.sections, best.placed, strict=True):
+        if placed is not None:
+            check_covered(section, placed.traffic)
+    return best
 
 
 _STALLS, _STALLED = 1.1, 20
@@ -271,7 +318,10 @@ def planned(parts: Partitioned) -> Partitioned:
         return parts
 
     def stage_of(stage: Stage) -> Stage:
-        clocks = np.array([pieces.planned(piece_graph(stage, piece)[0]) for piece in range(stage.pieces)], np.int64)
+        held = zip(stage.layer.readings, stage.slots, strict=True)
+        copied = [reading.name for reading, slots in held if slots > 1]
+        graphs = (piece_graph(stage, piece)[0] for piece in range(stage.pieces))
+        clocks = np.array([pieces.planned(graph, copied) for graph in graphs], np.int64)
         return replace(stage, costs=replace(stage.costs, clocks=clocks, floor=clocks))
 
     (section,) = parts.sections
@@ -294,28 +344,18 @@ def measure(mapped: Mapped, inputs: int = 12, links: bool = False, turns: Ints |
         alone = simulate(mapped.whole[0], 1, turns=turns).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     clocks, bounds = [], []
+    before: Measured | None = None
     for section, placed in zip(parts.sections, mapped.placed, strict=True):
         if placed is None:
             assert section.streaming is not None
             clocks.append(simulate_stream(section.streaming, mesh))
             bounds.append(max(section.streaming.dram_clocks, section.streaming.floor))
+            before = None
         else:
-            timing = simulate(placed, 1)
-            load = _loading(placed) / mesh.rates.dram
-            clocks.append(timing.latency + load)
-            bounds.append(timing.bound + load)
+            one = Measured(placed)
+            clocks.append(one.after(before))
+            bounds.append(one.timing.bound)
+            before = one
     name = parts.sections[int(np.argmax(clocks))].stages[0].layer.name
     bottleneck = f"sections one after the other, most of all {name}"
     return Performance(sum(clocks), sum(clocks), sum(bounds), bottleneck, None, tuple(clocks))
-
-
-def _loading(placed: Placed) -> int:
-    """Bytes of weights that the chip with most reads from its DRAM when a section begins: what several of its pieces
-    hold is read once."""
-    total = np.zeros(len(placed.topology.places), np.int64)
-    for stage in placed.section.stages:
-        part = np.arange(stage.pieces) % (stage.cut.channels * stage.cut.sums)
-        chip = placed.chip[stage.first : stage.first + stage.pieces]
-        rows = np.unique(np.column_stack((chip, part, stage.costs.constants)), axis=0)
-        np.add.at(total, rows[:, 0], rows[:, 2])
-    return int(total.max())

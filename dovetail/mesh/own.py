@@ -58,7 +58,7 @@ def read_mapping(
     wishes = wishes_of(read_marked(path), graph.name, layers, topology) if path else Wishes()
     wishes = wishes_of_parts(wishes, parts, layers, topology) if parts else wishes
     if not (wishes.layers or wishes.groups or wishes.routes):
-        return map_network(graph, regions, topology, Objective(wishes.objective or objective))
+        return map_network(graph, regions, topology, Objective(wishes.objective or objective), whole=True)
     found = complete(wishes, graph, regions, topology, objective)
     check_parts(found, parts)
     return found

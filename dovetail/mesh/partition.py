@@ -17,6 +17,7 @@ from dovetail.mesh.layers import (
     MOST_SUMS,
     Costs,
     Cut,
+    Frontier,
     Ints,
     MeshLayer,
     Reading,
@@ -147,6 +148,25 @@ def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objecti
     return None
 
 
+def residents(layers: Sequence[MeshLayer], fronts: Sequence[Frontier], topology: Topology) -> list[Section]:
+    """Layers on the mesh at once for latency, on all elements and on ever fewer: more pieces send more messages, so
+    that more need not be better. On many elements, a few numbers of them. `fronts` are the layers' with one slot."""
+    elements, slots = len(topology.elements), [(1,) * len(layer.readings) for layer in layers]
+    found: dict[tuple[Cut, ...], None] = {}
+    for count in range(elements, 0, -1 if elements <= SMALL else -(-elements // _FEWER)):
+        cuts = choose(fronts, count, Objective.LATENCY)
+        if cuts is None:
+            break
+        found[tuple(cuts)] = None
+    return [section(layers, cuts, slots, topology.mesh) for cuts in found]
+
+
+SMALL = 64
+"""Elements up to which every fewer number of them is tried."""
+_FEWER = 6
+"""How many numbers of more."""
+
+
 def slot_choices(layers: Sequence[MeshLayer], objective: Objective) -> list[list[tuple[int, ...]]]:
     """Numbers of slots to try in turn, for each operand of each layer: ever fewer."""
     levels: list[int] = []  # layers on the longest way from the network's inputs, 1 for the first
@@ -195,14 +215,27 @@ def boxed_stage(
     free: bool = False,
 ) -> Stage:
     """A layer in the given boxes, [pieces, 8]; the other arguments and errors are those of `Stage` and `make_stage`."""
-    spans = boxes[:, 1::2] - boxes[:, ::2]
-    sizes = Sizes(spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3], np.full(len(boxes), cut.sums))
+    sizes = sizes_of(layer, cut, boxes, mesh)
     stage = Stage(layer, cut, boxes, slots, costs_of(layer, sizes, mesh, slots), first, free)
     most = int(stage.memory.max())
     if most > mesh.usable:
         hint = "cut the layer into more pieces"
         raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name, hint=hint)
     return stage
+
+
+_MOST_LOOKED_AT = 16
+"""Parts of a layer's channels, at most, of which each is looked at for lines; the lines of others are the layer's."""
+
+
+def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh, looked: bool = True) -> Sizes:
+    """The sizes of the pieces in those boxes, [pieces, 8]; `looked`: whether lines are looked for, of a few parts."""
+    spans, parts = boxes[:, 1::2] - boxes[:, ::2], np.full(len(boxes), cut.sums)
+    place, lined = np.arange(len(boxes)) % cut.sums, None
+    channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
+    if looked and mesh.pieces is None and cut.sums == 1 and len(channels) <= _MOST_LOOKED_AT:
+        lined = np.array([layer.lined(*span) for span in channels.tolist()])[which.reshape(-1)]
+    return Sizes(spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3], parts, place, lined)
 
 
 def boxes_of(layer: MeshLayer, cut: Cut, mesh: Mesh) -> NDArray[np.int64]:
@@ -299,17 +332,20 @@ def sections_of(layers: Sequence[MeshLayer], topology: Topology) -> tuple[Sectio
 
 def streamed_stage(layer: MeshLayer, streaming: Streaming, topology: Topology) -> Stage:
     """The pieces of a streamed layer; their memory is what a round takes."""
-    roomy = replace(topology.mesh, usable=1 << 40)
-    stage = make_stage(layer, streaming.cut, (1,) * len(layer.readings), roomy, 0)
-    none = np.zeros(stage.pieces, np.int64)
-    costs = replace(stage.costs, fixed=np.full(stage.pieces, streaming.memory), slot=none, others=none)
-    return replace(stage, costs=costs)
+    mesh, slots, cut = topology.mesh, (1,) * len(layer.readings), streaming.cut
+    boxes = boxes_of(layer, cut, mesh)
+    costs, none = (
+        costs_of(layer, sizes_of(layer, cut, boxes, mesh, looked=False), mesh, slots),
+        np.zeros(len(boxes), np.int64),
+    )
+    costs = replace(costs, fixed=np.full(len(boxes), streaming.memory), slot=none, others=none)
+    return Stage(layer, cut, boxes, slots, costs, 0)
 
 
 def _streamed(layer: MeshLayer, topology: Topology) -> Streaming | None:
     """How a layer is streamed on one chip; None where it cannot be."""
     try:
-        return stream_layer(layer, topology.mesh, topology.capacity)
+        return stream_layer(layer, topology.mesh, int(np.bincount(topology.elements // topology.mesh.per_chip).max()))
     except PlanError:
         return None
 

@@ -92,7 +92,7 @@ class _Senders:
     held: list[Ints]
 
 
-def simulate(placed: Placed, inputs: int = 12, links: bool = False, turns: Ints | None = None) -> Timing:
+def simulate(placed: Placed, inputs: int = 12, links: bool = False, turns: Floats | None = None) -> Timing:
     """Run a stream of inputs.
 
     Args:
@@ -101,19 +101,25 @@ def simulate(placed: Placed, inputs: int = 12, links: bool = False, turns: Ints 
         links: whether to note down when each link is held.
         turns: [executed inputs, pieces, 3] clocks from when a piece begins to when its slots are given back, its
             message can go, and its element is free (`ExactRun.turns`), the inputs used one after the other, again
-            and again; else all three are what the piece is charged with.
+            and again; else those that pieces are charged with.
 
     Raises:
         SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
     """
-    charged = [np.repeat(stage.costs.clocks[:, None], 3, axis=1) for stage in placed.section.stages]
-    return _Model(placed, inputs, links, np.concatenate(charged)[None] if turns is None else turns).run()
+    return _Model(placed, inputs, links, charged(placed) if turns is None else turns).run()
+
+
+def charged(placed: Placed) -> Floats:
+    """[1, pieces, 3] turns, as `simulate` takes them, with what pieces are charged with."""
+    clocks = np.concatenate([stage.costs.clocks for stage in placed.section.stages])
+    ready = np.maximum(clocks - placed.topology.mesh.core.after, 0)
+    return np.stack((ready, ready, clocks), axis=1)[None]
 
 
 class _Model:
     """The state of everything while time goes on."""
 
-    def __init__(self, placed: Placed, inputs: int, noted: bool, turns: Ints) -> None:
+    def __init__(self, placed: Placed, inputs: int, noted: bool, turns: Floats) -> None:
         self.placed, self.inputs = placed, inputs
         self.held: list[tuple[int, float, float]] | None = [] if noted else None
         self.router = Router(placed)

@@ -218,10 +218,13 @@ def build_topology(mesh: Mesh) -> Topology:
             where="mesh description",
             hint="mark their elements as faulty and leave the chips out, or repair a link",
         )
+    usable = _usable(mesh, index)
+    if not len(usable):
+        raise TargetError("no element is left", where="mesh description", hint="leave some out of the faults")
     inside = grid_trees(mesh.grid.width, mesh.grid.height)
     faulty = dict.fromkeys(chip for chip, _, _ in mesh.faults.noc if chip in index)
     detours = {index[chip]: _detour(mesh, chip) for chip in faulty}
-    return Topology(mesh, places, neighbours, between, inside, detours, _routers(mesh), _usable(mesh, index))
+    return Topology(mesh, places, neighbours, between, inside, detours, _routers(mesh), usable)
 
 
 def _check(mesh: Mesh) -> None:

@@ -1,4 +1,4 @@
-"""What a convolution alone takes on a chip that cuts it once and for all: three plain ways, beside Dovetail's own.
+"""What a layer alone takes on a chip that cuts it once and for all: three plain ways, beside Dovetail's own.
 
 They are those of the public simulator of SpiNNaker2, whose clocks per layer are published. Its chip is described by
 `Mesh`; what follows is how it goes about a layer, found by reading it and put in formulas. An element holds one piece:
@@ -12,6 +12,9 @@ writes its result there: 32-bit sums in padded rows, or with fusion requantised 
 
 Shared: a router at each DRAM keeps operands and results. Weights, then tiles, are loaded once and passed from element
 to element; pieces of a router use each other's weights, which then move on; results go back while others compute.
+
+Dense: groups of channels, one at each router that computes, in slices of what is summed; weights always come from DRAM.
+The vector is in every slice four times, as the array reads it; shared or fused, it and the sums stay in the elements.
 
 What elements wait for: the port of an element's memory, which serves its array and the neighbour that reads weights
 from it in turn, and routers, whose bytes per clock the elements at them share.
@@ -30,6 +33,9 @@ import numpy as np
 from dovetail.errors import PlanError
 from dovetail.mesh.layers import MeshLayer
 from dovetail.target.mesh import Mesh, Work
+
+_DEPTH = 256
+"""Inputs of a dense layer that are summed in one go at most (hardware/spinnaker2.md, section 3)."""
 
 
 class Way(enum.StrEnum):
@@ -67,30 +73,38 @@ def stream_clocks(layer: MeshLayer, mesh: Mesh, way: Way, pool: int = 1, *, stor
     """Clocks from the first request to the last result.
 
     Args:
-        layer: a convolution.
+        layer: a convolution or a dense layer.
         mesh: of whose chips one computes it.
         way: how.
         pool: rows and columns of the result that are pooled to one behind it.
         stored: where operands are shared, the layer before has left them in the routers that keep them; else in DRAM.
 
     Raises:
-        PlanError: it is no convolution, or no piece of it fits an element.
+        PlanError: it is neither, no piece of it fits an element, or the chip has too few routers.
+        TypeError: the elements have no array.
     """
+    if layer.kind == "dense":
+        return _dense(layer, mesh, way)
     tiling = tiling_of(layer, mesh, pool)
     if way is Way.SHARED:
         return _shared(layer, mesh, tiling, pool, stored)
     size = _sizes(layer, mesh, tiling)
     results = tiling.rows * tiling.columns * tiling.channels // pool**2
     loaded = (size.operand if way is Way.ALONE else _operand_bytes(layer, tiling)) + size.weights
-    return _alone(mesh, tiling, loaded, size.sums if way is Way.ALONE else results, size.clocks)
+    pieces = tiling.tiles * tiling.groups
+    return _alone(mesh, pieces, mesh.per_chip, loaded, size.sums if way is Way.ALONE else results, size.clocks)
 
 
 def tiling_of(layer: MeshLayer, mesh: Mesh, pool: int = 1) -> Tiling:
     """The cut of a convolution; arguments and errors as of `stream_clocks`."""
     if layer.kind != "convolution":
-        raise PlanError("only convolutions are cut in this way", where=layer.name, hint="use stream_layer")
+        raise PlanError("only convolutions are cut into tiles", where=layer.name, hint="use stream_layer")
     height, width, channels = layer.image
     step, least = mesh.mac.rows, _sharing(mesh)
+    if least < mesh.grid.drams:
+        routers = mesh.per_chip // mesh.grid.elements
+        what = f"{mesh.grid.drams} of {routers} routers keep data: too few are left to compute"
+        raise PlanError(what, where="Grid", hint="give the chip more routers, or fewer DRAM controllers (Grid.drams)")
     groups = -(-channels // step)
     whole = [Tiling(height, width, 1, -(-channels // n), n) for n in range(1, groups + 1) if channels % (step * n) == 0]
     fits = next((one for one in whole if _memory(layer, mesh, one, copies=1) <= mesh.usable), None)
@@ -202,22 +216,39 @@ def _guess(layer: MeshLayer, mesh: Mesh, tiling: Tiling) -> float:
     return size.clocks * ceil(pieces / _sharing(mesh)) + _grown(layer, mesh, tiling) / mesh.rates.dram
 
 
-def _alone(mesh: Mesh, tiling: Tiling, loaded: int, written: int, clocks: float) -> float:
+def _dense(layer: MeshLayer, mesh: Mesh, way: Way) -> float:
+    """Of a dense layer: what is shared is not loaded from DRAM, and only one element at each router computes."""
+    groups, columns = max(1, _sharing(mesh) // mesh.grid.elements), mesh.mac.dense_outputs
+    slices = -(-layer.summed // _DEPTH)
+    width, depth = _up(-(-layer.image[2] // groups), columns), _up(-(-layer.summed // slices), mesh.mac.rows)
+    one = np.array(1)
+    work, mac = Work("dense", one, one, np.array(width), np.array(depth)), mesh.mac
+    operand, weights, written = int(mac.operand(work)), int(mac.weights(work)), 4 * width
+    if operand + weights + int(mac.row_sums(work)) > mesh.usable:
+        hint = "use elements with more memory (Mesh.usable)"
+        raise PlanError("no slice of it fits an element", where=layer.name, hint=hint)
+    clocks = int(mac.compute(work)) * (1 + mac.rows / mesh.rates.port) + int(mac.clocks(work) - mac.compute(work))
+    if way is Way.ALONE:
+        return _alone(mesh, slices * groups, mesh.per_chip, operand + weights, written, clocks)
+    return _alone(mesh, slices * groups, groups, weights, 0, clocks)
+
+
+def _alone(mesh: Mesh, pieces: int, elements: int, loaded: int, written: int, clocks: float) -> float:
     """The pieces of one DRAM's elements: each loads, computes and writes; DRAM serves in the order of requests."""
     rate, word = mesh.rates.dram / mesh.grid.drams, int(mesh.rates.port)
     reading, writing = _up(loaded, word) / rate, _up(written, word) / rate
-    left, free = -(-tiling.tiles * tiling.groups // mesh.grid.drams), 0.0
-    events = [(0.0, number, False) for number in range(min(left, mesh.per_chip // mesh.grid.drams))]
+    left, free, now = -(-pieces // mesh.grid.drams), 0.0, 0.0
+    events = [(0.0, number, False) for number in range(min(left, max(1, elements // mesh.grid.drams)))]
     while events:
         now, number, computed = heapq.heappop(events)
         if computed:
             free = max(free, now) + writing
-            heapq.heappush(events, (free, number, False))
+            heapq.heappush(events, (free if written else now, number, False))
         elif left:
             left -= 1
             free = max(free, now) + reading
             heapq.heappush(events, (free + clocks, number, True))
-    return free
+    return now
 
 
 def _shared(layer: MeshLayer, mesh: Mesh, tiling: Tiling, pool: int, stored: bool) -> float:
@@ -238,7 +269,7 @@ def _shared(layer: MeshLayer, mesh: Mesh, tiling: Tiling, pool: int, stored: boo
     steps = _copies(routers // -(-holding // at_router)) + -(-at_router // holding) - 1
     loading += steps * tile / min(mesh.rates.port, mesh.rates.noc / streams)
     # rounds: as many with the weights of a router as it has elements and the part has tiles
-    rounds = -(-holding * quarters * tiling.groups // elements)
+    rounds = -(-_binary(tiling.tiles) * tiling.groups // elements)
     moves = -(-rounds // min(holding, at_router)) - 1
     moving = 2 * moves * size.weights / each
     results = layer.result_bytes // pool**2

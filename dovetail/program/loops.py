@@ -234,7 +234,7 @@ def _memory(program: Program, view: View) -> str:
 
 def digest(array: Array) -> bytes:
     """What stands for the contents of an array where many are compared."""
-    return blake2b(array.tobytes(), digest_size=16).digest()
+    return blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).digest()
 
 
 def _meaning(graph: Graph) -> Hashable:

@@ -47,13 +47,12 @@ class Series:
 
 def series(values: Sequence[Number]) -> Series:
     """The shortest rule for some numbers, which are of one kind."""
-    first, second = values[0], values[min(1, len(values) - 1)]
-    step = _distance(first, second)
-    if step is None:
-        return Series(first, table=tuple(values))
-    for rule in (Series(first, step), Series(first, swing=step)):
-        if all(rule.at(turn) == value for turn, value in enumerate(values)):
-            return rule
+    first, ahead = values[0], [_distance(values[0], value) for value in values]
+    step = ahead[min(1, len(ahead) - 1)]
+    if step is not None and ahead == [step * turn for turn in range(len(ahead))]:
+        return Series(first, step)
+    if step is not None and ahead == [step * (turn % 2) for turn in range(len(ahead))]:
+        return Series(first, swing=step)
     return Series(first, table=tuple(values))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -80,42 +80,69 @@ def synchronise(
     """
     result: list[Statement] = []
     accesses: dict[str, list[_Access]] = {}
-    finished = _Finished()
+    finished, running = _Finished(), _Running()
     launches: dict[str, list[int]] = {}
     held: dict[str, list[_Access]] = {}
+
+    def issue(statement: Statement) -> None:
+        """Put a statement behind the others."""
+        result.append(statement)
+        running.issued(result, len(result) - 1, queue_of(statement, dma))
+
     for number, statement in enumerate(statements):
         queue, stream = queue_of(statement, dma), stream_of(statement)
         if settle and isinstance(statement, Begin):
-            result = _finish(result, dma, _streamed(statements[number + 1 :]))
-        touched = [(_placed(view, placed or {}), is_write) for view, is_write in touches(statement)]
+            own = _streamed(statements, number + 1)
+            for wait in _left(result, dma, own) if own else running.waits():
+                issue(wait)
+        touched = touches(statement)
+        if placed is not None:
+            touched = [(_placed(view, placed), is_write) for view, is_write in touched]
         needed = _needed(touched, accesses, queue, stream, finished)
         for other, handed in launches.items() if paced and isinstance(statement, Copy) else ():
             if len(handed) > _IN_FLIGHT and handed[-1 - _IN_FLIGHT] > finished.upto.get(("", other), -1):
                 needed["", other] = max(needed.get(("", other), (-1, "")), (handed[-1 - _IN_FLIGHT], other))
         for (waiter, what), (index, other) in sorted(needed.items()):
-            result.append(Wait(statement.layer, other, index, waiter))
+            issue(Wait(statement.layer, other, index, waiter))
             finished.upto[waiter, what] = index
-        for view, is_write in touched:
-            record = accesses.setdefault(view.buffer, [])
-            if is_write:
-                start, stop = view.span
-                covered = (start <= a.view.span[0] and a.view.span[1] <= stop and view.is_dense for a in record)
-                record[:] = [access for access, gone in zip(record, tuple(covered), strict=True) if not gone]
+        is_launch = isinstance(statement, Launch)
+        is_held = isinstance(statement, Launch) and statement.held
+        for view, is_write in touched if queue != CORE else ():  # what the core does is over when the next begins
+            record = _still_running(accesses, view, is_write, None if held else finished)
             record.append(_Access(len(result), queue, stream, view, is_write))
-            if isinstance(statement, Launch) and statement.held:
+            if is_held:
                 held.setdefault(queue, []).append(record[-1])
-        if isinstance(statement, Launch) and not statement.held:
+        if is_launch and not is_held:
             for access in held.pop(queue, ()):  # it ends with the launch that starts it
                 access.index = len(result)
-        if isinstance(statement, Launch) and queue != CORE and not stream and not statement.held:
+        if is_launch and queue != CORE and not stream and not is_held:
             launches.setdefault(queue, []).append(len(result))
-        result.append(statement)
-    return tuple(_finish(result, dma))
+        issue(statement)
+    return (*result, *running.waits())
 
 
-def _streamed(following: Sequence[Statement]) -> str:
-    """The engine whose list all of a layer's statements are commands of; empty where there is none."""
-    own = takewhile(lambda statement: not isinstance(statement, Begin), following)
+_MANY = 32
+"""Accesses to a buffer after which those that are over are left out."""
+
+
+def _still_running(
+    accesses: dict[str, list[_Access]], view: View, is_write: bool, finished: _Finished | None
+) -> list[_Access]:
+    """The accesses to a view's buffer that somebody may still have to wait for: not those whose bytes are written now,
+    and now and then not those that everybody knows are over."""
+    record = accesses.setdefault(view.buffer, [])
+    if is_write and view.is_dense:
+        start, stop = view.span
+        record[:] = [a for a in record if not (start <= a.view.span[0] and a.view.span[1] <= stop)]
+    if finished is not None and len(record) % _MANY == _MANY - 1:
+        record[:] = [access for access in record if not finished.knows("", access)]
+    return record
+
+
+def _streamed(statements: Sequence[Statement], first: int) -> str:
+    """The engine whose list all of a layer's statements are commands of, from its first on; empty where there is
+    none."""
+    own = takewhile(lambda statement: not isinstance(statement, Begin), islice(statements, first, None))
     found = {stream_of(statement) for statement in own}
     return found.pop() if len(found) == 1 else ""
 
@@ -138,8 +165,9 @@ def _needed(
     needed: dict[tuple[str, str], tuple[int, str]] = {}
     for view, is_write in touched:
         for access in accesses.get(view.buffer, ()):
-            conflict = (is_write or access.is_write) and not access.view.is_apart(view)
-            if not conflict or access.queue in (queue, CORE) or finished.knows(stream, access):
+            if access.queue == queue or not (is_write or access.is_write) or finished.knows(stream, access):
+                continue
+            if access.view.is_apart(view):
                 continue
             mine = bool(stream) and access.stream == stream
             key = (stream, access.queue) if mine else ("", access.stream or access.queue)
@@ -147,23 +175,47 @@ def _needed(
     return needed
 
 
-def _finish(statements: list[Statement], dma: str, stream: str = "") -> list[Statement]:
-    """Add waits for whatever still runs: of core 0, so that the network has finished when its function returns; or of
-    an engine's list for the engine's own queues, where what follows is of that list too."""
-    last: dict[str, tuple[int, str]] = {}
-    for index, statement in enumerate(statements):
-        own, queue = stream_of(statement), queue_of(statement, dma)
-        if isinstance(statement, Wait) and own in ("", stream):
+@dataclass
+class _Running:
+    """What queues still run, as core 0 knows, or as an engine's list does."""
+
+    stream: str = ""
+    """The engine; empty for core 0."""
+    last: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Queue -> its last statement that has not been waited for, and whose list that is of."""
+    layer: int = 0
+    """The last that anything has been issued for."""
+
+    def issued(self, statements: Sequence[Statement], index: int, queue: str) -> None:
+        """The next of some statements, by its index, is handed to a queue."""
+        statement, stream = statements[index], self.stream
+        own = stream_of(statement)
+        self.layer = max(self.layer, statement.layer)
+        if isinstance(statement, Wait):
             whole = "" if own else stream_of(statements[statement.statement])
-            over = [name for name, (_, its) in last.items() if name == statement.queue or (whole and its == whole)]
-            last = {name: one for name, one in last.items() if name not in over or one[0] > statement.statement}
+            over = [name for name, (_, its) in self.last.items() if name == statement.queue or (whole and its == whole)]
+            for name in over if own in ("", stream) else ():
+                if self.last[name][0] <= statement.statement:
+                    del self.last[name]
         elif queue != CORE and (own == stream or not stream):
-            last[queue] = (index, own)
-    layer = max((statement.layer for statement in statements), default=0)
-    if stream:
-        return [*statements, *(Wait(layer, queue, index, stream) for queue, (index, _) in sorted(last.items()))]
-    ending = {own or queue: (index, queue) for queue, (index, own) in sorted(last.items(), key=lambda one: one[1])}
-    return [*statements, *(Wait(layer, queue, index) for _, (index, queue) in sorted(ending.items()))]
+            self.last[queue] = (index, own)
+
+    def waits(self) -> list[Wait]:
+        """Waits for whatever still runs: of core 0, so that the network has finished when its function returns; or of
+        an engine's list for the engine's own queues, where what follows is of that list too."""
+        if self.stream:
+            return [Wait(self.layer, queue, index, self.stream) for queue, (index, _) in sorted(self.last.items())]
+        by_index = sorted(self.last.items(), key=lambda one: one[1])
+        ending = {own or queue: (index, queue) for queue, (index, own) in by_index}
+        return [Wait(self.layer, queue, index) for _, (index, queue) in sorted(ending.items())]
+
+
+def _left(statements: Sequence[Statement], dma: str, stream: str) -> list[Wait]:
+    """The waits of an engine's list for what it still runs."""
+    running = _Running(stream)
+    for index, statement in enumerate(statements):
+        running.issued(statements, index, queue_of(statement, dma))
+    return running.waits()
 
 
 NEAR = 4096

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from dovetail import kernels
 from dovetail.errors import DovetailError, PlanError, TargetError
-from dovetail.ir.graph import Graph
-from dovetail.ir.types import Box, Shape
+from dovetail.ir.types import Box
 from dovetail.schedule.partition import Region, engine_layouts
-from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_match
+from dovetail.schedule.shipped import signature
+from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, cuts, tile_classes, tile_match
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
 from dovetail.version import __version__
@@ -97,25 +96,6 @@ def chosen(region: Region, choice: Choice) -> Region:
         reason = "the tuning file places it on the core"
         return replace(region, match=None, engine=None, offload=None, reason=reason, choice={})
     return replace(region, choice=dict(choice)) if choice else region
-
-
-def tile_classes(shape: Shape, size: Shape) -> Iterator[tuple[Box, int]]:
-    """The kinds of tile there are (first, middle and last along each axis), and how many of each.
-
-    Args:
-        shape: the result.
-        size: a whole tile.
-
-    Yields:
-        The box of one tile of the kind, and the number of such tiles.
-    """
-    axes = []
-    for total, step in zip(shape, size, strict=True):
-        count = -(-total // step)
-        kinds = [((0, min(step, total)), 1), ((step, 2 * step), count - 2), (((count - 1) * step, total), 1)]
-        axes.append([kinds[0], *([kinds[1]] if count > 2 else []), *([kinds[2]] if count > 1 else [])])
-    for parts in product(*axes):
-        yield tuple(span for span, _ in parts), prod(times for _, times in parts)
 
 
 def _planner_knobs(region: Region, target: Target) -> tuple[Knob, ...]:
@@ -342,19 +322,3 @@ def choices_for(path: Path, wanted: Identity, regions: tuple[Region, ...], targe
             raise TuningError(error.what, where=where, hint="tune again, or change the entry") from None
         choices[entry.name] = entry.choice
     return choices
-
-
-def signature(graph: Graph) -> str:
-    """A digest of operators, attributes, types and connections; neither weights nor names change it."""
-    numbers = {name: f"i{index}" for index, name in enumerate(graph.inputs)}
-    lines = [f"{name} {graph.types[value]}" for value, name in numbers.items()]
-    for index, node in enumerate(graph.nodes):
-        for value in node.inputs:
-            if value not in numbers:
-                numbers[value] = f"c{len(numbers)}"
-                lines.append(f"{numbers[value]} {graph.types[value]}")
-        numbers[node.output] = f"n{index}"
-        operands = " ".join(numbers[value] for value in node.inputs)
-        lines.append(f"{numbers[node.output]} {graph.types[node.output]} {node.operator!r} {operands}")
-    lines.append(" ".join(numbers[value] for value in graph.outputs))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ from dovetail.errors import PlanError
 from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import check_part, nbytes
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
+from dovetail.schedule import shipped
 from dovetail.schedule.partition import Region
 from dovetail.target.chip import Dma
 from dovetail.target.description import Target
@@ -108,6 +109,10 @@ class Known:
     """The engine's cycles alone where these rule the size out."""
     asked: Counter[str] = field(default_factory=Counter)
     """Tiles of each region the target's functions were asked about."""
+    chosen: dict[tuple[str, frozenset[str], frozenset[str], int], Tiling] = field(default_factory=dict)
+    """By region, its ends in the engine's memory, what is reached where it lies, and budget."""
+    shipped: dict[tuple[str, frozenset[str]], shipped.Entry | None] = field(default_factory=dict)
+    """What the table that comes with the package has, by region and its ends in the engine's memory."""
     progress: Callable[[str], None] = lambda text: None
     """Told which region they are asked about, and where `MOST_ASKED` is reached."""
     _tile: tuple[tuple[str, Shape], Tile | None] = (("", ()), None)
@@ -139,7 +144,8 @@ class Known:
 def choose_tiling(
     region: Region, target: Target, homes: Mapping[str, str], budget: int, known: Known | None = None
 ) -> Tiling:
-    """The fastest tiling whose buffers fit `budget` bytes of the engine's memory.
+    """The fastest tiling whose buffers fit `budget` bytes of the engine's memory, as tuning found it or as the formula
+    ranks them.
 
     Args:
         region: one with an engine, or one of its parts.
@@ -152,13 +158,36 @@ def choose_tiling(
         PlanError: even the smallest tile is too large (says how many bytes are missing), or what was chosen for the
             region's knobs is; names the knobs.
     """
+    known, in_place = known or Known(), _in_place(region, target, homes)
+    place = region.name, _near(region, homes), in_place, budget
+    if place not in known.chosen:
+        found = _ranked(region, target, in_place, budget, known)
+        tuned = _tuned(region, target, place[1], in_place, known)
+        if tuned is not None and tuned.nbytes <= budget:  # it was measured to be faster, whatever the formula thinks
+            cycles, ready = min(found.cycles, tuned.cycles), min(found.ready_cycles, tuned.ready_cycles)
+            found = replace(tuned, cycles=cycles, ready_cycles=ready)
+        known.chosen[place] = found
+    return known.chosen[place]
+
+
+def _near(region: Region, homes: Mapping[str, str]) -> frozenset[str]:
+    """The values that lie in the engine's memory."""
     assert region.engine is not None
-    shape, known = box_shape(region.extent), known or Known()
+    return frozenset(name for name, memory in homes.items() if memory == region.engine.memory)
+
+
+def _in_place(region: Region, target: Target, homes: Mapping[str, str]) -> frozenset[str]:
+    """As `Tiling.in_place`."""
+    assert region.engine is not None
     values = (*region.graph.inputs, region.output)
-    in_place = frozenset(n for n in values if homes[n] == region.engine.memory and n not in region.converted)
-    if target.reads_constants(region.engine):
-        in_place |= {""}
-    if in_place == {*values, ""}:  # nothing is copied: a cut could only save working memory
+    found = frozenset(n for n in values if homes[n] == region.engine.memory and n not in region.converted)
+    return found | {""} if target.reads_constants(region.engine) else found
+
+
+def _ranked(region: Region, target: Target, in_place: frozenset[str], budget: int, known: Known) -> Tiling:
+    """The tiling the formula thinks fastest; errors as those of `choose_tiling`."""
+    shape = box_shape(region.extent)
+    if in_place == {*region.graph.inputs, region.output, ""}:  # nothing is copied: a cut could only save working memory
         whole = _evaluate(region, target, shape, in_place, 1, known)
         if isinstance(whole, Tiling) and whole.nbytes <= max(budget, 0):
             return whole
@@ -182,6 +211,39 @@ def choose_tiling(
     exact = (_evaluate(region, target, size, in_place, buffers, known) for _, size, buffers in sorted(larger))
     smallest = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
     raise _too_large(region, (smallest.nbytes, smallest.shape) if smallest else None, budget)
+
+
+def _tuned(
+    region: Region, target: Target, near: frozenset[str], in_place: frozenset[str], known: Known
+) -> Tiling | None:
+    """The tiling that tuning found for such a region; None where there is none, a knob of the tiles is set, or the
+    engine does not take one of the tiles."""
+    assert region.engine is not None
+    whole = full_box(region.graph.types[region.output].shape)
+    if region.extent != whole or not region.choice.keys().isdisjoint((*TILE, BUFFERS, ORDER)):
+        return None
+    place = region.name, near
+    if place not in known.shipped:
+        entry = shipped.found(target, region.graph, near)
+        known.shipped[place] = entry if entry and _is_possible(region, entry.shape) else None
+    if (entry := known.shipped[place]) is None:
+        return None
+    ordered = replace(region, choice={**region.choice, ORDER: "channels" if entry.channels_outer else "positions"})
+    tiling = _evaluate(ordered, target, entry.shape, in_place, entry.buffers, known)
+    return tiling if isinstance(tiling, Tiling) else None
+
+
+def _is_possible(region: Region, size: Shape) -> bool:
+    """Whether the engine takes every kind of tile of a size."""
+    shape = region.graph.types[region.output].shape
+    if len(size) != len(shape) or not all(0 < part <= total for part, total in zip(size, shape, strict=True)):
+        return False
+    try:
+        for box, _ in tile_classes(shape, size):
+            tile_match(region, box)
+    except ValueError:
+        return False
+    return True
 
 
 _SHOWN = 16
@@ -246,6 +308,25 @@ def tile_boxes(extent: Box, size: Shape, channels_outer: bool) -> Iterator[Box]:
             yield (*rest, last)
     else:
         yield from product(*spans)
+
+
+def tile_classes(shape: Shape, size: Shape) -> Iterator[tuple[Box, int]]:
+    """The kinds of tile there are (first, middle and last along each axis), and how many of each.
+
+    Args:
+        shape: the result.
+        size: a whole tile.
+
+    Yields:
+        The box of one tile of the kind, and the number of such tiles.
+    """
+    axes = []
+    for total, step in zip(shape, size, strict=True):
+        count = -(-total // step)
+        kinds = [((0, min(step, total)), 1), ((step, 2 * step), count - 2), (((count - 1) * step, total), 1)]
+        axes.append([kinds[0], *([kinds[1]] if count > 2 else []), *([kinds[2]] if count > 1 else [])])
+    for parts in product(*axes):
+        yield tuple(span for span, _ in parts), prod(times for _, times in parts)
 
 
 def _candidates(region: Region, shape: Shape, finer: int) -> Iterator[Shape]:

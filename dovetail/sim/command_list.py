@@ -11,6 +11,7 @@ hands, is an error: a wait is missing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,15 +114,15 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
     def _carry_out(self, work: tuple[Timed, ...]) -> None:
         """Every command's effect, in order of time. Ends come before what begins at the same moment."""
         effects: dict[int, Effect] = {}
+        beside = _beside(work)
         events = sorted(
             (moment, order, n) for n, one in enumerate(work) for order, moment in ((1, one.start), (0, one.end))
         )
         for _, begins, number in events:
             one = work[number]
-            beside = any(o.unit != one.unit and o.start < one.end and one.start < o.end for o in work)
-            if begins and beside:
+            if begins and beside[number]:
                 effects[number] = self._effect(one)
-            elif not begins and not beside:
+            elif not begins and not beside[number]:
                 self._compute(one.name, one.fields, self.bus)
             elif not begins:
                 if not _same(effects[number], self._effect(one)):
@@ -145,6 +146,18 @@ class ListDevice(QueueDevice[tuple[Timed, ...]]):
             found.append((region, places, memory[places].copy()))
             memory[places] = held[places]
         return found
+
+
+def _beside(work: tuple[Timed, ...]) -> list[bool]:
+    """Of each command, whether another unit works during it; the commands of one unit follow one another."""
+    units = {one.unit: [other for other in work if other.unit == one.unit] for one in work}
+    ends = {unit: [one.end for one in ones] for unit, ones in units.items()}
+
+    def met(one: Timed, unit: str) -> bool:
+        later = units[unit][bisect_right(ends[unit], one.start) :][:1]
+        return unit != one.unit and any(other.start < one.end for other in later)
+
+    return [any(met(one, unit) for unit in units) for one in work]
 
 
 def _nothing(name: str, fields: Mapping[str, int]) -> int:

@@ -63,16 +63,7 @@ class WorkerSession(Simulator):
     def __init__(self, module: str, timeout: float, variables: Mapping[str, str] | None = None) -> None:
         self._timeout = timeout
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        # The worker finds the same packages; -P keeps the current folder out of its path.
-        path = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dovetail.sim.worker", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            env={**os.environ, **(variables or {}), "PYTHONPATH": path},
-            bufsize=0,
-        )
+        self._process = start_worker(module, variables, self._messages)
         self._finalizer = weakref.finalize(self, _end, self._process, self._messages)
 
     def load(self, setup: object) -> None:
@@ -208,6 +199,20 @@ def simulate_host(
     """Load the library, run the inferences, and end the process; see `HostSession` and `WorkerSession.run`."""
     with HostSession(library, entry, timeout) as session:
         return session.run(inputs, outputs)
+
+
+def start_worker(module: str, variables: Mapping[str, str] | None, messages: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A worker for `WorkerSession`, arguments as there; what it prints goes to `messages`."""
+    # It finds the same packages; -P keeps the current folder out of its path.
+    path = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "dovetail.sim.worker", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=messages,
+        env={**os.environ, **(variables or {}), "PYTHONPATH": path},
+        bufsize=0,
+    )
 
 
 def _end(process: subprocess.Popen[bytes], messages: IO[bytes]) -> None:

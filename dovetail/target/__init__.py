@@ -8,7 +8,6 @@ from dovetail.target.chip import (
     Core,
     CoreInstruction,
     Dma,
-    KernelCycles,
     Memory,
     RegisterMemory,
     Streams,
@@ -67,7 +66,7 @@ from dovetail.target.pattern import (
 
 __all__ = [
     "CValue", "Choice", "Command", "CommandSet", "CommandStream", "Constraint", "Core", "CoreClocks", "CoreInstruction",
-    "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint", "KernelCycles",
+    "Count", "Deployed", "Derived", "DeviceModel", "Dma", "Engine", "Grid", "JobRegisters", "Joint",
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "Pattern", "Pointer", "Policy", "Quantisation", "Rates", "Raw", "Recipe",

@@ -99,25 +99,6 @@ class Streams:
 
 
 @dataclass(frozen=True)
-class KernelCycles:
-    """About how long Dovetail's own kernels take on a core, where they are compared with engines and libraries. As they
-    are, what RV32IMC shows in the simulator `iss`; a core with instructions of its own has others."""
-
-    mac: float = 3.0
-    """Cycles of a multiply-accumulate."""
-    element: float = 2.0
-    """Of an element of each operator's result."""
-    requantise: float = 14.0
-    """What a requantisation of an element adds."""
-    tap: float = 3.8
-    """Of an element of a pool's windows, where these overlap."""
-    window: float = 10.0
-    """Of a pixel of such windows."""
-    reduced: float = 2.7
-    """Of an element of a reduction, or of windows that do not overlap."""
-
-
-@dataclass(frozen=True)
 class Core:
     """The processor that runs the program."""
 
@@ -144,8 +125,9 @@ class Core:
     packs: bool = False
     """Whether values of 4 and 2 bits that its kernels make and read lie several to a byte: less memory, more
     instructions. (Beside engines that take them so, its kernels do in any case.)"""
-    kernels: KernelCycles = field(default_factory=KernelCycles)
-    """About how long its kernels take: what engines and libraries must be faster than to be used."""
+    kernels: Mapping[str, float] | None = None
+    """Cycles of each part of its kernels' loops, for comparing it with engines and libraries; None for those measured
+    on a core of the same `isa` without instructions of its own (`dovetail.target.costs.kernel_cycles`)."""
     speed: float = 1.0
     """Work it does in a cycle of the chip's clock, relative to other cores of the same target: work is dealt out in
     this proportion. (In the simulator its `costs` say how long it takes.)"""

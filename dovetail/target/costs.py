@@ -6,7 +6,10 @@ Of Arm's cores there are only the tables of their manuals; nothing says how far 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 CV32E40P: Mapping[str, int] = dict(
     jump_use=1,
@@ -74,3 +77,24 @@ ARM DDI 0550); the rest as the Cortex-M0+, whose pipeline of two stages it has."
 CORTEX_M3: Mapping[str, int] = dict(multiply_add=2, multiply_long=5, multiply_long_add=7)
 """Arm's Cortex-M3: Technical Reference Manual (ARM DDI 0337), table "Cortex-M3 instruction set summary"; long products
 end early on small operands, of their 3 to 5 and 4 to 7 cycles this takes the most. All else is as in the Cortex-M4."""
+
+
+@cache
+def _measured() -> Mapping[str, Mapping[str, float]]:
+    found: Mapping[str, Mapping[str, float]] = json.loads(Path(__file__).with_name("kernel_cycles.json").read_text())
+    return found
+
+
+def kernel_cycles(core: str) -> Mapping[str, float]:
+    """Cycles of each part of the loops of Dovetail's kernels on a core, for `Core.kernels`.
+
+    They are what the simulator `iss` shows (`scripts/kernel_cycles.py` measures them); docs/benchmarks.md says how far
+    layers are from them.
+
+    Args:
+        core: "rv32imc", "rv64gc", "cortex-m0plus", "cortex-m3", "cortex-m4"; "cortex-m4+dsp", "rv32imc+dot4" and
+            "xpulp" with the instructions of the bundled targets. Another instruction set has those of the nearest.
+    """
+    known = _measured()
+    near = {"cortex-m23": "cortex-m0plus"}.get(core, "cortex-m4" if core.startswith("cortex") else "rv32imc")
+    return known[core if core in known else "rv64gc" if core.startswith("rv64") else near]

@@ -172,6 +172,10 @@ class Engine:
     """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
     bytes_per_cycle: float | None = None
     """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
+    queue: int = 2
+    """Launches it holds, the one it computes included; for estimates. Its driver waits before one more."""
+    launching: int = 70
+    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates."""
     raw: Raw = field(default_factory=Raw)
     """How its commands are written out raw."""
     success: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -98,32 +98,55 @@ class PieceCosts(Protocol):
     def price(self, graph: Graph) -> int:
         """Clocks of a piece, to compare cuts by; very many where it cannot be computed."""
 
-    def planned(self, graph: Graph) -> int:
-        """Clocks of a piece by its plan; raises DovetailError where it cannot be computed."""
+    def planned(self, graph: Graph, copied: Sequence[str]) -> int:
+        """Clocks of a piece by its plan, with those for copying some of its operands; raises DovetailError where it
+        cannot be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreClocks:
-    """Clocks an element's core takes beside its array."""
+    """Clocks an element's core takes beside its array; `scripts/mesh_core.py` measures them of a target's core."""
 
     read: float = 1.0
-    """For each element read of what the array does not compute."""
+    """For each element read of what the array does not compute, but for the following."""
+    moved: float = 1.0
+    """For each element of a result that is only put together."""
+    compared: float = 1.0
+    """For each element read of windows of which the largest is looked for."""
+    averaged: float = 1.0
+    """For each element read of windows of which the mean is taken."""
+    result: float = 0.0
+    """For each mean."""
+    divided: float = 0.0
+    """For each mean, besides, of a number of elements that is no power of two."""
+    row: float = 1.0
+    """For each element of a result that depends on its whole row, such as a softmax's."""
     finished: float = 0.0
-    """For each sum of the array that is requantised."""
+    """For each sum of the array that is requantised, four channels at a time."""
     gaining: float = 0.0
     """For each of them, besides, where what it is rounded by depends on the sign."""
-    uneven: float = 0.0
-    """For each of them, besides, where a piece's last go has fewer rows than the others."""
     without_lines: float = 0.0
-    """For each of them, besides, of a layer that has channels without a line of 32 bits."""
+    """For each sum that no line of 32 bits requantises."""
+    passed: float = 0.0
+    """For each sum that goes to a piece which sums further."""
+    joined: float = 0.0
+    """For each sum that such a piece is sent."""
     added: float = 0.0
     """For each element of a further operand."""
     group: float = 0.0
-    """For each four channels of rows that are finished together."""
+    """For each four channels of rows that are finished together, if they have several pixels."""
     turn: float = 0.0
-    """For each of the goes in which the rows of a piece are computed."""
+    """For each of the goes in which the rows of a piece are computed, if there are several; the array waits then."""
     handling: float = 0.0
-    """For each input: messages."""
+    """For each input: messages, and a single go."""
+    after: float = 0.0
+    """Of these, from when the message is there to be sent to when the next input can begin."""
+    section: float = 0.0
+    """For each section of an input: what it does before it computes, beside padding."""
+    padding_row: float = 0.0
+    """For each stretch of padding that is written in a section."""
+    padding: float = 0.0
+    """For each byte of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,9 @@ class Match:
     """Operator name in the pattern -> node."""
     choice: Choice = field(default_factory=dict)
     """Settings of the offload's own knobs; one that is absent means the offload's default."""
+    apart: frozenset[str] = frozenset()
+    """Values of images known to lie as parts of wider ones, other columns between their rows; only when cycles of
+    choices are asked for."""
 
     def has(self, name: str) -> bool:
         """True when the (optional) operator is there."""

@@ -18,7 +18,6 @@ import dovetail.target as dt
 from dovetail.target import (
     Core,
     CoreInstruction,
-    KernelCycles,
     Memory,
     Policy,
     Quantisation,
@@ -274,21 +273,13 @@ static inline void quantize_bytes(uint8_t *to, const float *from, int32_t count,
 """
 
 
-_SMALL = KernelCycles(mac=7.8, requantise=70.0)
-_PLAIN = {
-    "0plus": (dt.costs.CORTEX_M0PLUS, _SMALL),
-    "3": (dt.costs.CORTEX_M3, KernelCycles(mac=3.9, requantise=20.0)),
-    "23": (dt.costs.CORTEX_M23, _SMALL),
-}
-"""Cores without the DSP extension: what their instructions take, and kernels in the benchmark networks on `iss`."""
-_DSP = KernelCycles(mac=1.6, requantise=8.0, reduced=4.5)
-"""The same of the others' kernels."""
+_PLAIN = {"0plus": dt.costs.CORTEX_M0PLUS, "3": dt.costs.CORTEX_M3, "23": dt.costs.CORTEX_M23}
+"""Cores without the DSP extension: what their instructions take."""
 
 
 def cortex_m(number: int | str) -> Target:
     """The microcontroller with a Cortex-M of that number: 3, 4, 7, 23, 33, 55 or "0plus"."""
     plain = str(number) in _PLAIN
-    cycles, kernels = _PLAIN.get(str(number), ({}, _DSP))
     known = "no DSP extension" if plain else "DSP extension"
     instructions = () if plain else (UNPACK, smlad_block(2, 2), smlad_block(1, 4), SMLAD)
     functions = {} if plain else {"add_bytes": _add_bytes(), "quantize_bytes": _quantize_bytes()}
@@ -300,10 +291,10 @@ def cortex_m(number: int | str) -> Target:
         core=Core(
             f"cortex-m{number}",
             stack=8192,
-            costs=cycles,
+            costs=_PLAIN.get(str(number), {}),
             instructions=instructions,
             functions=functions,
-            kernels=kernels,
+            kernels=None if plain else dt.costs.kernel_cycles("cortex-m4+dsp"),
         ),
         memories=(
             Memory("flash", base=0x08000000, size=1024 * 1024),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dovetail.target import CoreInstruction
+from dovetail.target import CoreInstruction, costs
 from dovetail.targets import riscv
 
 _MEANING = """
@@ -58,5 +58,10 @@ TARGET = replace(
     riscv.TARGET,
     name="riscv_dot4",
     sentence="riscv with a made-up instruction: 4 x int8 dot product, accumulated",
-    core=replace(riscv.TARGET.core, instructions=(DOT4,), extension=str(Path(__file__).with_suffix(".c"))),
+    core=replace(
+        riscv.TARGET.core,
+        instructions=(DOT4,),
+        extension=str(Path(__file__).with_suffix(".c")),
+        kernels=costs.kernel_cycles("rv32imc+dot4"),
+    ),
 )

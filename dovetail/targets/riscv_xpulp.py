@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dovetail.target import Streams
+from dovetail.target import Streams, costs
 from dovetail.targets import riscv
 from dovetail.targets.riscv_dot4 import dot_product
 
@@ -73,5 +73,6 @@ TARGET = replace(
         extension=str(Path(__file__).with_suffix(".c")),
         streams=STREAMS,
         functions=FUNCTIONS,
+        kernels=costs.kernel_cycles("xpulp"),
     ),
 )

@@ -9,9 +9,9 @@ from typing import Any
 
 from dovetail import kernels
 from dovetail.codegen.emit.manifest import why_not_offloaded
-from dovetail.codegen.emit.unit import core_traits
 from dovetail.compile import Options, compile_graph, prepare
 from dovetail.ir.graph import Graph
+from dovetail.kernels import core_traits
 from dovetail.program.ir import Call, Program
 from dovetail.schedule.assign import Assignment, assign, first, told
 from dovetail.schedule.joint import side_by_side

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.errors import BuildError
+from dovetail.kernels.kernel import CALLING
 
 Family = Literal["riscv", "arm", "host"]
 """What simulator and start-up code tell apart."""
@@ -30,8 +31,6 @@ class InstructionSet:
         gcc_command: the cross GCC's usual name.
         start: its start-up code in emit/runtime. entry: the symbol the start-up code begins at.
         architecture: name for the linker's OUTPUT_ARCH. discarded: sections nobody needs in the firmware.
-        accumulators: sums the core kernels' inner loops keep at once; 16 suits the 31 registers of RISC-V, 6 the 13
-            of Thumb-2, 1 the 8 that most instructions of the smallest Arm cores reach.
         library: whether firmware needs the compiler's own library even without floating point.
         bits: of a register and an address. "rv64gc" is compiled for without its floating point.
     """
@@ -45,7 +44,6 @@ class InstructionSet:
     entry: str
     architecture: str
     discarded: str
-    accumulators: int
     library: bool = False
     bits: int = 32
 
@@ -66,8 +64,6 @@ _CORTEX_M: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """zig's names and GCC's flags. zig leaves DSP instructions out of the Cortex-M33 unless they are asked for, and takes
 the Cortex-M23 to have SSAT. Of the Cortex-M55 only what the Cortex-M33 has too is used: the emulator knows no more."""
-_HALF = ("cortex-m0plus", "cortex-m23")
-"""Armv6-M and Armv8-M Baseline: no product of 64 bits, so that compilers call a function of their library for it."""
 
 
 def instruction_set(isa: str) -> InstructionSet:
@@ -81,16 +77,15 @@ def instruction_set(isa: str) -> InstructionSet:
         gcc = (f"-march={known[0]}", "-misa-spec=2.2", f"-mabi={abi}")
         model = ("-mcmodel=medany",) if bits == 64 else ()  # code at any address
         names = ("riscv64-unknown-elf-gcc", "rv32_start.S", "_start", "riscv", "*(.riscv.attributes)")
-        return InstructionSet(isa, "riscv", (*zig, *model), (*gcc, *model), *names, accumulators=16, bits=bits)
+        return InstructionSet(isa, "riscv", (*zig, *model), (*gcc, *model), *names, bits=bits)
     if isa in _CORTEX_M:
-        half = isa in _HALF
         processor, flags = _CORTEX_M[isa]
         target = ("-target", "thumb-freestanding-eabi", *f"-mcpu={processor}".split())  # eabi: no registers of floats
         flags = (*flags, "-mthumb", "-mfloat-abi=soft")
         unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
         names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
-        return InstructionSet(isa, "arm", target, flags, *names, accumulators=1 if half else 6, library=half)
+        return InstructionSet(isa, "arm", target, flags, *names, library=isa in CALLING)
     if isa == "host":
-        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "", accumulators=6)
+        return InstructionSet(isa, "host", (), (), "cc", "", "main", "", "")
     hint = f"use 'host', e.g. 'rv32imc', 'rv64gc', or one of {', '.join(_CORTEX_M)}"
     raise BuildError("there is no compiler for this instruction set", where=f"instruction set '{isa}'", hint=hint)

@@ -17,7 +17,21 @@ from typing import Any
 from dovetail.codegen.emit.lists import dma_rows, dma_transfers
 from dovetail.codegen.emit.unit import Unit
 from dovetail.ir.graph import Graph, Node
-from dovetail.program.ir import CORE, Begin, Call, Copy, Launch, Move, Program, Role, View, queue_of, reads, writes
+from dovetail.program.ir import (
+    CORE,
+    Begin,
+    Call,
+    Copy,
+    Launch,
+    Move,
+    Program,
+    Role,
+    Statement,
+    View,
+    queue_of,
+    reads,
+    writes,
+)
 from dovetail.program.transfers import transfers
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.layout import LaidOut
@@ -192,12 +206,15 @@ def plan_text(graph: Graph, regions: Sequence[Region], planned: Plan, target: Ta
     """The file, of the integer graph as the target computes it: the same text for the same network and target."""
     program = planned.program
     copies = [statement for statement in program.statements if isinstance(statement, Copy)] if target.dmas else []
+    own: list[list[Statement]] = [[] for _ in regions]
+    for statement in program.statements:
+        own[statement.layer].append(statement)
     found = {
         "schema": SCHEMA,
         "statements": len(program.statements),
         "begins": _begins(program),
         "graph": _graph(graph, regions),
-        "layers": [_layer(region, program, number) for number, region in enumerate(regions)],
+        "layers": list(map(_layer, regions, own)),
         "memories": _memories(program, planned, target),
         "moves": _moves(program),
         "transfers": [
@@ -236,9 +253,8 @@ def _graph(graph: Graph, regions: Sequence[Region]) -> dict[str, Any]:
     }
 
 
-def _layer(region: Region, program: Program, number: int) -> dict[str, Any]:
-    types, constants = region.graph.types, region.graph.constants
-    nodes, own = region.graph.nodes, [statement for statement in program.statements if statement.layer == number]
+def _layer(region: Region, own: Sequence[Statement]) -> dict[str, Any]:
+    types, constants, nodes = region.graph.types, region.graph.constants, region.graph.nodes
     products, read = least_work(region.graph)
     return {
         "kinds": list(dict.fromkeys(type(node.operator).__name__ for node in nodes)),

@@ -15,7 +15,7 @@ from dovetail.kernels.c import identifier, one_line
 from dovetail.program.ir import Begin, Call, Launch, Statement, Wait
 from dovetail.program.loops import carried_out
 from dovetail.program.series import Loop
-from dovetail.schedule.partition import Region, beside
+from dovetail.schedule.partition import Region
 
 
 def model_source(unit: Unit) -> str:
@@ -196,7 +196,7 @@ def _comment(unit: Unit, group: Sequence[_Stretch], layers: Sequence[int]) -> st
     where = _where(unit, region, [index for one in group if one.layer == layers[0] for index in one.members])
     origin = one_line(", ".join(dict.fromkeys(o for layer in layers for o in unit.regions[layer].origins)))[:160]
     names = [unit.regions[layer].name for layer in layers]
-    side = beside(unit.regions)
+    side = unit.beside
     where += f" beside {', '.join(side[names[0]])}" if len(names) == 1 and names[0] in side else ""
     named = ", ".join(names if len(names) < 4 else [*names[:2], "…", names[-1]]).replace("…", "...")
     return f"/* {named} on {where}: {origin or 'made by the compiler'} */"

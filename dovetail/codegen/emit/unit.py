@@ -11,16 +11,15 @@ from math import prod
 import numpy as np
 
 from dovetail import kernels
-from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit.lists import CommandList, command_list
-from dovetail.errors import ProgramError, TargetError
+from dovetail.errors import ProgramError
 from dovetail.ir.boundary import Steps
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, physical_shape
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import Array, TensorType
-from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter
+from dovetail.kernels import CoreKernel, CoreTraits, Optimize, Parameter, core_traits
 from dovetail.kernels.c import identifier
 from dovetail.kernels.scheduled.knobs import same_kind
 from dovetail.kernels.scheduled.store import NOT_SHIPPED
@@ -38,8 +37,7 @@ from dovetail.program.ir import (
     side_by_side,
 )
 from dovetail.program.series import Place
-from dovetail.schedule.partition import Region
-from dovetail.target.chip import Core
+from dovetail.schedule.partition import Region, beside
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched
 from dovetail.target.offload import Command, LibraryCall, Offload, Operand
@@ -157,6 +155,11 @@ class Unit:
         return any(queue_of(copy, self.program.dma) == CORE for copy in copies)
 
     @cached_property
+    def beside(self) -> dict[str, tuple[str, ...]]:
+        """The names of the layers each layer is computed side by side with."""
+        return beside(self.regions)
+
+    @cached_property
     def starts(self) -> dict[int, int]:
         """Statement of a list -> the one whose ticket stands for it: the first."""
         return {index: one.statements[0] for one in self.lists for index in one.statements}
@@ -246,8 +249,9 @@ def make_unit(
     calls, functions, blocks = kernel_calls(program, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, Launch)]
     joint = _joint_commands(program, target, regions)
+    stems = _stems(program, model, launches)
     commands = {
-        index: _commands(program, target, regions, model, launch, joint.get(index)) for index, launch in launches
+        index: _commands(program, target, regions, stems[index], launch, joint.get(index)) for index, launch in launches
     }
     made = tuple(
         command_list(program, target, commands, f"{model}_list_{number}", indices)
@@ -280,11 +284,22 @@ def _joint_commands(program: Program, target: Target, regions: Sequence[Region])
     return found
 
 
+def _stems(program: Program, model: str, launches: Sequence[tuple[int, Launch]]) -> dict[int, str]:
+    """How the names of each launch's commands begin, by its index: with a number where its layer has several."""
+    several, numbers = Counter(launch.layer for _, launch in launches), Counter[int]()
+    found = {}
+    for index, launch in launches:
+        number = f"_{numbers[launch.layer]}" if several[launch.layer] > 1 else ""
+        found[index] = f"{model}_{program.layers[launch.layer]}_task{number}"
+        numbers[launch.layer] += 1
+    return found
+
+
 def _commands(
     program: Program,
     target: Target,
     regions: Sequence[Region],
-    model: str,
+    stem: str,
     launch: Launch,
     joint: tuple[Command, ...] | None,
 ) -> tuple[tuple[str, Command | LibraryCall], ...]:
@@ -298,9 +313,6 @@ def _commands(
     if made is None:
         with asking(f"the commands of {offload.name} for {region.name}"):
             made = offload.commands(launch.match, addressed_operands(program, launch))
-    same = [s for s in program.statements if isinstance(s, Launch) and s.layer == launch.layer]
-    number = next(i for i, s in enumerate(same) if s is launch)
-    stem = f"{model}_{region.name}_task" + (f"_{number}" if len(same) > 1 else "")
     if len(made) == 1:
         return ((stem, made[0]),)
     return tuple((f"{stem}_step_{step}", command) for step, command in enumerate(made))
@@ -369,7 +381,7 @@ def kernel_calls(
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
-    little = range(len(graphs)) if optimize is Optimize.SIZE else _with_little_work(graphs)
+    little = range(len(graphs)) if optimize is Optimize.SIZE else with_little_work(graphs)
     functions = [f"{stem}_kernel" for stem in stems]
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
@@ -385,20 +397,6 @@ def kernel_calls(
         known = replace(kernel, name=shared.setdefault(text, kernel).name)
         found[index] = (known, names.of_kernel(known, stem))
     return found, tuple(shared.values()), names.blocks
-
-
-def core_traits(core: Core) -> CoreTraits:
-    """What a core offers its kernels; three quarters of its stack are for elements side by side.
-
-    Raises:
-        TargetError: it has a function for none of Dovetail's.
-    """
-    for name in core.functions:
-        if name not in kernels.HELPERS:
-            hint = "name a function of dovetail/kernels/runtime"
-            raise TargetError(f"there is no function '{name}' to stand in for", where="Core.functions", hint=hint)
-    known, functions = instruction_set(core.isa), frozenset(core.functions)
-    return CoreTraits(known.accumulators, core.instructions, core.stack * 3 // 4, core.streams, functions)
 
 
 def _common_lanes(graphs: Sequence[Graph], calls: Sequence[Call], core: CoreTraits) -> dict[int, int]:
@@ -427,7 +425,7 @@ def _numbered(stems: Sequence[str]) -> list[str]:
     return found
 
 
-def _with_little_work(graphs: Sequence[Graph]) -> list[int]:
+def with_little_work(graphs: Sequence[Graph]) -> list[int]:
     """Indices of the layers whose work is next to nothing of the network's."""
     work = [_work(graph) for graph in graphs]
     room = sum(work) * _LITTLE

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from dovetail.kernels.kernel import Unsupported
 from dovetail.kernels.scheduled.algorithms import Inside, Knobs, Sizes, Staging
@@ -99,29 +100,56 @@ def _bytes(sizes: Sizes, gathered: bool, staging: Staging | None) -> int:
     return wide + (-(-sizes.taps // 8) * 8 if gathered else 0)
 
 
+_INSTRUCTIONS = {
+    **{"product": 1, "load": 1, "spilled": 1, "turn": _LOOP, "sum": _START, "partial": _PARTIAL},
+    **{"word": _GATHER, "element": _GATHER, "tap": _GUARD, "block": _CALL, "call": _CALL},
+}
+"""Of each part in `turns_of`; others are not compared."""
+
+
 def _cost(knobs: Knobs, sizes: Sizes, inside: Inside) -> float:
     """Instructions of the whole image, without requantisation."""
+    return sum(_INSTRUCTIONS.get(part, 0) * count for part, count in turns_of(knobs, sizes, inside).items())
+
+
+def turns_of(knobs: Knobs, sizes: Sizes, inside: Inside) -> dict[str, float]:
+    """How often each part of the loops over an image runs."""
     (top, bottom), (left, right) = inside.rows, inside.columns
     rows, columns = sizes.result[:2]
     whole = _all_inside(sizes, inside)
     blocks, rest = divmod(columns, knobs.pixels)
     free = max(right // knobs.pixels - -(-left // knobs.pixels), 0) * max(bottom - top, 0)
-    total = free * _block(knobs, sizes, knobs.pixels, knobs.gathered)
-    total += (rows * blocks - free) * _block(knobs, sizes, knobs.pixels, True)
-    return total + (rows * _block(knobs, sizes, rest, knobs.gathered or not whole) if rest else 0)
+    found: dict[str, float] = {}
+    for times, pixels, gathered in (
+        (free, knobs.pixels, knobs.gathered),
+        (rows * blocks - free, knobs.pixels, True),
+        (rows if rest else 0, rest, knobs.gathered or not whole),
+    ):
+        for part, count in _block(knobs, sizes, pixels, gathered).items() if times else ():
+            found[part] = found.get(part, 0) + times * count
+    return found
 
 
-def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> float:
-    """Instructions of one block of pixels, all channels."""
+def _block(knobs: Knobs, sizes: Sizes, pixels: int, gathered: bool) -> dict[str, float]:
+    """How often each part runs for one block of pixels, all channels."""
     blocks = -(-sizes.result[2] // knobs.lanes)
-    vectors = -(-sizes.taps // knobs.vector)
-    step = pixels + knobs.lanes + pixels * knobs.lanes + (0 if knobs.straight else _LOOP / knobs.unroll)
-    step += 0 if knobs.straight else max(pixels * knobs.lanes + pixels - _REGISTERS, 0)
-    words = sizes.taps / _WORD if sizes.image[2] % _WORD == 0 else sizes.taps
-    gathering = pixels * (words * _GATHER + sizes.kernel[0] * sizes.kernel[1] * _GUARD)
-    partial = sizes.result[2] % knobs.lanes != 0
-    ending = pixels * knobs.lanes * (_START + (_PARTIAL if partial else 0))
-    return blocks * (vectors * step + ending + _CALL) + _CALL + (gathering if gathered else 0)
+    vectors = -(-sizes.taps // knobs.vector) * blocks
+    sums = pixels * knobs.lanes
+    by_words, loops = sizes.image[2] % _WORD == 0, not knobs.straight
+    return {
+        "product": vectors * sums,
+        "load": vectors * (pixels + knobs.lanes),
+        "spilled": vectors * max(sums + pixels - _REGISTERS, 0) if loops else 0,
+        "turn": vectors / knobs.unroll if loops else 0,
+        "sum": blocks * sums,
+        "partial": blocks * sums if sizes.result[2] % knobs.lanes else 0,
+        "word": pixels * sizes.taps / _WORD if gathered and by_words else 0,
+        "element": pixels * sizes.taps if gathered and not by_words else 0,
+        "tap": pixels * sizes.kernel[0] * sizes.kernel[1] if gathered else 0,
+        "wide": pixels * -(-sizes.taps // _WORD) if knobs.staging else 0,
+        "block": blocks,
+        "call": 1,
+    }
 
 
 def is_product(instruction: CoreInstruction) -> bool:
@@ -183,6 +211,7 @@ def operands_of(product: CoreInstruction) -> tuple[str, str, str]:
     return target, first, second
 
 
+@cache
 def _function(instruction: CoreInstruction) -> ast.FunctionDef:
     try:
         (function,) = (

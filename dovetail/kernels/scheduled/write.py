@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -12,7 +12,7 @@ import numpy as np
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import c_type, function
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Scope, Unsupported
+from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import ENTRY, Extra, Inside, Knobs, Packing, Sizes, conv2d, fully_connected
 from dovetail.kernels.scheduled.knobs import block_of, choose_knobs, is_product, staging_of
@@ -62,21 +62,10 @@ def write_scheduled(
     """
     for name in region.anchor.inputs[2:] if region.anchor else ():
         scope.known(name)
-    window, weights = products.window, products.weights
     sums = sums_of(region, products)
-    _check(region, window, sums)
-    sizes = Sizes(
-        (*window.size, window.channels),
-        (*window.outputs, len(weights)),
-        window.kernel,
-        window.stride,
-        window.dilation,
-        window.before,
-        sums.pad_value,
-    )
+    sizes, inside = _sized(region, products, sums)
     scope.input(region.source(), "input")
     result, lines, extras = _epilogue(region, scope, sums)
-    inside = Inside(window.inside(ROW), window.inside(COLUMN))
     loops, knobs = _best(sizes, inside, extras, instructions, scope, streams is not None)
     if not loops.used:
         return Scheduled(None, (), (), loops.notes)
@@ -102,6 +91,38 @@ def write_scheduled(
 
     declared = tuple(i.declarations for i in instructions if i.name in loops.used and i.declarations)
     return Scheduled(write, declared, loops.used, loops.notes)
+
+
+def knobs_of(region: Region, products: Products, core: CoreTraits) -> tuple[Sizes, Inside, Knobs]:
+    """What the loops of a layer are on a core: their sizes, the pixels inside the image, the block; as if the first
+    instruction that fits were found in them.
+
+    Raises:
+        Unsupported: as `write_scheduled`, or no instruction fits.
+    """
+    sums = sums_of(region, products)
+    sizes, inside = _sized(region, products, sums)
+    scope = Scope(region.graph, core.accumulators, room=core.room, functions=core.functions)
+    scope.input(region.source(), "input")
+    _epilogue(region, scope, sums)
+    for _, knobs in _offered(sizes, inside, core.instructions, scope, core.streams is not None):
+        return sizes, inside, knobs
+    raise Unsupported("no instruction of the core is a product that fits.")
+
+
+def _sized(region: Region, products: Products, sums: Sums) -> tuple[Sizes, Inside]:
+    window = products.window
+    _check(region, window, sums)
+    sizes = Sizes(
+        (*window.size, window.channels),
+        (*window.outputs, len(products.weights)),
+        window.kernel,
+        window.stride,
+        window.dilation,
+        window.before,
+        sums.pad_value,
+    )
+    return sizes, Inside(window.inside(ROW), window.inside(COLUMN))
 
 
 def _added(line: str) -> str:
@@ -160,6 +181,18 @@ def _best(
     """The loops for the first instruction that applies; for the last one where none does."""
     assert instructions
     notes: dict[str, None] = {}
+    for _, knobs in _offered(sizes, inside, instructions, scope, streams):
+        loops = _loops(sizes, inside, knobs, extras, instructions)
+        if loops.used:
+            return loops, knobs
+        notes.update(dict.fromkeys(loops.notes))
+    return Loops((), (), tuple(notes)), knobs
+
+
+def _offered(
+    sizes: Sizes, inside: Inside, instructions: Sequence[CoreInstruction], scope: Scope, streams: bool
+) -> Iterator[tuple[CoreInstruction, Knobs]]:
+    """The products that fit, the preferred first, and the block for each."""
     for instruction in filter(is_product, instructions):
         group, vector = extents(instruction.meaning)
         staging, fused = staging_of(instruction, instructions), block_of(instruction)
@@ -168,12 +201,7 @@ def _best(
         vector, group = staging.vector if staging else vector, 1 if fused else group
         straight = streams and bool(instruction.assembly) and not staging
         registers, room = scope.accumulators, scope.room
-        knobs = choose_knobs(sizes, inside, vector, group, registers, staging, room, straight, fused)
-        loops = _loops(sizes, inside, knobs, extras, instructions)
-        if loops.used:
-            return loops, knobs
-        notes.update(dict.fromkeys(loops.notes))
-    return Loops((), (), tuple(notes)), knobs
+        yield instruction, choose_knobs(sizes, inside, vector, group, registers, staging, room, straight, fused)
 
 
 def extents(meaning: str) -> tuple[int, int]:

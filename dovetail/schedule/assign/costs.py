@@ -1,7 +1,7 @@
 """Candidates of a layer, and their costs: cycles of engines, DMA and core, and of what lies between two regions.
 
 Engine cycles are the target's own formula, by way of the tiling the planner would choose with the values in the
-engine's memory; DMA cycles those of sim/dma.py; the core's follow from `Core.kernels`, roughly.
+engine's memory; DMA cycles those of sim/dma.py; the core's follow from its kernels' loops and `Core.kernels`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from math import prod
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import nbytes, same_bytes
-from dovetail.ir.operators.arithmetic import Requantize, ScaleShift
 from dovetail.ir.operators.movement import Concat, Pad
-from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.kernels import core_traits, turns
+from dovetail.kernels.turns import is_element
 from dovetail.program.ir import CORE, dense_view
 from dovetail.program.transfers import transfers
 from dovetail.schedule.cores import copies
 from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
+from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
 
 
@@ -120,6 +121,8 @@ class Schedule:
 COPY_CYCLES = 45
 """Core cycles of starting a copy, as the `iss` simulator shows them."""
 
+_UNKNOWN = 10.0
+"""Core cycles of an element of an operator nobody measured."""
 _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
@@ -146,21 +149,17 @@ def step(region: Region, graph: Graph, target: Target) -> Step:
 
 
 def core_cycles(graph: Graph, target: Target) -> int:
-    """About how long a region takes on core 0: by multiply-accumulates, elements, and taps of windows."""
-    found, rates = 0.0, target.core.kernels
-    for node in graph.nodes:
-        kinds = [graph.types[name] for name in node.inputs]
-        result, first = graph.types[node.output].elements, kinds[0].elements if kinds else 0
-        found += rates.mac * node.operator.macs(kinds) + rates.element * result
-        if isinstance(node.operator, MaxPool2d | AveragePool2d | SumPool2d):
-            taps = result * prod(node.operator.kernel)
-            each = rates.tap + rates.window / graph.types[node.output].shape[-1]
-            found += (each if taps > first else rates.reduced) * taps
-        elif isinstance(node.operator, ScaleShift | Requantize):
-            found += rates.requantise * result
-        else:
-            found += rates.reduced * max(first - result, 0)
-    return round(found)
+    """How long a region takes on core 0: its kernel's parts, as often as they run.
+
+    An element of an operator of which nothing was measured counts as `_UNKNOWN`; a core with instructions of its own,
+    but no `kernels`, as one without.
+    """
+    core, traits = target.core, core_traits(target.core)
+    if core.kernels is None:
+        traits = replace(traits, instructions=())
+    rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
+    counts = turns(graph, traits)
+    return round(sum(rates.get(part, _UNKNOWN if is_element(part) else 0.0) * n for part, n in counts.items()))
 
 
 def _on_engines(region: Region, graph: Graph, target: Target) -> Step:

@@ -41,12 +41,16 @@ def inside(graph: Graph, regions: Sequence[Region]) -> Mapping[str, Inside]:
     a copy), and it is neither an input nor an output of the network. A padded value must be for engines, too.
     On a core alone, slices and joints of whole rows lie where they belong.
     """
+    users: dict[str, list[Region]] = {}
+    for region in regions:
+        for name in dict.fromkeys((region.output, *region.graph.inputs)):
+            users.setdefault(name, []).append(region)
     candidates = [
         (graph.types[value].nbytes, position, value, Inside(region.output, box))
         for position, region in enumerate(regions)
         if region.mover and region.output not in graph.outputs
-        for value, box in _parts(region, regions)
-        if _fits(region, value, box) and _takes_strides(value, region, graph, regions)
+        for value, box in _parts(region, users[region.output])
+        if _fits(region, value, box) and _takes_strides(value, region, graph, users[value])
     ]
     chosen = {value: found for region in regions if region.still for value, found in _still(graph, region)}
     for _, _, value, found in sorted(candidates, key=lambda c: (-c[0], c[1])):
@@ -65,12 +69,12 @@ def _still(graph: Graph, region: Region) -> Iterator[tuple[str, Inside]]:
         yield from ((value, Inside(node.output, box)) for value, box in zip(node.inputs, boxes, strict=True))
 
 
-def _parts(region: Region, regions: Sequence[Region]) -> Iterator[tuple[str, Box]]:
-    """The operands that could lie inside the result, and the box of it each becomes."""
+def _parts(region: Region, users: Sequence[Region]) -> Iterator[tuple[str, Box]]:
+    """The operands that could lie inside the result, and the box of it each becomes; `users` make or read it."""
     node = region.graph.nodes[0]
     if isinstance(node.operator, Concat):
         yield from concatenated(region)
-    readers = [reader for reader in regions if region.output in reader.graph.inputs]
+    readers = [reader for reader in users if region.output in reader.graph.inputs]
     if isinstance(node.operator, Pad) and readers and all(reader.engine is not None for reader in readers):
         sizes = region.graph.types[node.inputs[0]].shape
         yield node.inputs[0], tuple((b, b + size) for b, size in zip(node.operator.before, sizes, strict=True))
@@ -89,13 +93,13 @@ def _fits(region: Region, value: str, box: Box) -> bool:
     return _whole(region, layout, box) and region.layouts.get(value) == layout
 
 
-def _takes_strides(value: str, mover: Region, graph: Graph, regions: Sequence[Region]) -> bool:
+def _takes_strides(value: str, mover: Region, graph: Graph, users: Sequence[Region]) -> bool:
     """True when an engine or a relayout by copies makes the value, and only engines and the mover read it, all in one
-    layout."""
+    layout; `users` make or read it."""
     if value in graph.inputs or value in graph.outputs:
         return False
-    makers = [region for region in regions if region.output == value]
-    readers = [region for region in regions if value in region.graph.inputs]
+    makers = [region for region in users if region.output == value]
+    readers = [region for region in users if value in region.graph.inputs]
     copied = (region.mover and isinstance(region.graph.nodes[0].operator, Relayout) for region in makers)
     strided = all(region.takes_strides or copy for region, copy in zip(makers, copied, strict=True))
     alike = all(region.layouts.get(value) == mover.layouts.get(value) for region in (*makers, *readers))

@@ -10,8 +10,10 @@ from dovetail.program.ir import CORE, Buffer, Kept, Program, Role, Statement, Wa
 from dovetail.program.synchronise import mirror, synchronise
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region
-from dovetail.schedule.plan.allocate import Order, Placement, allocate, lifetimes, overwrites
-from dovetail.schedule.plan.lower import Lowered, lower
+from dovetail.schedule.plan.allocate import Placement, Timeline, allocate, overwrites
+from dovetail.schedule.plan.lower import lower
+from dovetail.schedule.plan.lowered import Known as KnownParts
+from dovetail.schedule.plan.lowered import Lowered
 from dovetail.schedule.tiles import EARLY, Known, Tiling, choose_tiling, complete
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
@@ -60,16 +62,17 @@ def plan(
     dma = target.dma.name if target.dma else CORE
     cut: _Choice | None = None
     tilings: dict[str, Tiling] = {}
-    known = Known(progress=progress)
+    known, parts = Known(progress=progress), KnownParts()
     while True:
         if cut is None or (cut.homes, cut.withheld) != (choice.homes, choice.withheld):  # nothing else matters to tiles
             cut, stuck = choice, _cut(laid, target, choice, reserved, known, tilings)
         if stuck is not None:
             choice = _spill_for(stuck, laid, target, choice)
             continue
-        lowered = lower(laid, tilings, target, choice.homes, choice.early, cores or {})
+        lowered = lower(laid, tilings, target, choice.homes, choice.early, cores or {}, parts)
         statements = synchronise(lowered.statements, dma, choice.settle, choice.paced)
-        placements = _placements(target, lowered, statements, dma)
+        timeline = Timeline(statements, lowered.buffers, dma)
+        placements = _placements(target, timeline)
         crowded = next((p for p in placements if p.peak > _room(target, p.memory, reserved)), None)
         if crowded is None:
             if choice.paced:
@@ -79,7 +82,7 @@ def plan(
             choice = replace(choice, paced=True)
             continue
         room = _room(target, crowded.memory, reserved)
-        alive, short = _alive(crowded, lowered, statements, dma, room), crowded.peak - room
+        alive, short = _alive(crowded, timeline, room), crowded.peak - room
         # an engine that works in the memory of values has buffers beside them that can give way
         if crowded.memory == target.values and not any(one.role in (Role.TILE, Role.SCRATCH) for one in alive):
             raise _too_large(crowded, alive, short, target, reserved)
@@ -242,8 +245,9 @@ def _sharing(value: str, regions: Sequence[Region]) -> set[str]:
 class _Lives:
     """Until when regions' results, and the network's inputs, are read."""
 
-    results: tuple[tuple[int, int, Region], ...]
-    """Of every region but views: its place, the last place that reads its result under whatever name, and itself."""
+    results: tuple[tuple[Region, ...], ...]
+    """At each place, in order, the regions whose results are there or are made and will still be read, under whatever
+    name; no views."""
     ends: Mapping[str, int]
     """Of every value no region computes, the last place that reads it."""
 
@@ -257,9 +261,12 @@ class _Lives:
                 last[named.get(name, name)] = index
             source = region.graph.inputs[0] if region.is_view else region.output
             named[region.output] = named.get(source, source)
-        kept = ((i, last.get(r.output, i), r) for i, r in enumerate(laid.regions) if not r.is_view)
+        alive: list[list[Region]] = [[] for _ in laid.regions]
+        for index, region in enumerate(laid.regions):
+            for place in range(index, last.get(region.output, index) + 1) if not region.is_view else ():
+                alive[place].append(region)
         read = {name: index for index, region in enumerate(laid.regions) for name in region.graph.inputs}
-        return cls(tuple(kept), {name: index for name, index in read.items() if name not in named})
+        return cls(tuple(map(tuple, alive)), {name: index for name, index in read.items() if name not in named})
 
 
 def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: Mapping[str, str]) -> int:
@@ -271,18 +278,13 @@ def _resident(position: int, memory: str, laid: LaidOut, lives: _Lives, homes: M
 
 def _resident_regions(position: int, memory: str, lives: _Lives, homes: Mapping[str, str]) -> list[Region]:
     """The regions whose results lie in a memory while the region at a position runs, its own included."""
-    return [
-        region for index, last, region in lives.results if index <= position <= last and homes[region.output] == memory
-    ]
+    return [region for region in lives.results[position] if homes[region.output] == memory]
 
 
-def _placements(target: Target, lowered: Lowered, statements: Sequence[Statement], dma: str) -> tuple[Placement, ...]:
-    again = overwrites(statements, lowered.buffers, dma)
+def _placements(target: Target, timeline: Timeline) -> tuple[Placement, ...]:
+    again = overwrites(timeline)
     seconds = {target.values: _EXACT_SECONDS}
-    return tuple(
-        allocate(memory, lowered.buffers, statements, dma, again, seconds.get(memory.name, 0.0))
-        for memory in target.memories
-    )
+    return tuple(allocate(memory, timeline, again, seconds.get(memory.name, 0.0)) for memory in target.memories)
 
 
 def _as_placed(
@@ -305,11 +307,11 @@ def _room(target: Target, memory: str, reserved: Mapping[str, int]) -> int:
     return target.memory(memory).size - reserved.get(memory, 0)
 
 
-def _alive(crowded: Placement, lowered: Lowered, statements: Sequence[Statement], dma: str, room: int) -> list[Buffer]:
+def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:
     """The buffers that crowd a memory, largest first: those in use together where it is busiest, if they alone are too
     many; else the highest one and all that may be in use together with it."""
-    spans, order = lifetimes(statements, lowered.buffers, dma), Order(statements, dma)
-    placed = (lowered.buffers[name] for name in crowded.addresses)
+    spans, order = timeline.spans, timeline.order
+    placed = (timeline.buffers[name] for name in crowded.addresses)
     mine = sorted(placed, key=lambda buffer: (-buffer.nbytes, buffer.name))
     if crowded.lower_bound > room:
         return [buffer for buffer in mine if spans[buffer.name].covers(crowded.busiest)]
@@ -346,7 +348,7 @@ def _program(lowered: Lowered, statements: Sequence[Statement], placements: Sequ
     return Program(
         name=laid.graph.name,
         buffers=buffers,
-        constants=lowered.constants,
+        constants=lowered.contents(),
         statements=tuple(statements),
         layers=tuple(region.name for region in laid.regions),
         inputs=inputs,

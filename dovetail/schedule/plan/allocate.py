@@ -7,6 +7,7 @@ moved together. A greedy answer comes first, and where it is not proven best, a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,10 @@ from dovetail.program.ir import (
     Statement,
     Wait,
     queue_of,
-    reads,
     side_by_side,
     stream_of,
-    writes,
 )
+from dovetail.program.ir import touches as touched
 from dovetail.target.chip import Memory
 
 
@@ -84,22 +84,29 @@ def touches(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma:
     found: dict[str, list[Touch]] = {}
     together = side_by_side(statements)
     for index, statement in enumerate(statements):
-        queue, own = queue_of(statement, dma), together.get(index, (index,))
-        for view in (*reads(statement), *writes(statement)):  # launches side by side are in no order
-            found.setdefault(view.buffer, []).extend(
-                (each, queue, *view.span) for each in dict.fromkeys((own[0], own[-1]))
-            )
+        queue = queue_of(statement, dma)
+        for view, _ in touched(statement):
+            here = found.setdefault(view.buffer, [])
+            here.append((together[index][0] if index in together else index, queue, *view.span))
+            if index in together:  # launches side by side are in no order
+                here.append((together[index][-1], queue, *view.span))
     for name, buffer in buffers.items():
         if buffer.role is Role.INPUT:
             found.setdefault(name, [])  # the user writes it, even where nothing reads it
     return found
 
 
-def lifetimes(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, Lifetime]:
-    """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
-    from start to end."""
-    end = len(statements)
-    return {name: _lifetime(buffers[name].role, some, end) for name, some in touches(statements, buffers, dma).items()}
+class Timeline:
+    """What is known of a list of statements: what touches each buffer, and what has finished when."""
+
+    def __init__(self, statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> None:
+        """The statements in issue order, with their waits; the buffers they touch; the queue of copies."""
+        self.statements, self.buffers = statements, buffers
+        self.touches = touches(statements, buffers, dma)
+        self.order = Order(statements, dma)
+        self.spans = {name: _lifetime(buffers[name].role, some, len(statements)) for name, some in self.touches.items()}
+        """The lifetime of every buffer some statement touches; inputs live from the start, outputs to the end, states
+        from start to end."""
 
 
 def _lifetime(role: Role, some: Sequence[Touch], end: int) -> Lifetime:
@@ -172,6 +179,7 @@ class Order:
         self._waits: dict[str, list[tuple[int, int, str]]] = {queue: [] for queue in self._streams}
         """By queue: up to which statement it has been waited for, at which one, and who knows (empty: everybody)."""
         self._known: dict[tuple[str, int, str], int] = {}
+        self._heard: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
         for index, statement in enumerate(statements):
             if isinstance(statement, Wait):
                 whole = "" if statement.stream else self._streams[statement.queue]
@@ -185,9 +193,22 @@ class Order:
             return index
         key = (queue, index, self._streams.get(reader, ""))
         if key not in self._known:
-            known = (place for upto, place, who in self._waits.get(queue, ()) if upto >= index and who in ("", key[2]))
-            self._known[key] = next(known, 1 << 30)
+            if (queue, key[2]) not in self._heard:
+                self._heard[queue, key[2]] = self._told(queue, key[2])
+            upto, places = self._heard[queue, key[2]]
+            first = bisect_left(upto, index)
+            self._known[key] = places[first] if first < len(places) else 1 << 30
         return self._known[key]
+
+    def _told(self, queue: str, stream: str) -> tuple[list[int], list[int]]:
+        """Up to which statement of a queue an engine's list (empty: core 0) knows it has finished, growing, and where
+        it learns that."""
+        upto, places = list[int](), list[int]()
+        for last, place, who in self._waits.get(queue, ()):
+            if who in ("", stream) and (not upto or last > upto[-1]):
+                upto.append(last)
+                places.append(place)
+        return upto, places
 
     def over(self, life: Lifetime) -> int:
         """Index of the statement by whose issue everything done to a buffer has finished, whoever asks."""
@@ -205,9 +226,7 @@ class Order:
 
 def allocate(
     memory: Memory,
-    buffers: Mapping[str, Buffer],
-    statements: Sequence[Statement],
-    dma: str,
+    timeline: Timeline,
     overwrites: Mapping[str, str] | None = None,
     exact_seconds: float = 0.0,
 ) -> Placement:
@@ -215,22 +234,20 @@ def allocate(
 
     Args:
         memory: the memory; its size is not checked here.
-        buffers: all buffers; those of other memories, and constants, are passed over.
-        statements: in issue order, with their waits.
-        dma: the queue of copies.
+        timeline: when all buffers are used; those of other memories, and constants, are passed over.
         overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: how long the exact solver may take where the greedy answer is above the lower bound; 0 for never.
     """
-    touched, order = touches(statements, buffers, dma), Order(statements, dma)
+    end, used = len(timeline.statements), timeline.touches
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
-    for name, buffer in buffers.items():
-        if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in touched:
+    for name, buffer in timeline.buffers.items():
+        if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in used:
             leaders[name] = _leader(name, overwrites or {})
-            members.setdefault(leaders[name], []).append((buffer, touched[name]))
-    groups = {name: pieces(used, len(statements), memory.alignment) for name, used in members.items()}
+            members.setdefault(leaders[name], []).append((buffer, used[name]))
+    groups = {name: pieces(own, end, memory.alignment) for name, own in members.items()}
     bound, busiest = _lower_bound([piece for own in groups.values() for piece in own])
-    clashes = _clashes(groups, order)
+    clashes = _clashes(groups, timeline.order)
     best: dict[str, int] = {}
     best_peak = -1
     for ranking in _rankings(groups):
@@ -383,15 +400,15 @@ def improve(
     return found, max(found[name] + sizes[name] for name in found)
 
 
-def overwrites(statements: Sequence[Statement], buffers: Mapping[str, Buffer], dma: str) -> dict[str, str]:
+def overwrites(timeline: Timeline) -> dict[str, str]:
     """The buffers that may lie where another one has lain until the call that first writes them, and that one.
 
     The call reads the old buffer for the last time, element by element at the place it writes; both are filled by
     their values, so that they begin and end together.
     """
-    spans, order = lifetimes(statements, buffers, dma), Order(statements, dma)
+    spans, order, buffers = timeline.spans, timeline.order, timeline.buffers
     found: dict[str, str] = {}
-    for index, statement in enumerate(statements):
+    for index, statement in enumerate(timeline.statements):
         if not isinstance(statement, Call) or spans[statement.result.buffer].first < index:
             continue
         for value, view in statement.operands.items():

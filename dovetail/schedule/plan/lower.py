@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
-from dovetail.ir.layout import nbytes
-from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
-from dovetail.program.ir import (
-    CORE,
-    Begin,
-    Buffer,
-    Call,
-    Copy,
-    Launch,
-    Role,
-    Statement,
-    View,
-    dense_view,
-    reads,
-    writes,
-)
+from dovetail.ir.types import Box, Shape, full_box
+from dovetail.program.ir import CORE, Begin, Buffer, Call, Copy, Role, Statement, View, dense_view, reads, writes
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LaidOut
 from dovetail.schedule.partition import Region, Slot
-from dovetail.schedule.tiles import PACK_ALIGNMENT, EngineTile, Tiling
+from dovetail.schedule.plan.lowered import Known, Lowered, Parts
+from dovetail.schedule.plan.on_engine import OnEngine
+from dovetail.schedule.tiles import Tiling
 from dovetail.target.description import Target
-from dovetail.target.engine import IN_PLACE_ALIGNMENT, Engine
-
-
-@dataclass
-class Parts:
-    """One layer's statements."""
-
-    early: list[Statement] = field(default_factory=list)
-    """Copies that may be made while the layer before is computed."""
-    head: list[Statement] = field(default_factory=list)
-    """Everything that must come before the first tile."""
-    rest: list[list[Statement]] = field(default_factory=list)
-    """One list for each tile, its launch first."""
-    tail: list[Statement] = field(default_factory=list)
-    """Copies of the last tiles' results."""
 
 
 def in_turn(slots: Sequence[Slot | None], layers: Sequence[Parts]) -> list[Statement]:
@@ -83,44 +56,6 @@ def _times(slots: Sequence[Slot | None]) -> list[Slot]:
     return found[::-1]
 
 
-@dataclass
-class Lowered:
-    """The statements of a network before waits and addresses."""
-
-    laid: LaidOut
-    target: Target
-    homes: Mapping[str, str]
-    cores: Mapping[str, int]
-    statements: list[Statement] = field(default_factory=list)
-    buffers: dict[str, Buffer] = field(default_factory=dict)
-    constants: dict[str, Array] = field(default_factory=dict)
-    values: dict[str, View] = field(default_factory=dict)
-    fetches: dict[str, str] = field(default_factory=dict)
-    """Buffer that constants are fetched into -> name of the region they are for."""
-    blobs: dict[tuple[int, bytes], View] = field(default_factory=dict)
-    """Alignment and contents of packed constants -> where they lie."""
-    pieces: dict[str, list[Array]] = field(default_factory=dict)
-    """Name of a constant -> the packed constants of a layer's tiles in it, side by side."""
-    fetched: dict[tuple[View, str], str] = field(default_factory=dict)
-    """Constant and memory -> the buffer that holds it for all parts of the layer, and all layers that have the same."""
-
-    def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
-        """Declare a buffer; returns its name."""
-        self.buffers[name] = Buffer(name, memory, nbytes, role)
-        return name
-
-    def tile_buffer(self, name: str, memory: str, nbytes: int) -> str:
-        """A tile's buffer: as large as the largest tile that uses the slot."""
-        known = self.buffers.get(name)
-        return self.buffer(name, memory, nbytes, Role.TILE) if known is None or known.nbytes < nbytes else name
-
-    def operand(self, region: Region, value: str) -> View:
-        """Where an operand lies, in the layout the region takes it in; where its DMA converts, in the value's own."""
-        if value in region.converted:
-            return self.values[value]
-        return self.values[value].seen_as(region.layouts.get(value))
-
-
 def lower(
     laid: LaidOut,
     tilings: Mapping[str, Tiling],
@@ -128,6 +63,7 @@ def lower(
     homes: Mapping[str, str],
     early: frozenset[str],
     cores: Mapping[str, int],
+    known: Known | None = None,
 ) -> Lowered:
     """Statements in issue order, without waits.
 
@@ -138,9 +74,10 @@ def lower(
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
         cores: the core that computes each value, in a pipeline; empty for as many as make each region fastest.
+        known: of the same network and target, from other tilings, homes and fetches; what is made is added.
     """
     graph, regions = laid.graph, laid.regions
-    context = Lowered(laid, target, homes, cores)
+    context = Lowered(laid, target, homes, cores, known=known or Known())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     for name, (stem, role) in names.items():
@@ -158,7 +95,6 @@ def lower(
     for read, written, _ in graph.kept:
         _replace_state(ordered, context.values[read], context.values[written], bool(cores))
     context.statements = ordered
-    context.constants |= {name: np.concatenate(pieces) for name, pieces in context.pieces.items()}
     return context
 
 
@@ -212,7 +148,7 @@ def _region(context: Lowered, index: int, region: Region, tilings: Mapping[str, 
         return Parts()
     if region.engine is not None:
         shares = [(part, part.engine, tilings[part.name]) for part in region.parts if part.engine is not None]
-        return _together([_OnEngine(context, index, *share, result).parts() for share in shares])
+        return _together([OnEngine(context, index, *share, result).share() for share in shares])
     operands = {value: context.operand(region, value) for value in region.graph.inputs}
     copying = context.target.dma or context.target.engines
     moved = copies(index, region.graph, operands, result) if copying else None
@@ -293,149 +229,6 @@ def _outer(context: Lowered, value: str) -> View:
     return dense_view(name, laid.graph.types[value], 0, laid.layouts.get(value))
 
 
-@dataclass(frozen=True)
-class _OnEngine:
-    """A region of an engine, or one engine's part of it, while its tiles become statements."""
-
-    context: Lowered
-    index: int
-    """Of the layer."""
-    region: Region
-    engine: Engine
-    tiling: Tiling
-    result: View
-
-    def parts(self) -> Parts:
-        """Tiles in turn; with two buffers, while one is computed the next is loaded and the one before is stored; with
-        three the one after it too, so that the DMA has a transfer when it ends one."""
-        region, tiling = self.region, self.tiling
-        numbers = range(len(tiling.tiles))
-        loads = [(self.constants(number), self.inputs(number)) for number in numbers]
-        ahead = max(tiling.buffers - 1, 1)
-        early, head = ([copy for load in loads[:ahead] for copy in load[kind]] for kind in (0, 1))
-        parts = Parts(early=early, head=head)
-        launches = [self.launch(number) for number in numbers]
-        stores: list[list[Statement]] = [[] for _ in launches]
-        if region.output not in tiling.in_place:
-            pairs = zip(launches, tiling.tiles, strict=True)
-            stores = [[self.copy(one.result, self.result.part(tile.tile.box))] for one, tile in pairs]
-        late = tiling.buffers - 1
-        for number, launch in enumerate(launches):
-            step: list[Statement] = [launch]
-            if number >= late:
-                step += stores[number - late]
-            if number + ahead < len(launches):
-                step += [*loads[number + ahead][0], *loads[number + ahead][1]]
-            parts.rest.append(step)
-        parts.tail += [copy for store in stores[len(stores) - late :] for copy in store]
-        return parts
-
-    def slot(self, number: int, value: str = "") -> tuple[int, bool]:
-        """The slot a tile's operand (or constants) is in, and whether it must be loaded: equal neighbours share one."""
-        tiles = self.tiling.tiles[: number + 1]
-        keys = [tile.tile.reads[value] if value else tile.tile.box[-1] for tile in tiles]
-        changes = [one != other for one, other in pairwise(keys)]
-        return sum(changes) % self.tiling.buffers, not changes or changes[-1]
-
-    def constants(self, number: int) -> list[Statement]:
-        """Copies of constants a tile needs before its launch."""
-        context, tile = self.context, self.tiling.tiles[number]
-        if not tile.packed or "" in self.tiling.in_place:
-            return []
-        slot, load = self.slot(number)
-        source, place = self.blob(tile), self.engine.constants or self.engine.memory
-        shared = (source, place)
-        if not load or shared in context.fetched:
-            return []
-        target = context.tile_buffer(f"{self.region.name}_constants_{slot}", place, source.type.elements)
-        context.fetches[target] = context.laid.regions[self.index].name
-        if len({other.tile.box[-1] for other in self.tiling.tiles}) <= self.tiling.buffers:  # they stay where they are
-            context.fetched[shared] = target
-        made = dense_view(target, source.type)
-        # its own DMA copies into the engine's memory only
-        return [self.copy(source, made) if place == self.engine.memory else Copy(self.index, source, made)]
-
-    def inputs(self, number: int) -> list[Statement]:
-        """Copies of operands a tile needs before its launch."""
-        tile = self.tiling.tiles[number].tile
-        made: list[Statement] = []
-        for position, value in enumerate(self.region.graph.inputs):
-            slot, load = self.slot(number, value)
-            if value not in self.tiling.in_place and load:
-                source = self.context.operand(self.region, value).part(tile.reads[value])
-                view = self.buffer(f"in{position}_{slot}", value, tile.graph.types[value])
-                made.append(self.copy(source, view))
-        return made
-
-    def copy(self, source: View, destination: View) -> Copy:
-        """A copy by the engine's own DMA, or by what copies for everybody."""
-        dma, stream = self.engine.dma, self.engine.name
-        return Copy(self.index, source, destination, queue=dma.name if dma else "", stream=stream if dma else "")
-
-    def buffer(self, suffix: str, value: str, kind: TensorType) -> View:
-        """A tile's part of a value in a buffer of its own, in the layout the engine takes it in."""
-        layout = self.region.layouts.get(value)
-        name = self.context.tile_buffer(f"{self.region.name}_{suffix}", self.engine.memory, nbytes(layout, kind))
-        return dense_view(name, kind, 0, layout)
-
-    def launch(self, number: int) -> Launch:
-        region, context, tile = self.region, self.context, self.tiling.tiles[number]
-        types, in_place, output = tile.tile.graph.types, self.tiling.in_place, region.output
-        operands: dict[str, View] = {}
-        for position, value in enumerate(region.graph.inputs):
-            if value in in_place:
-                operands[value] = context.operand(region, value).part(tile.tile.reads[value])
-            else:
-                operands[value] = self.buffer(f"in{position}_{self.slot(number, value)[0]}", value, types[value])
-        operands |= self.packed(number)
-        if tile.scratch:
-            buffer = context.tile_buffer(f"{region.name}_scratch", self.engine.memory, tile.scratch)
-            operands["scratch"] = dense_view(buffer, TensorType((tile.scratch,), DType.UINT8))
-        if output in in_place:
-            written = self.result.seen_as(region.layouts.get(output)).part(tile.tile.box)
-        else:
-            written = self.buffer(f"out_{number % self.tiling.buffers}", output, types[output])
-        queue = "" if self.engine.wait else CORE
-        stream = self.engine.name if self.engine.stream else ""
-        known = (tile.match, operands, written, tile.packed, region.layouts, queue, stream, region.held)
-        return Launch(self.index, self.engine.name, *known)
-
-    def packed(self, number: int) -> dict[str, View]:
-        """Where a launch finds its packed constants: copied close to the engine, or where they lie."""
-        tile = self.tiling.tiles[number]
-        if not tile.packed:
-            return {}
-        blob = self.blob(tile)
-        buffer, start = blob.buffer, blob.offset
-        if "" not in self.tiling.in_place:
-            own = f"{self.region.name}_constants_{self.slot(number)[0]}"
-            buffer, start = self.context.fetched.get((blob, self.engine.constants or self.engine.memory), own), 0
-        offsets = pack_offsets(tile.packed, self.alignment)
-        kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
-        return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
-
-    @property
-    def alignment(self) -> int:
-        """Bytes each packed constant is aligned to."""
-        return IN_PLACE_ALIGNMENT if self.context.target.reads_constants(self.engine) else PACK_ALIGNMENT
-
-    def blob(self, tile: EngineTile) -> View:
-        """The packed constants of a tile: those of all tiles of a layer are one constant of the program, in the order
-        of the tiles, and equal ones are stored once."""
-        context, offsets = self.context, pack_offsets(tile.packed, self.alignment)
-        blob = np.zeros(offsets[""], dtype=np.uint8)
-        for name, array in tile.packed.items():
-            blob[offsets[name] : offsets[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-        key = (self.alignment, blob.tobytes())
-        if key not in context.blobs:
-            name = f"{self.region.name}_constants"
-            start = context.buffers[name].nbytes if name in context.buffers else 0
-            context.buffers[name] = Buffer(name, context.target.code, start + blob.nbytes, Role.CONSTANT)
-            context.pieces.setdefault(name, []).append(blob)
-            context.blobs[key] = dense_view(name, TensorType(blob.shape, DType.UINT8), start)
-        return context.blobs[key]
-
-
 def _together(shares: Sequence[Parts]) -> Parts:
     """The statements of a region's parts as those of one: the first tiles of all are launched, then the second ones."""
     found = Parts()
@@ -447,12 +240,3 @@ def _together(shares: Sequence[Parts]) -> Parts:
         launches = [step[0] for step in turn if step]
         found.rest.append([*launches, *(statement for step in turn for statement in step[1:])])
     return found
-
-
-def pack_offsets(packed: Mapping[str, Array], alignment: int) -> dict[str, int]:
-    """Where each packed constant begins in a tile's blob, bytes; the blob's size under ""."""
-    offsets, total = {}, 0
-    for name, array in packed.items():
-        offsets[name] = total
-        total += -(-array.nbytes // alignment) * alignment
-    return {**offsets, "": total}

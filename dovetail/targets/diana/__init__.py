@@ -381,6 +381,8 @@ def _engine(name: str, memory: dt.Memory, peak: float, model: str) -> dt.Engine:
         offloads=digital_offloads(model) if name == "digital" else analog_offloads(),
         ideal_macs_per_cycle=peak,
         driver=("dovetail.targets.diana:driver/diana.h",),
+        queue=1,
+        launching=60,
         files={"diana.c": DRIVER},
         device=dt.DeviceModel(
             "dovetail.targets.diana.device:DianaDevice", BASES[name], 0x100, {"engine": name, "costs": model}

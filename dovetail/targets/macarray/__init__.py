@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 
 import dovetail.target as dt
+from dovetail.ir.graph import Node
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
-from dovetail.ir.types import Array
+from dovetail.ir.types import Array, TensorType
+from dovetail.legalize import pools_as_depthwise
 from dovetail.target import layers
 from dovetail.targets.macarray.model import REGISTERS, Kind, job_cycles
 
@@ -70,6 +72,11 @@ def cycles(match: dt.Match) -> int:
     return job_cycles(kind, match.result.elements // outputs, inputs, outputs, taps)
 
 
+def pools(types: Mapping[str, TensorType], node: Node) -> bool:
+    """Whether the engine has the shape of a pool as that of a depthwise layer."""
+    return layers.keeps((layers.kernel_at_most(15, 15), layers.strides_of(1, 2)), types, node)
+
+
 LIMITS = (*layers.INT8, layers.ONE_IMAGE, layers.kernel_at_most(15, 15), layers.strides_of(1, 2), layers.NO_DILATION,
           *layers.zero_padding_at_most(15), layers.sizes_below(1 << 16), layers.DOUBLE_ROUNDING)  # fmt: skip
 KINDS = (("convolution", Conv2d, layers.NO_GROUPS), ("depthwise convolution", DepthwiseConv2d, layers.NO_MULTIPLIER),
@@ -82,6 +89,7 @@ ENGINE = dt.Engine(
     offloads=tuple(dt.Offload(name, pattern, limits, pack, commands, cycles, channel_step=8)
                    for name, pattern, limits in (*PATTERNS, SUM)),
     driver=(f"{HERE}:driver/macarray.h", f"{HERE}:driver/macarray.c"), prepare="macarray_init", wait="macarray_wait",
+    queue=1,
     device=REGISTERS.device("macarray", f"{HERE}.model", BASE),
     rtl=dt.Rtl("macarray", VERILOG, dt.RtlPort("apb"), (dt.RtlPort("tcdm", "tcdm_"),),
                macs=f"{HERE}.model:macs_of_registers").device(BASE, 0x100),
@@ -90,5 +98,7 @@ TARGET = dt.Target(
     name="macarray", sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, 8x8 MAC array in Verilog (int8)",
     core=dt.Core("rv32imc"), memories=(L2, L1), code=L2.name, values=L2.name, engines=(ENGINE,),
     dma=dt.Dma("dma", bytes_per_cycle=8, setup_cycles=16, base=0x1A100000),
-    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does", (), dt.Rounding.DOUBLE),),
+    policies=(dt.Policy("exact", "the engine requantises as TensorFlow Lite Micro does",
+                        (dt.Rewrite("pools", pools_as_depthwise(pools, dt.Rounding.DOUBLE), lsb=0),),
+                        dt.Rounding.DOUBLE),),
 )  # fmt: skip

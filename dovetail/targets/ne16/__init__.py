@@ -58,8 +58,12 @@ def job(match: dt.Match, operands: Mapping[str, dt.Operand]) -> Job:
     (rows, columns, inputs), (height, breadth, outputs) = layers.sizes_of(x), layers.sizes_of(out)
     nowhere = dt.Operand(0, ())
     source, target = operands.get(match.values["x"], nowhere), operands.get("result", nowhere)
-    source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs, inputs)
-    target_apart = target.strides[1:3] if not dense and target.strides else (breadth * outputs * width, outputs * width)
+    gaps = [
+        int(value in match.apart) for value in (match.values["x"], match.root)
+    ]  # of any size: not one line of pixels
+    source_apart = source.strides[1:3] if not dense and source.strides else (columns * inputs + gaps[0], inputs)
+    line = breadth * outputs * width
+    target_apart = target.strides[1:3] if not dense and target.strides else (line + gaps[1], outputs * width)
     whole = Job(
         in_height=rows,
         in_width=columns,
@@ -137,7 +141,7 @@ def _unsigned(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
     half = 1 << (bits - 1)
     if weights.size and not (-half <= int(weights.min()) and int(weights.max()) < half):
         raise ValueError(f"weights of {bits} bits lie in {-half}..{half - 1}, not {weights.min()}..{weights.max()}")
-    return (weights.astype(np.int16) + half).astype(np.uint8)
+    return weights.astype(np.uint8) + np.uint8(half)
 
 
 def pack_weights(weights: NDArray[np.integer], bits: int, depthwise: bool) -> NDArray[np.uint8]:
@@ -160,10 +164,21 @@ def pack_weights(weights: NDArray[np.integer], bits: int, depthwise: bool) -> ND
     groups = -(-channels // CHANNELS_IN)
     padded = np.zeros((rows, height * width, groups * CHANNELS_IN), np.uint8)
     padded[:, :, :channels] = stored.reshape(rows, height * width, channels)
-    grouped = padded.reshape(rows, height * width, groups, CHANNELS_IN)
-    planes = grouped[..., None] >> np.arange(bits, dtype=np.uint8) & 1
-    # (row, tap, group, channel, bit) -> (row, group, bit, tap, channel)
-    return np.packbits(planes.transpose(0, 2, 4, 1, 3), axis=-1, bitorder="little").reshape(-1)
+    planes = _planes(padded.reshape(rows, height * width, groups, CHANNELS_IN), bits)
+    # (row, tap, group, byte, bit) -> (row, group, bit, tap, byte)
+    return planes.transpose(0, 2, 4, 1, 3).reshape(-1)
+
+
+def _planes(stored: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Bit planes of bytes: [..., channels] -> [..., channels / 8, bits], the channels of a byte from the lowest bit up.
+
+    Eight bytes are a matrix of 8 x 8 bits, which is transposed as one word: bits, pairs and fours change places.
+    """
+    words = np.ascontiguousarray(stored).view("<u8").astype(np.uint64)
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        moved = (words ^ words >> np.uint64(shift)) & np.uint64(mask)
+        words ^= moved ^ moved << np.uint64(shift)
+    return words.astype("<u8").view(np.uint8).reshape(*words.shape, 8)[..., :bits]
 
 
 def pack_linear_weights(weights: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
@@ -175,8 +190,7 @@ def pack_linear_weights(weights: NDArray[np.integer], bits: int) -> NDArray[np.u
     """
     if weights.shape[1] % CHANNELS_IN:
         raise ValueError(f"linear mode needs a multiple of {CHANNELS_IN} inputs, not {weights.shape[1]}")
-    planes = _unsigned(weights, bits)[:, None, :] >> np.arange(bits, dtype=np.uint8)[:, None] & 1
-    return np.packbits(planes, axis=-1, bitorder="little").reshape(-1)
+    return _planes(_unsigned(weights, bits), bits).transpose(0, 2, 1).reshape(-1)
 
 
 def pack(match: dt.Match) -> dict[str, Array]:
@@ -392,6 +406,8 @@ ENGINE = dt.Engine(
     files={"ne16.c": DRIVER},
     device=dt.DeviceModel("dovetail.targets.ne16.device:Ne16Device", base=0x00201000, size=0x100),
     wait="ne16_wait",
+    queue=QUEUE,
+    launching=90,
     prepare="ne16_init",
 )
 SHARED = (

@@ -18,7 +18,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Concat, Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import DType, TensorType
-from dovetail.legalize import RequantisationLimits, addition_as_convolution, engine_requantisation
+from dovetail.legalize import RequantisationLimits, addition_as_convolution, engine_requantisation, pools_as_depthwise
 from dovetail.target import layers
 from dovetail.target.queue_driver import queue_driver
 from dovetail.targets.vta import cost
@@ -256,6 +256,7 @@ def target(config: VtaConfig, name: str = "vta") -> dt.Target:
     )
     limits = requantisation_limits(config)
     rewrites = (
+        dt.Rewrite("pools", pools_as_depthwise(takes, dt.Rounding.DOUBLE), lsb=0),
         dt.Rewrite(
             "requantisation", engine_requantisation(takes, limits, digits_pay), lsb=2 if config.multiplies else MOST_LSB
         ),

@@ -24,7 +24,8 @@ from dovetail.schedule.partition import partition
 from dovetail.schedule.plan import plan
 from dovetail.target.pattern import Choice, Space
 from dovetail.tools.arrays import built
-from dovetail.tools.tune.search import Estimator, Outcome, distinct_layers, region_alone, resolved_default
+from dovetail.tools.tune.cost import Estimator
+from dovetail.tools.tune.search import Outcome, distinct_layers, region_alone, resolved_default
 
 if TYPE_CHECKING:
     from dovetail.sim.line import Board

@@ -24,12 +24,14 @@ from dovetail.targets import load_target
 from dovetail.tools.tune.log import LOG_SCHEMA, NETWORK, TrialLog, entries_in_order, open_log
 from dovetail.tools.tune.measure import MEASURES, Runner, Task, make_task, runner
 from dovetail.tools.tune.search import (
+    Floor,
     LayerKind,
     Outcome,
     Trial,
     best_trial,
     candidates,
     distinct_layers,
+    network_floor,
     region_alone,
     require_learner,
     search,
@@ -181,6 +183,8 @@ class LayerResult:
     """Cycles by default; None when that failed."""
     best: Trial | None
     """The fastest trial; None when all failed."""
+    floor: Floor | None
+    """What no choice does without; None where that is not known, or nanoseconds are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,11 @@ class Tuned:
     """Regions whose choice was good for the layer by itself and not in the network."""
     repeated: int
     """Trials that an earlier run had left in the log."""
+
+    @property
+    def floor(self) -> int:
+        """Cycles no choices of the layers tuned can go below, all regions of each counted; 0 where none is known."""
+        return network_floor([each.floor for each in self.layers if each.floor for _ in each.layer.names])
 
 
 def tune(
@@ -286,7 +295,8 @@ class Bench:
                 batch = steps.send(outcomes)
             except StopIteration as stop:
                 trials: tuple[Trial, ...] = stop.value
-                return LayerResult(layer, trials, trials[0].outcome.cycles, best_trial(trials))
+                floor = space.floor if request.measure != "host" else None
+                return LayerResult(layer, trials, trials[0].outcome.cycles, best_trial(trials), floor)
 
 
 def _check(request: Request) -> None:

@@ -1,0 +1,254 @@
+"""How often each part of a kernel's loops runs. With the cycles of each part (`Core.kernels`) that is what the kernel
+takes; `scripts/kernel_cycles.py` measures those.
+
+The parts are those of the kernels as they are written: register blocks, pixels at borders and pixels inside, rows of
+taps, ends of sums. Layers that are made small instead (`generate_all`, `little`) take longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import prod
+
+from dovetail.ir.graph import Graph, Node
+from dovetail.ir.operators.arithmetic import Clip, Requantize
+from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
+from dovetail.ir.operators.movement import Concat, Pad, Slice
+from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
+from dovetail.ir.types import DType
+from dovetail.kernels.c import channel_lanes
+from dovetail.kernels.convolution import register_block
+from dovetail.kernels.depthwise import Group, column_groups
+from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported
+from dovetail.kernels.linear_sum import summed
+from dovetail.kernels.planes import Planes, planes_of
+from dovetail.kernels.region import Region, kernel, split
+from dovetail.kernels.scheduled.knobs import turns_of
+from dovetail.kernels.scheduled.write import knobs_of
+from dovetail.kernels.sums import Products, products_of
+from dovetail.kernels.window import COLUMN, ROW, Window, window_of
+
+Turns = Mapping[str, float]
+"""Part of a kernel -> how often it runs. A part is named "family.part"; what ends a sum or computes an element by
+itself "end.operator"."""
+TURNS: dict[type[Operator], Callable[[Region, CoreTraits], Turns]] = {}
+"""What counts the loops of each anchor; others are counted by the elements they read and make."""
+
+
+def turns(graph: Graph, core: CoreTraits) -> Turns:
+    """How often the parts of a region's kernel run on a core."""
+    found: dict[str, float] = defaultdict(float)
+    try:
+        region = split(graph)
+    except Unsupported:  # there is no such kernel; its operators then count one by one
+        for node in graph.nodes:
+            _add(found, {f"{type(node.operator).__name__}.element": graph.types[node.output].elements})
+        return found
+    if region.anchor is None and summed(graph, region.tree):  # one line computes the sum, `add_bytes` or as it is
+        return {"line.element": graph.types[graph.outputs[0]].elements, "line.call": 1}
+    if region.anchor is None:
+        _add(found, {"pointwise.element": graph.types[graph.outputs[0]].elements, "pointwise.call": 1})
+    else:
+        kinds = type(region.anchor.operator).__mro__
+        count = next((TURNS[kind] for kind in kinds if kind in TURNS), _by_elements)
+        try:
+            _add(found, count(region, core))
+        except Unsupported:
+            _add(found, _by_elements(region, core))
+    for node in region.tree:
+        _add(found, {_ending(graph, node): graph.types[node.output].elements})
+    return found
+
+
+def is_element(part: str) -> bool:
+    """Whether a part is an element of some operator, which takes its time in any kernel."""
+    return part.startswith("end.") or part.endswith(".element")
+
+
+def _add(found: dict[str, float], more: Turns) -> None:
+    for part, count in more.items():
+        found[part] += count
+
+
+def _ending(graph: Graph, node: Node) -> str:
+    """The part that is one pointwise operator on an element: a requantisation by the function it takes."""
+    operator = node.operator
+    if not isinstance(operator, Requantize):
+        return f"end.{type(operator).__name__}"
+    users = [user.operator for user in graph.users()[node.output]]
+    rectified = users and all(isinstance(user, Clip) and user.low >= operator.output_zero_point for user in users)
+    shift = graph.constants.get(node.inputs[2])
+    if shift is not None and not shift.any():
+        return "end.raise"
+    wide = "wide_" if graph.types[node.inputs[0]].dtype.bits > 32 else ""
+    kind = "any" if shift is None or shift.max() >= 0 else "one" if shift.size == 1 else "each"
+    return f"end.{wide}{operator.rounding.value}_{kind}{'_rectified' if rectified else ''}"
+
+
+def _by_elements(region: Region, core: CoreTraits) -> Turns:
+    """Of kernels without a count of their own: elements read and made, by the width of what is read."""
+    name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
+    taken = region.type(0).elements if region.node.inputs else 0
+    return {f"{name}.element": region.result.elements, f"{name}.read": taken, f"{name}.call": 1}
+
+
+def _inside(window: Window, axis: int) -> list[int]:
+    """The taps inside the image, for each output along an axis."""
+    stride, dilation, before = window.stride[axis], window.dilation[axis], window.before[axis]
+    starts = [place * stride - before for place in range(window.outputs[axis])]
+    return [
+        sum(0 <= start + tap * dilation < window.size[axis] for tap in range(window.kernel[axis])) for start in starts
+    ]
+
+
+@kernel(Conv2d, FullyConnected, table=TURNS)
+def _sums(region: Region, core: CoreTraits) -> Turns:
+    products = products_of(region, Scope(region.graph))
+    if core.instructions:
+        try:
+            return _scheduled(region, products, core)
+        except Unsupported:
+            pass
+    return _blocked(products, core)
+
+
+def _blocked(products: Products, core: CoreTraits) -> Turns:
+    """Sums of products in register blocks: neighbouring pixels inside the image together, all others one by one."""
+    window, outputs, depth = products.window, len(products.weights), products.weights.shape[3]
+    share = outputs // products.groups
+    (left, right), (top, bottom) = window.inside(COLUMN), window.inside(ROW)
+    columns, rows = right - left, bottom - top
+    pixels = window.outputs[ROW] * window.outputs[COLUMN]
+    others = pixels - rows * columns
+    together, lanes = register_block(share, columns, rows, others, core.accumulators, products.groups > 1, None, 1)
+    blocks, taps = -(-share // lanes) * products.groups, prod(window.kernel) * depth
+    fast = columns // together * together * rows if together > 1 or window.any_padded else pixels
+    inside, across = _inside(window, ROW), _inside(window, COLUMN)
+    slow_taps = sum(inside) * sum(across) * depth - fast * taps
+    slow_rows = sum(inside) * len(across) - fast * window.kernel[ROW]
+    slow, groups = pixels - fast, fast / together
+    counts = {
+        "product": (fast * taps + slow_taps) * blocks * lanes,
+        "load": groups * taps * blocks * (together + lanes),
+        "turn": groups * taps * blocks,
+        "row": groups * window.kernel[ROW] * blocks,
+        "block": groups * blocks,
+        "group": groups,
+        "result": fast * blocks * lanes,
+        "border_load": slow_taps * blocks * lanes,
+        "border_turn": slow_taps * blocks,
+        "border_row": slow_rows * blocks,
+        "border_block": slow * blocks,
+        "border_result": slow * blocks * lanes,
+        "border_pixel": slow,
+    }
+    return {**{f"sum.{part}": float(count * window.batch) for part, count in counts.items()}, "sum.call": 1}
+
+
+def _scheduled(region: Region, products: Products, core: CoreTraits) -> Turns:
+    """Sums of products with an instruction of the core; raises Unsupported where none does."""
+    sizes, inside, knobs = knobs_of(region, products, core)
+    found = turns_of(knobs, sizes, inside)
+    kind = "staged" if knobs.staging else "straight" if knobs.straight else "instruction"
+    return {**{f"{kind}.{part}": count for part, count in found.items()}, f"{kind}.kernel": 1}
+
+
+@kernel(DepthwiseConv2d, table=TURNS)
+def _depthwise(region: Region, core: CoreTraits) -> Turns:
+    products = products_of(region, Scope(region.graph), merged=False)
+    if core.instructions:
+        try:
+            return _in_planes(planes_of(region, Scope(region.graph, room=core.room), products, core.instructions))
+        except Unsupported:
+            pass
+    groups = column_groups(products.window, core.accumulators) if products.channelwise else []
+    return _by_groups(products.window, groups) if groups else _blocked(products, core)
+
+
+def _by_groups(window: Window, groups: list[Group]) -> Turns:
+    """Depthwise: neighbouring columns together, channel by channel."""
+    inside, channels = _inside(window, ROW), window.channels * window.batch
+    (top, bottom), rows = window.inside(ROW), sum(inside)
+    name = "depthwise" if window.any_padded else "open_depthwise"
+    found: dict[str, float] = defaultdict(float)
+    for group in groups:
+        places = {
+            pixel * window.stride[COLUMN] + tap * window.dilation[COLUMN]
+            for pixel, taps in enumerate(group.taps)
+            for tap in taps
+        }
+        counts = {
+            "product": sum(map(len, group.taps)) * rows,
+            "load": len(places) * rows,
+            "weight": window.kernel[COLUMN] * rows,
+            "row": rows,
+            "edge_row": sum(inside[:top]) + sum(inside[bottom:]),
+            "group": len(inside),
+            "result": len(inside) * group.pixels,
+        }
+        _add(found, {f"{name}.{part}": float(count * channels) for part, count in counts.items()})
+        _add(found, {f"{name}.turn": len(inside) * window.batch})
+    return {**found, f"{name}.call": 1}
+
+
+def _in_planes(nest: Planes) -> Turns:
+    """Depthwise with products of pairs: some channels copied into planes, then all pixels alike."""
+    window, channels = nest.window, nest.window.channels
+    rows, columns = window.outputs
+    bands, lines = -(-rows // nest.band), nest.lines(nest.band)
+    pairs = len(nest.reads(4)) / 4 * window.kernel[ROW]
+    counts = {
+        "filled": channels * bands * lines * nest.width,
+        "line": channels * bands * lines,
+        "product": channels * rows * columns * pairs,
+        "row": channels * rows,
+        "group": channels * rows * -(-columns // 4),
+        "result": channels * rows * columns,
+        "weight": channels * rows * -(-columns // 4) * len(nest.taps) * window.kernel[ROW],
+        "channel": channels * bands,
+    }
+    return {**{f"planes.{part}": float(count) for part, count in counts.items()}, "planes.call": 1}
+
+
+@kernel(MaxPool2d, AveragePool2d, SumPool2d, table=TURNS)
+def _pool(region: Region, core: CoreTraits) -> Turns:
+    operator = region.node.operator
+    assert isinstance(operator, MaxPool2d | AveragePool2d | SumPool2d)
+    window = window_of(region, operator.kernel, operator.stride, own=operator.padding)
+    lanes = channel_lanes(window.channels, 8)
+    pixels, blocks = prod(window.outputs) * window.batch, window.channels // lanes
+    inside, across = sum(_inside(window, ROW)), _inside(window, COLUMN)
+    taps = inside * sum(across) * window.batch
+    counts = {
+        "tap": taps * window.channels,
+        "turn": taps * blocks,
+        "row": inside * len(across) * window.batch * blocks,
+        "block": pixels * blocks,
+        "result": pixels * window.channels,
+        "pixel": pixels,
+        "call": 1,
+    }
+    kind = "padded_" if window.any_padded else "words_" if region.source_dtype is DType.UINT8 else ""
+    return {f"{type(operator).__name__}.{kind}{part}": float(count) for part, count in counts.items()}
+
+
+@kernel(Concat, Pad, Slice, table=TURNS)
+def _moved(region: Region, core: CoreTraits) -> Turns:
+    """Rows of neighbouring bytes: what the result and what is read have in common at its end."""
+    shape, whole = region.result.shape, [region.graph.types[name].shape for name in region.node.inputs]
+    size, name = region.result.dtype.numpy.itemsize, type(region.node.operator).__name__
+    found: dict[str, float] = defaultdict(float)
+    moved = 0
+    for taken in whole:
+        same = len(shape)
+        while same and shape[same - 1] == taken[same - 1]:
+            same -= 1
+        runs = min(prod(shape[: max(same - 1, 0)]), prod(taken[: max(same - 1, 0)]))
+        count = min(prod(shape), prod(taken)) * size
+        step = prod(shape[max(same - 1, 0) :]) * size
+        words = step % 4 == 0 and count // max(runs, 1) % 4 == 0
+        _add(found, {f"{name}.run": runs, f"{name}.{'byte' if words else 'odd_byte'}": count})
+        moved += count
+    return {**found, f"{name}.filled": max(region.result.elements * size - moved, 0), f"{name}.call": 1}

@@ -1,0 +1,176 @@
+"""Sections for latency: all elements are never worse than some of them, and every part of a layer is computed once."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dovetail.compile import sample_inputs
+from dovetail.errors import PlanError, SimulationError, TargetError
+from dovetail.ir.graph import Graph, evaluate
+from dovetail.mesh.choice import Objective
+from dovetail.mesh.mapping import Mapped, map_network, measure
+from dovetail.mesh.sections_emit import SectionsProject, emit_sections
+from dovetail.mesh.sections_exact import SectionsRun, run_sections
+from dovetail.mesh.topology import build_topology, random_faults
+from dovetail.schedule.partition import partition
+from dovetail.target.mesh import Grid, Mesh
+from dovetail.targets.spinnaker2 import MESH, TARGET
+from networks import image_net
+from test_mesh_mapping import check_exact, check_limits, tiny
+
+needs_firmware = pytest.mark.skipif(
+    find_spec("unicorn") is None or find_spec("ziglang") is None, reason="elements' firmware needs unicorn and ziglang"
+)
+FOUR = replace(MESH.resized(chips=1), grid=Grid(4, 4, 1))
+"""A mesh of 4x4 elements."""
+NEAR = 0.02
+"""Of a latency: what the order of pieces on elements can make, of which two are measured."""
+
+
+def quick(graph: Graph, mesh: Mesh) -> Mapped:
+    """A network on a mesh, for latency."""
+    return map_network(graph, partition(graph, TARGET), build_topology(mesh), Objective.LATENCY)
+
+
+def small_net(seed: int) -> Graph:
+    """One to three convolutions, sums and a dense layer, by a seed."""
+    random = np.random.default_rng(seed)
+    net = image_net("n", int(random.integers(4, 13)), 4 * int(random.integers(1, 4)))
+    value = net.x
+    for _ in range(int(random.integers(1, 4))):
+        channels, kernel = int(random.choice([4, 8, 12, 16, 24])), int(random.choice([1, 3]))
+        value = net.convolution(value, channels, kernel, relu=True, stride=int(random.choice([1, 1, 2])))
+        if random.random() < 0.4:
+            value = net.addition(value, net.convolution(value, channels), relu=True)
+    return net.finish(net.dense(value, int(random.integers(5, 100))) if random.random() < 0.5 else value)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Mesh:
+    """One or two chips of 1 to 18 elements."""
+    width, height, size = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    corner = st.tuples(st.integers(0, width - 1), st.integers(0, height - 1))
+    rate = st.sampled_from([4.0, 16.0, 32.0])
+    rates = replace(MESH.rates, port=draw(rate), noc=draw(rate), dram=draw(rate))
+    grid = Grid(width, height, size, gate=draw(corner), dram=draw(corner))
+    chips, usable = draw(st.sampled_from([1, 1, 2])), 1024 * draw(st.sampled_from([40, 64, 92]))
+    return replace(MESH.resized(chips=chips), grid=grid, rates=rates, usable=usable)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(meshes(), st.integers(0, 999), st.sampled_from([0.05, 0.1, 0.2, 0.4]), st.integers(0, 99))
+def test_all_elements_are_never_worse_than_some(mesh: Mesh, seed: int, share: float, faults: int) -> None:
+    graph = small_net(seed)
+    hit = random_faults(mesh, share, faults)
+    assume(hit.faults.elements or hit.faults.noc or hit.faults.links)
+    try:
+        some = measure(quick(graph, hit), 1).latency
+    except (PlanError, TargetError):
+        return
+    assert measure(quick(graph, mesh), 1).latency <= some * (1 + NEAR)
+
+
+@pytest.mark.parametrize("name", ["ic_resnet8", "ad_autoencoder"])
+def test_sections_on_a_mesh_of_sixteen(name: str) -> None:
+    found = quick(tiny(name), FOUR)
+    assert len(found.parts.sections) > 1 and all(found.placed)
+    check_limits(found)
+    whole = map_network(tiny(name), partition(tiny(name), TARGET), build_topology(FOUR), Objective.LATENCY, whole=True)
+    assert whole.parts.resident
+    quicker, before = measure(found, 1).latency, measure(whole, 1).latency
+    print(f"{name}: {quicker:.0f} clocks in {len(found.parts.sections)} sections, {before:.0f} as a whole")
+    assert quicker < 0.6 * before
+
+
+def run(graph: Graph, found: Mapped, inputs: int = 2) -> tuple[SectionsProject, SectionsRun]:
+    """What the elements did; outputs are compared, and the time with the model's."""
+    project = emit_sections(found, TARGET)
+    given = [sample_inputs(graph, seed) for seed in range(inputs)]
+    done = run_sections(found, project, TARGET, given)
+    for arrays, outputs in zip(given, done.outputs, strict=True):
+        expected = evaluate(graph, arrays)
+        assert all(np.array_equal(expected[name], outputs[name]) for name in graph.outputs)
+        assert all(len(np.unique(expected[name])) > 1 for name in graph.outputs)
+    modelled = measure(found, 1).latency
+    print(f"{graph.name}: {len(found.placed)} sections, {done.latency:.0f} clocks executed, {modelled:.0f} modelled")
+    return project, done
+
+
+@needs_firmware
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ic_resnet8", "ad_autoencoder"),
+        *(pytest.param(name, marks=pytest.mark.oracles) for name in ("kws_dscnn", "vww_mobilenetv1")),
+    ],
+)
+def test_sections_are_executed_exactly(name: str) -> None:
+    found = quick(tiny(name), FOUR)
+    project, done = run(tiny(name), found)
+    assert done.memory <= MESH.usable and project.early > 0
+    assert abs(done.latency - measure(found, 1).latency) <= 0.1 * done.latency
+
+
+@needs_firmware
+def test_faults_in_sections_are_noticed() -> None:
+    """Wrong weights, and data that are not waited for."""
+    graph = small_net(3)
+    found = quick(graph, replace(FOUR, grid=Grid(2, 2, 1)))
+    project, _ = run(graph, found)
+    slow = replace(found.parts.mesh, rates=replace(MESH.rates, dram=0.5))
+    found = replace(found, parts=replace(found.parts, mesh=slow))
+    run(graph, found, 1)
+    assert len(found.placed) > 1
+    given, expected = [sample_inputs(graph)], evaluate(graph, sample_inputs(graph))
+
+    def differs(wrong: SectionsProject) -> bool:
+        try:
+            outputs = run_sections(found, wrong, TARGET, given).outputs[0]
+        except SimulationError:
+            return True
+        return any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs)
+
+    place = struct.unpack_from("<I", next(iter(project.elements.values())), 4)[0]
+    at = [struct.unpack_from("<3I", one, place + 12) for one in project.elements.values()]
+    weights = bytearray(project.dram)
+    for start, _, size in at:
+        weights[start : start + size] = bytes(byte ^ 0x55 for byte in project.dram[start : start + size])
+    assert differs(replace(project, dram=bytes(weights)))
+    waits = b"while (dovetail_mmio_read(MESH_BASE + LOADED) == 0u)"
+    name = "runtime/mesh_sections_sim.c"
+    hasty = project.files[name].replace(waits, b"while (0)")
+    assert hasty != project.files[name]
+    assert differs(replace(project, files={**project.files, name: hasty}))
+
+
+@needs_firmware
+def test_projects_in_sections_are_the_same_twice() -> None:
+    found = quick(small_net(3), replace(FOUR, grid=Grid(2, 2, 1)))
+    first, second = (emit_sections(found, TARGET) for _ in range(2))
+    assert first.files == second.files and first.elements == second.elements
+    keys = np.concatenate([tables.key for tables in first.keys])
+    assert len(np.unique(keys)) == len(keys)
+    assert any(name.startswith("chips/") for name in first.files)
+
+
+@needs_firmware
+def test_a_layer_too_large_is_computed_in_parts() -> None:
+    net = image_net("large", 4, 32)
+    graph = net.finish(net.dense(net.convolution(net.x, 64, relu=True), 200))
+    tight = replace(FOUR, grid=Grid(2, 2, 1), usable=40 * 1024)
+    found = quick(graph, tight)
+    layers = [stage.layer.index for section in found.parts.sections for stage in section.stages]
+    assert len(layers) > len(set(layers))
+    check_exact(graph, found)
+    _, done = run(graph, found)
+    assert done.memory <= tight.usable
+    layers = [stage.layer.index for section in found.parts.sections for stage in section.stages]
+    assert len(layers) > len(set(layers)) and all(found.placed)
+    check_exact(graph, found)
