@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -142,6 +143,12 @@ class RackSession:
             self._told(f"{len(outputs)} of {len(inputs)} inputs")
         every = np.concatenate(clocks) if clocks else np.zeros((0, self._build.pieces, 4), np.int64)
         return MeshRun(tuple(outputs), every, self.talk.asked, self.talk.repeated, self.restarts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the line."""

@@ -59,6 +59,13 @@ class FrameSession(BoardSession):
         self.talk.link.close()
 
 
+def opener(board: Board) -> Callable[..., Link]:
+    """What opens the line to a board, again where it was cut: every time as the same job, if an agent lends it."""
+    if board.where.partition(":")[0] == "agent":
+        return partial(open_agent, board, secrets.token_hex(16))
+    return partial(open_link, board.where)
+
+
 def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -> BoardSession:
     """Bring the firmware of a build to a board if that is asked for, and begin to speak to it.
 
@@ -70,7 +77,7 @@ def open_board(board: Board, manifest: Mapping[str, Any], isa: str, elf: Path) -
     if board.load:
         load_firmware(board, elf)
     kind = board.where.partition(":")[0]
-    opened = partial(open_agent, board, secrets.token_hex(16)) if kind == "agent" else partial(open_link, board.where)
+    opened = opener(board)
     if kind == "gdb":
         link = server_of(board, elf)
     else:
