@@ -15,8 +15,8 @@ from pathlib import Path
 
 from dovetail.errors import SimulationError
 from dovetail.run import Build
-from dovetail.sim.board import Decoder, encode
 from dovetail.sim.device import Activity, Bus, DeviceSpec, MemoryRegion, target_devices
+from dovetail.sim.frames import Decoder, encode
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import IssSession
 

@@ -26,7 +26,8 @@ import board_rig as rig
 from command_line import dovetail, refused
 from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.run import Build, RunResult, board_firmware, board_image, open_build, run_build
-from dovetail.sim.board import Decoder, Frame, FrameSession, Kind, encode
+from dovetail.sim.board import FrameSession
+from dovetail.sim.frames import Decoder, Frame, Kind, encode
 from dovetail.sim.line import Board, open_link
 from dovetail.targets import load_target
 from dovetail.tools.agent import Agent, read_settings
@@ -159,7 +160,7 @@ def test_a_board_that_begins_anew_is_noticed(
         session.close()
         session = FrameSession(open_link(first.where), build.manifest["digest"], len(build.manifest["layers"]), 0.4)
         boards.close()
-        monkeypatch.setattr("dovetail.sim.board._GONE_SECONDS", 0.5)
+        monkeypatch.setattr("dovetail.sim.frames._GONE_SECONDS", 0.5)
         with pytest.raises(BoardError, match="the other end of the line is gone"):
             session.infer()
 
@@ -177,7 +178,7 @@ def test_small_frames_and_a_bounded_number_of_retries(
             total, layers = session.infer()
             assert total == sum(layers) > 0
             assert session.read(0, result["bytes"]) == wanted[result["name"]].tobytes()
-    assert 0 < session.repeated <= 2 * faults.count
+    assert 0 < session.talk.repeated <= 2 * faults.count
 
 
 def test_an_inference_is_never_run_twice(builds: dict[str, Path], program: Path) -> None:

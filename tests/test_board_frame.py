@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.errors import BoardError
-from dovetail.sim.board import MAXIMUM_FRAME, MAXIMUM_PAYLOAD, Decoder, Frame, encode
+from dovetail.sim.frames import MAXIMUM_FRAME, MAXIMUM_PAYLOAD, Decoder, Frame, encode
 from dovetail.sim.line import open_link
 
 FRAMES = st.builds(

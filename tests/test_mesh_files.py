@@ -67,7 +67,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "equal the integer graph's in every byte" in result.stdout
     assert "of 152 elements; one input takes" in result.stdout and "times its bound" in result.stdout
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {"Makefile", "chips", "link.ld", "mapping.json", "mapping.yaml", "mesh.html", "programs", "runtime"}
+    assert names == {
+        *("Makefile", "chips", "link.ld", "mapping.json", "mapping.yaml", "mesh.html", "mesh.json", "network.onnx"),
+        *("programs", "runtime"),
+    }
     again = CliRunner().invoke(app, [*base, "--mapping", str(tmp_path / "a" / "mapping.yaml")])
     assert again.exit_code == 0 and again.stdout.splitlines()[-1] == result.stdout.splitlines()[-2]
 

@@ -123,6 +123,7 @@ def mesh(
     from dovetail.mesh.compiled import with_compiler
     from dovetail.mesh.emit import emit_mesh
     from dovetail.mesh.files import mapping_json, mapping_yaml, sentence
+    from dovetail.mesh.manifest import mesh_manifest
     from dovetail.mesh.mapping import map_network, measure
     from dovetail.mesh.own import read_mapping
     from dovetail.mesh.parts import part_graphs, read_parts
@@ -168,7 +169,8 @@ def mesh(
             files = {"mapping.json": mapping_json(mapped), "mesh.html": picture(mapped, performance)}
             if mapped.parts.resident:
                 files["mapping.yaml"] = mapping_yaml(mapped)
-                files.update(emit_mesh(mapped.parts, *mapped.whole, known).files)
+                project = emit_mesh(mapped.parts, *mapped.whole, known)
+                files.update({**project.files, **mesh_manifest(mapped, project, known)})
             elif None not in mapped.placed:
                 files.update(emit_sections(mapped, known).files)
             else:

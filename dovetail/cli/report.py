@@ -13,6 +13,7 @@ import typer
 from dovetail.cli import options as opt
 from dovetail.cli.console import INTERRUPTED, beside_json, note, output, progress, say, show_table
 from dovetail.cli.options import argument, option
+from dovetail.cli.rack import is_mesh, run_mesh
 from dovetail.errors import BuildError, DovetailError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _NEEDED = (
 
 
 def run(
-    build: opt.BuildFolder,
+    build: Annotated[Path, argument(help="A folder made by dovetail compile, or by dovetail mesh.")],
     sim: opt.Sim = None,
     input_file: opt.Inputs = None,
     output_file: Annotated[
@@ -68,11 +69,17 @@ def run(
     Example: dovetail run build/net --on gdb:localhost:3333 --board-io uart.c
 
     Example: dovetail run build/net --on agent:lab/bench1 --secret lab.secret
+
+    Example: dovetail run build/mesh --on agent:lab/rack --secret lab.secret
     """
     board = opt.board_of(on, io, load, timeout, secret)
     if check_layers and (board or not check):
         what = "layers are compared on a simulator, and only where outputs are"
         raise DovetailError(what, where="--check-layers", hint="leave out --on and --no-check")
+    if is_mesh(build):
+        others = {"--sim": sim, "--core": core, "--waves": waves, "--board-io": io, "--load": load}
+        run_mesh(build, board, input_file, output_file, json_file, target, check, others)
+        return
     with progress("starting") as show:
         from dovetail.run import Waves, default_simulator, open_build, run_build
         from dovetail.targets import load_target

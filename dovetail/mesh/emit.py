@@ -21,7 +21,7 @@ from dovetail.mesh.layers import Sizes, rows_together
 from dovetail.mesh.mapping import PARTIAL, piece_graph, result_box
 from dovetail.mesh.partition import Partitioned, Stage, read_span
 from dovetail.mesh.placement import Placed, Tables
-from dovetail.mesh.shared import ELEMENT_DATA, joined_data, program_files
+from dovetail.mesh.shared import ELEMENT_DATA, joined_data, places_of, program_files
 from dovetail.target.description import Target
 from dovetail.target.mesh import pack_weights
 
@@ -414,6 +414,8 @@ class Element:
     program: str
     data: bytes
     """For the symbol element_data."""
+    places: tuple[int, ...]
+    """Where the data of each piece begin."""
 
 
 @dataclass(frozen=True)
@@ -456,7 +458,7 @@ def emit_mesh(parts: Partitioned, placed: Placed, tables: Tables, target: Target
         sizes[name] = [max(known, len(part)) for known, part in limits]
         found.append((name, data))
     elements = [
-        Element(pieces, element, name, joined_data(data, sizes[name]))
+        Element(pieces, element, name, joined_data(data, sizes[name]), tuple(places_of(sizes[name])[: len(pieces)]))
         for (element, pieces), (name, data) in zip(placed.tenants.items(), found, strict=True)
     ]
     sources = {name: program_files(texts, sizes[name]) for texts, name in names.items()}

@@ -20,7 +20,7 @@ def program_files(texts: Sequence[str], sizes: Sequence[int]) -> dict[str, str]:
         texts: the program of each piece, as it would be on an element of its own.
         sizes: bytes of each one's data at most.
     """
-    places = _places(sizes)
+    places = places_of(sizes)
     lines = [f"#define ELEMENT_BYTES {places[-1] if len(sizes) > 1 else sizes[0]}u"]
     if len(texts) == 1:
         return {"program.c": texts[0], "program.h": _GUARD % lines[0]}
@@ -32,13 +32,13 @@ def joined_data(parts: Sequence[bytes], sizes: Sequence[int]) -> bytes:
     """The data of an element: those of its pieces, each at its place."""
     if len(parts) == 1:
         return parts[0]
-    places = _places(sizes)
+    places = places_of(sizes)
     rooms = zip(parts, places[:-1], places[1:], strict=True)
     return b"".join(part + bytes(last - first - len(part)) for part, first, last in rooms)
 
 
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Where the data of each piece begin, and where the last end: at multiples of 16 bytes."""
+def places_of(sizes: Sequence[int]) -> list[int]:
+    """Where the data of each piece of such sizes begin, and where the last end: at multiples of 16 bytes."""
     places = [0]
     for size in sizes:
         places.append(-(-(places[-1] + size) // 16) * 16)

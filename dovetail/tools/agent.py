@@ -52,7 +52,7 @@ class Bench:
 
     name: str
     where: str
-    """As `dovetail run --on` names it: serial or tcp."""
+    """As `dovetail run --on` names it: serial or tcp; or "mesh:TARGET", a rack of emulated elements in this process."""
     load: str = ""
     """Command that loads firmware, with {elf} for its file; empty where none may be loaded."""
     seconds: float = _DEFAULT_SECONDS
@@ -106,8 +106,9 @@ def _bench(name: str, entry: Any, path: Path) -> Bench:
         raise _wrong(place, "a table, with a name of letters, digits, dots and hyphens", path)
     _known(entry, {"where", "load", "seconds"}, f"{place}.", path)
     where, load, seconds = entry.get("where"), entry.get("load", ""), entry.get("seconds", _DEFAULT_SECONDS)
-    if not isinstance(where, str) or where.partition(":")[0] not in ("serial", "tcp"):
-        raise _wrong(f"{place}.where", 'a line such as "serial:/dev/ttyUSB0:921600" or "tcp:127.0.0.1:4000"', path)
+    if not isinstance(where, str) or where.partition(":")[0] not in ("serial", "tcp", "mesh"):
+        wanted = 'a line such as "serial:/dev/ttyUSB0:921600" or "tcp:127.0.0.1:4000", or "mesh:TARGET"'
+        raise _wrong(f"{place}.where", wanted, path)
     if not isinstance(load, str):
         raise _wrong(f"{place}.load", "a command", path)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 7 * 86_400:
@@ -124,6 +125,27 @@ def _known(table: Mapping[str, Any], names: set[str], place: str, path: Path) ->
 
 def _wrong(name: str, wanted: str, path: Path) -> DovetailError:
     return DovetailError(f"'{name}' must be {wanted}", where=str(path), hint="see docs/agent.md")
+
+
+def line_to(bench: Bench) -> Link:
+    """Open the line to a board, or begin a rack at the other end of it.
+
+    Raises:
+        DovetailError: it cannot be opened, or the target has no mesh.
+    """
+    kind, _, name = bench.where.partition(":")
+    if kind != "mesh":
+        return open_link(bench.where)
+    from dovetail.mesh.compiled import with_compiler
+    from dovetail.mesh.rack import EmulatedElements
+    from dovetail.sim.rack import Rack, rack_link
+    from dovetail.targets import load_target
+
+    target = with_compiler(load_target(name))
+    if target.mesh is None:
+        hint = "name a target whose elements are joined, such as spinnaker2"
+        raise BoardError("this target is a machine alone, not a mesh", where=bench.where, hint=hint)
+    return rack_link(Rack(EmulatedElements(target)), bench.where)
 
 
 class _Place:
@@ -280,10 +302,10 @@ class Agent:
                     elf.write_bytes(image)
                     load_firmware(Board(bench.where, load=bench.load), elf)
             if place.link is None:
-                place.link = open_link(bench.where)
+                place.link = line_to(bench)
             while place.link.read(_QUIET_SECONDS):
                 pass
-        except BoardError as error:
+        except DovetailError as error:
             place.close()
             raise Refused(error.what, error.hint) from None
 

@@ -1,0 +1,124 @@
+"""`dovetail run` of a folder made by `dovetail mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.cli.console import beside_json, note, progress, say
+from dovetail.errors import DovetailError
+
+if TYPE_CHECKING:
+    from dovetail.ir.types import Array
+    from dovetail.mesh.manifest import MeshBuild
+    from dovetail.mesh.remote import MeshRun
+    from dovetail.sim.line import Board, Link
+    from dovetail.target.description import Target
+
+_MANIFEST = "mesh.json"
+
+
+def is_mesh(folder: Path) -> bool:
+    """Whether a folder was made by `dovetail mesh`."""
+    return (folder / _MANIFEST).is_file()
+
+
+def run_mesh(
+    folder: Path,
+    board: Board | None,
+    input_file: Path | None,
+    output_file: Path | None,
+    json_file: Path | None,
+    target: str | None,
+    check: bool,
+    others: Mapping[str, object],
+) -> None:
+    """Run a mapped network on a rack, or without one on emulated elements of this process.
+
+    Raises:
+        DovetailError: an option of `others` is given, the rack does not do its part, or an output differs.
+    """
+    if given := [name for name, value in others.items() if value]:
+        what = "a mapped network runs on a rack, and its programs are made by dovetail itself"
+        raise DovetailError(what, where=", ".join(given), hint="leave it out; name a rack with --on")
+    if board is not None:
+        board.check()
+    with progress("starting") as show:
+        from dovetail.mesh.compiled import with_compiler
+        from dovetail.mesh.manifest import read_mesh
+        from dovetail.mesh.remote import RackSession, mesh_images
+        from dovetail.targets import load_target
+        from dovetail.tools.arrays import read_inputs, seeded_inputs, write_outputs
+
+        build = read_mesh(folder)
+        known = with_compiler(load_target(target or build.target))
+        inputs, batched = (
+            read_inputs(input_file, build.inputs) if input_file else ([seeded_inputs(build.inputs)], False)
+        )
+        show("compiling the elements' programs")
+        images = mesh_images(build, known)
+        with RackSession(build, images, _opener(known, board), board.timeout if board else 600.0, show) as session:
+            found = session.run(inputs)
+    if input_file is None:
+        note("no --input: the inputs are random numbers with seed 0")
+    if output_file is not None:
+        write_outputs(output_file, found.outputs, batched)
+    with beside_json(json_file, _as_json(build, found)):
+        _tell(build, found)
+    if check:
+        _compare(build, inputs, found)
+
+
+def _opener(target: Target, board: Board | None) -> Callable[[], Link]:
+    """What opens the line to the rack."""
+    from functools import partial
+
+    from dovetail.mesh.rack import EmulatedElements
+    from dovetail.sim.board import opener
+    from dovetail.sim.rack import Rack, rack_link
+
+    return opener(board) if board else partial(rack_link, Rack(EmulatedElements(target)), "this process")
+
+
+def _tell(build: MeshBuild, found: MeshRun) -> None:
+    """What it took."""
+    taken = found.clocks[:, :, 3] - found.clocks[:, :, 0]
+    names = [name for name, places in build.elements.values() for _ in places]
+    slowest = int(taken.max(axis=0).argmax())
+    say(
+        f"{len(build.elements)} elements, {len(found.outputs)} inputs; the slowest piece, of {names[slowest]}, "
+        f"took {int(taken[:, slowest].max())} cycles; {found.asked} requests, {found.repeated} sent again, "
+        f"the rack loaded anew {found.restarts} times"
+    )
+
+
+def _as_json(build: MeshBuild, found: MeshRun) -> dict[str, Any]:
+    """What it took, with the clocks of every piece: began, gave its slots back, sent, was free."""
+    return {
+        "schema": 1,
+        "network": str(build.folder),
+        "elements": [[word >> 24, word >> 16 & 0xFF, word & 0xFFFF, one[0]] for word, one in build.elements.items()],
+        "clocks": found.clocks.tolist(),
+        "requests": found.asked,
+        "sent_again": found.repeated,
+        "loaded_anew": found.restarts,
+    }
+
+
+def _compare(build: MeshBuild, inputs: Sequence[Mapping[str, Array]], found: MeshRun) -> None:
+    """The outputs against the integer graph in the folder."""
+    import numpy as np
+
+    from dovetail.ir.graph import evaluate
+    from dovetail.ir.onnx_file import load_graph
+    from dovetail.mesh.manifest import GRAPH
+
+    graph = load_graph(build.folder / GRAPH)
+    for given, outputs in zip(inputs, found.outputs, strict=True):
+        expected = evaluate(graph, given)
+        for name in graph.outputs:
+            if not np.array_equal(expected[name], outputs[name]):
+                what = "the elements give something else than the integer graph"
+                raise DovetailError(what, where=name, hint="look at the rack, or report this")
+    say("every output equals the integer graph's")

@@ -1,0 +1,280 @@
+"""Frames on a line, and a conversation in them that outlives the line: requests are sent again until they are answered.
+
+emit/runtime/board_main.c says what frames look like. What comes from a line is not trusted: a decoder holds at most one
+frame, and skips what is none.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.errors import BoardError
+from dovetail.sim.line import LineGone, Link, open_link
+
+MAXIMUM_PAYLOAD = 1024
+"""Bytes of payload a frame may have."""
+MAXIMUM_FRAME = 8 + MAXIMUM_PAYLOAD + 4
+_MAGIC = b"\xd7\xe9"
+_HEAD = struct.Struct("<2sBBH")
+_HEADER_BYTES, _TRAILER_BYTES = 8, 4
+ATTEMPTS = 8
+"""How often a request is sent at most, while none but an inference keeps the board busy."""
+_ANSWER_SECONDS = 1.0
+VERSION = 2
+"""Of the protocol."""
+_GONE_SECONDS = 30.0
+"""How long a line that is gone may take to come again."""
+_PAUSE_SECONDS = 0.2
+
+
+class Kind(enum.IntEnum):
+    """What a request asks for."""
+
+    HELLO = 1
+    WRITE = 2
+    RUN = 3
+    READ = 4
+    CYCLES = 5
+    RESET = 6
+    SESSION = 7
+    LOAD = 8
+    START = 9
+
+
+ANSWER = 0x80
+"""Added to the kind of a request in its answer."""
+REFUSED = 0xFF
+"""Kind of the answer to a request that cannot be carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: kind and sequence number of 0 to 255, and at most `MAXIMUM_PAYLOAD` bytes."""
+
+    kind: int
+    sequence: int
+    payload: bytes = b""
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame; raises ValueError where its payload is too long."""
+    if len(frame.payload) > MAXIMUM_PAYLOAD:
+        raise ValueError(f"a payload of {len(frame.payload)} bytes; the limit is {MAXIMUM_PAYLOAD}")
+    head = _HEAD.pack(_MAGIC, frame.kind, frame.sequence, len(frame.payload))
+    content = head + struct.pack("<H", zlib.crc32(head) & 0xFFFF) + frame.payload
+    return content + struct.pack("<I", zlib.crc32(content))
+
+
+class Decoder:
+    """Finds frames in a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self.skipped = 0
+        """Bytes that belonged to no frame."""
+
+    def feed(self, content: bytes) -> list[Frame]:
+        """Take more bytes; return the frames that end in them."""
+        self._held += content
+        found = []
+        while (frame := self._next()) is not None:
+            found.append(frame)
+        return found
+
+    def _next(self) -> Frame | None:
+        """The first frame; None when more bytes are needed."""
+        while True:
+            start = self._held.find(_MAGIC)
+            kept = len(self._held) - int(self._held.endswith(_MAGIC[:1]))
+            self._skip(start if start >= 0 else kept)
+            if len(self._held) < _HEADER_BYTES:
+                return None
+            _, kind, sequence, length = _HEAD.unpack_from(self._held)
+            (check,) = struct.unpack_from("<H", self._held, _HEAD.size)
+            if length <= MAXIMUM_PAYLOAD and check == zlib.crc32(self._held[: _HEAD.size]) & 0xFFFF:
+                end = _HEADER_BYTES + length
+                if len(self._held) < end + _TRAILER_BYTES:
+                    return None
+                if struct.unpack_from("<I", self._held, end)[0] == zlib.crc32(self._held[:end]):
+                    payload = bytes(self._held[_HEADER_BYTES:end])
+                    del self._held[: end + _TRAILER_BYTES]
+                    return Frame(kind, sequence, payload)
+            self._skip(1)
+
+    def _skip(self, count: int) -> None:
+        del self._held[:count]
+        self.skipped += count
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What a board says of itself."""
+
+    payload: int
+    """Most bytes of a payload it takes, and this computer sends."""
+    count: int
+    """Of layers; of a rack, how many elements it has."""
+    digest: str
+    """Of the build it has, 32 hexadecimal digits."""
+
+
+class BeganAnew(BoardError):
+    """The board began anew while its line was gone."""
+
+
+class Talk:
+    """A conversation with a board, of which every request is carried out once however often it is sent.
+
+    Args:
+        link: its line, which is closed with the conversation.
+        timeout: seconds the longest request may take, which is RUN.
+        again: opens the line once more; as the link's name says, if not given.
+        hint: what to do where the board does not keep to the protocol.
+    """
+
+    def __init__(self, link: Link, timeout: float, again: Callable[[], Link] | None, hint: str) -> None:
+        self.link = link
+        self._again = again or (lambda: open_link(link.where))
+        self._timeout, self._decoder, self._hint = timeout, Decoder(), hint
+        self._sequence = self._heard = self._session = 0
+        self.asked = 0
+        """How many requests there were."""
+        self.repeated = 0
+        """How often one had to be sent again."""
+
+    def open(self) -> None:
+        """Open the line again, whatever became of the board; raises BoardError."""
+        self.link, self._decoder = self._again(), Decoder()
+
+    def hello(self) -> Introduced:
+        """Begin a session. Raises BoardError where the board does not answer, or speaks otherwise."""
+        name = secrets.randbelow((1 << 32) - 1) + 1
+        self._session = 0
+        answer = self.ask(Kind.HELLO, struct.pack("<I", name), answer=24)
+        if len(answer) != 24:
+            raise self.wrong(f"it introduces itself with {len(answer)} bytes, not 24")
+        version, payload, count = struct.unpack_from("<HHI", answer)
+        if version != VERSION:
+            raise self.wrong(f"it speaks version {version} of the protocol, this is version {VERSION}")
+        self._session = name
+        return Introduced(min(payload, MAXIMUM_PAYLOAD), count, answer[8:].hex())
+
+    def ask(self, kind: Kind, payload: bytes = b"", answer: int = 0) -> bytes:
+        """The answer to a request, of so many bytes if all is well; the request is sent again when none comes. Raises
+        BoardError where the board refuses, stays silent or is gone, of it BeganAnew."""
+        self.asked += 1
+        self._sequence = (self._sequence + 1) % 256
+        request = encode(Frame(kind, self._sequence, payload))
+        patience = min(_ANSWER_SECONDS, self._timeout / ATTEMPTS)
+        patience += (2 * len(request) + answer) * self.link.seconds_per_byte
+        attempts = max(ATTEMPTS, math.ceil(self._timeout / patience)) if kind is Kind.RUN else ATTEMPTS
+        for attempt in range(attempts):
+            self.repeated += attempt > 0
+            try:
+                frame = self._answer(request, patience)
+            except LineGone as gone:
+                self._open_again(gone)
+                frame = None
+            if frame is not None and frame.kind == kind | ANSWER:
+                return frame.payload
+            if frame is not None:
+                said = frame.payload.decode("ascii", "replace").strip()
+                raise self.wrong(
+                    f"it refuses the request {kind.name} of {len(payload)} bytes" + f": {said}" * bool(said)
+                )
+        raise self._silent(kind, attempts, attempts * patience)
+
+    def _answer(self, request: bytes, seconds: float) -> Frame | None:
+        """The answer to an encoded request that is sent once, or the board's refusal; None when neither comes in time.
+        Raises BoardError, of it LineGone where the line is cut."""
+        _, kind, sequence, _ = _HEAD.unpack_from(request)
+        self.link.write(request)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            content = self.link.read(left)
+            self._heard += len(content)
+            for frame in self._decoder.feed(content):
+                if frame.sequence == sequence and frame.kind in (kind | ANSWER, REFUSED):
+                    return frame
+        return None
+
+    def _open_again(self, gone: LineGone) -> None:
+        """Open the line again, and see that the board is where it was. Raises BoardError where the line does not come
+        again, or the board has begun anew; `gone` where there was no session yet."""
+        if not self._session:
+            raise gone
+        request = encode(Frame(Kind.SESSION, (self._sequence + 128) % 256))
+        deadline = time.monotonic() + max(_GONE_SECONDS, self._timeout)
+        while time.monotonic() < deadline:
+            self.link.close()
+            try:
+                self.link, self._decoder = self._again(), Decoder()
+                frame = self._answer(request, _ANSWER_SECONDS)
+            except BoardError:  # not there yet, or gone again
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            if frame is None:
+                continue
+            if frame.kind == REFUSED or self.sized(frame.payload, 4) != struct.pack("<I", self._session):
+                what = "the board began anew while the line was gone: what it was given and what it kept are lost"
+                raise BeganAnew(what, where=self.link.where, hint="see whether it has lost power, and run again")
+            return
+        raise gone
+
+    def _silent(self, kind: Kind, attempts: int, seconds: float) -> BoardError:
+        """The error for a board that did not answer."""
+        what = f"the board does not answer: {kind.name} was sent {attempts} times in {seconds:.1f} s"
+        if self._heard:
+            what += f"; of {self._heard} bytes that came, {self._decoder.skipped} belong to no frame"
+            hint = "see that both ends have the same speed, and that nothing else writes to the line"
+        else:
+            hint = "see that it runs the firmware of make board, and that its line is this one at this speed"
+        if kind is Kind.RUN:
+            hint = "give a longer --timeout if the inference takes longer; else it may have stopped in a fault"
+        return BoardError(what, where=self.link.where, hint=hint)
+
+    def sized(self, answer: bytes, nbytes: int) -> bytes:
+        """An answer, which must have so many bytes; raises BoardError."""
+        if len(answer) != nbytes:
+            raise self.wrong(f"an answer has {len(answer)} bytes instead of {nbytes}")
+        return answer
+
+    def wrong(self, what: str) -> BoardError:
+        """The error for a board that does something else than it should."""
+        return BoardError(
+            f"the board does not do what the protocol says: {what}", where=self.link.where, hint=self._hint
+        )
+
+
+def write_all(talk: Talk, port: int, content: bytes, most: int) -> None:
+    """Set an input by its number, with payloads of at most so many bytes; raises BoardError, as all here do."""
+    step = most - 8
+    for offset in range(0, len(content), step):
+        request = struct.pack("<HHI", port, 0, offset) + content[offset : offset + step]
+        talk.sized(talk.ask(Kind.WRITE, request), 0)
+
+
+def read_all(talk: Talk, port: int, nbytes: int, most: int) -> bytes:
+    """An output by its number, of so many bytes."""
+    found = bytearray()
+    while len(found) < nbytes:
+        count = min(nbytes - len(found), most)
+        found += talk.sized(talk.ask(Kind.READ, struct.pack("<HHI", port, count, len(found)), count), count)
+    return bytes(found)
+
+
+def read_cycles(talk: Talk, count: int, most: int) -> list[int]:
+    """So many counts of cycles, from the first."""
+    found: list[int] = []
+    while len(found) < count:
+        part = min(count - len(found), most // 8)
+        answer = talk.sized(talk.ask(Kind.CYCLES, struct.pack("<I", len(found)), 8 * part), 8 * part)
+        found += struct.unpack(f"<{part}Q", answer)
+    return found
