@@ -105,9 +105,7 @@ def fitted(layers: Sequence[Layer], target: Target) -> dict[str, float]:
         found, _ = nnls(table * weights[:, None], weights, maxiter=100_000)
         weights = np.maximum(abs(table @ found - 1), 0.01) ** -0.5
     kept = {part: round(float(value), 3) for part, value in zip(parts, found, strict=True)}
-    return {
-        part: value for part, value in kept.items() if value or part.startswith("end.") or part.endswith(".element")
-    }
+    return {part: value for part, value in kept.items() if value or part.startswith("end.")}
 
 
 def spread(ratios: Sequence[float]) -> str:

@@ -56,8 +56,10 @@ def test_wrong_weights_are_noticed(tmp_path: Path) -> None:
     broken = replace(offload, pack=lambda match: {name: array ^ 1 for name, array in pack(match).items()})
     target = replace(TARGET, engines=(replace(ENGINE, offloads=(broken,)),))
     net = image_net("small", 6, 4)
-    graph = net.finish(net.convolution(net.x, 8, 1))
-    write_project(compile_graph(graph, target, Options()).project, tmp_path / "build")
+    graph = net.finish(net.convolution(net.x, 8, 3))
+    made = compile_graph(graph, target, Options())
+    assert any(region.engine is not None for region in made.regions)
+    write_project(made.project, tmp_path / "build")
     given = sample_inputs(graph)
     (found,) = run_build(open_build(tmp_path / "build", target), "iss", [given]).outputs
     assert any(not np.array_equal(found[name], array) for name, array in evaluate(graph, given).items())
