@@ -232,6 +232,7 @@ def test_unicorn_stays_out_of_this_process_and_its_absence_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elf = build(tmp_path, "int main(void) { exit_with(0u); return 0; }")
+    monkeypatch.delitem(sys.modules, "unicorn", raising=False)  # other tests emulate elements of a mesh in this process
     simulate(chip(elf), [], {})
     assert "unicorn" not in sys.modules
     monkeypatch.setattr("dovetail.sim.worker.find_spec", lambda name: None)
