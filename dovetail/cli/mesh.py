@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +15,7 @@ from dovetail.errors import DovetailError, TargetError
 
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
+    from dovetail.ir.types import Array
     from dovetail.mesh.layers import Ints
     from dovetail.mesh.mapping import Mapped, Performance
     from dovetail.mesh.topology import Topology
@@ -225,10 +226,7 @@ def _run_exactly(
     show: Callable[[str], None],
 ) -> Ints:
     """Every element's firmware on several inputs, against the integer graph; returns `ExactRun.turns`."""
-    import numpy as np
-
     from dovetail.compile import sample_inputs
-    from dovetail.ir.graph import evaluate
     from dovetail.mesh.emit import emit_mesh
     from dovetail.mesh.exact import run_exact
 
@@ -243,12 +241,7 @@ def _run_exactly(
         show(f"running every element's firmware: {done} of {count}")
 
     run = run_exact(mapped.parts, placed, tables, project, target, given, jobs, scheduler, told)
-    for arrays, outputs in zip(given, run.outputs, strict=True):
-        expected = evaluate(graph, arrays)
-        if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
-            what = "the elements' firmware gives something else than the integer graph"
-            hint = "report this, or look at the target's element driver if it is yours"
-            raise DovetailError(what, where=graph.name, hint=hint)
+    _check_outputs(graph, given, run.outputs)
     say(
         f"{len(run.cycles)} elements ran {run.programs} programs over {len(given)} inputs, {run.instructions} "
         f"instructions in all; every output equals the integer graph's. Most memory of an element {max(run.memory)} of "
@@ -258,24 +251,30 @@ def _run_exactly(
     return run.turns
 
 
-def _run_sections(target: Target, graph: Graph, mapped: Mapped, inputs: int, modelled: Performance) -> None:
-    """Every element's firmware, section after section, on several inputs, against the integer graph."""
+def _check_outputs(graph: Graph, given: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> None:
+    """Raise DovetailError where elements gave something else than the integer graph."""
     import numpy as np
 
-    from dovetail.compile import sample_inputs
     from dovetail.ir.graph import evaluate
+
+    for arrays, outputs in zip(given, found, strict=True):
+        expected = evaluate(graph, arrays)
+        if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
+            what = "the elements' firmware gives something else than the integer graph"
+            hint = "report this, or look at the target's element driver if it is yours"
+            raise DovetailError(what, where=graph.name, hint=hint)
+
+
+def _run_sections(target: Target, graph: Graph, mapped: Mapped, inputs: int, modelled: Performance) -> None:
+    """Every element's firmware, section after section, on several inputs, against the integer graph."""
+    from dovetail.compile import sample_inputs
     from dovetail.mesh.sections_emit import emit_sections
     from dovetail.mesh.sections_exact import run_sections
 
     project = emit_sections(mapped, target)
     given = [sample_inputs(graph, seed) for seed in range(inputs)]
     run = run_sections(mapped, project, target, given)
-    for arrays, outputs in zip(given, run.outputs, strict=True):
-        expected = evaluate(graph, arrays)
-        if any(not np.array_equal(expected[name], outputs[name]) for name in graph.outputs):
-            what = "the elements' firmware gives something else than the integer graph"
-            hint = "report this, or look at the target's element driver if it is yours"
-            raise DovetailError(what, where=graph.name, hint=hint)
+    _check_outputs(graph, given, run.outputs)
     say(
         f"{len(project.elements)} elements ran {len(mapped.placed)} sections one after the other over {len(given)} "
         f"inputs; every output equals the integer graph's. Memory of an element {run.memory} of "

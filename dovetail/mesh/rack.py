@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.farm import Farm, farm
 from dovetail.mesh.manifest import name_of
 from dovetail.mesh.topology import Topology, build_topology
-from dovetail.mesh.workers import Job, element_setup, run_element
+from dovetail.mesh.workers import Job, element_setup, run_wave
 from dovetail.sim.protocol import SimulationResult
 from dovetail.sim.rack import Loaded, Machine, Ran, RefusedError
 from dovetail.target.description import Target
@@ -71,6 +72,10 @@ class EmulatedElements(Machine):
                     self._reached(chips, one.word, piece.key)
 
     def run(self, loaded: Loaded, inputs: Sequence[Mapping[int, bytes]]) -> Ran:
+        with farm(1) as spread:  # firmware that ends its process does not end the rack's
+            return self._run(spread, loaded, inputs)
+
+    def _run(self, spread: Farm, loaded: Loaded, inputs: Sequence[Mapping[int, bytes]]) -> Ran:
         elements = _elements(loaded)
         chips = {chip: self._routes(bytes(content)) for chip, content in loaded.routes.items()}
         brought: dict[int, list[dict[str, bytes]]] = {one.word: [{} for _ in inputs] for one in elements}
@@ -81,9 +86,10 @@ class EmulatedElements(Machine):
             if not ready:
                 names = ", ".join(name_of(one.word) for one in waiting[:4])
                 raise RefusedError(f"{len(waiting)} elements wait for messages nobody sends them, such as {names}")
+            wave = {one.word: _job(one, pieces, brought[one.word], inputs) for one, pieces in ready}
+            found |= run_wave(spread, self._setup, wave)
             for one, pieces in ready:
                 done[one.word] = pieces
-                found[one.word] = run_element(self._setup, _job(one, pieces, brought[one.word], inputs))
                 for piece in sorted(pieces):
                     self._deliver(chips, one, one.pieces[piece].key, found[one.word], brought)
         return _ran(elements, found, len(inputs))
