@@ -34,7 +34,7 @@ def run_mesh(
     check: bool,
     others: Mapping[str, object],
 ) -> None:
-    """Run a mapped network on a rack, or without one on emulated elements of this process.
+    """Run a mapped network on a rack, or without one on emulated elements of this computer.
 
     Raises:
         DovetailError: an option of `others` is given, the rack does not do its part, or an output differs.
