@@ -19,6 +19,7 @@ from dovetail.cli.report import compare, report, run, sweep
 from dovetail.errors import DovetailError
 from dovetail.user_file import blamed
 
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         from dovetail.version import __version__

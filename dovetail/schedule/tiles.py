@@ -118,6 +118,8 @@ class Known:
     """By how the region is cut, and the order chosen for it."""
     chosen: dict[tuple[str, frozenset[str], frozenset[str], int], Tiling] = field(default_factory=dict)
     """By region, its ends in the engine's memory, what is reached where it lies, and budget."""
+    ranked: dict[tuple[str, frozenset[str]], list[tuple[int, Tiling]]] = field(default_factory=dict)
+    """By region and what is reached where it lies: the fastest within a budget, by the formula."""
     shipped: dict[tuple[str, frozenset[str]], shipped.Entry | None] = field(default_factory=dict)
     """What the table that comes with the package has, by region and its ends in the engine's memory."""
     progress: Callable[[str], None] = lambda text: None
@@ -131,6 +133,11 @@ class Known:
             tile = _first_part(region, size)
             self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
         return self.sizes[place]
+
+    def within(self, region: Region, in_place: frozenset[str], budget: int) -> Tiling | None:
+        """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""
+        found = self.ranked.get((region.name, in_place), ())
+        return next((one for most, one in found if one.nbytes <= budget <= most), None)
 
     def cost(self, region: Region, size: Shape, packs: bool, worth: Callable[[int], bool]) -> TileCost | int | None:
         """What the target's functions say of a tile; `packs` where its constants are copied. The engine's cycles where
@@ -168,7 +175,10 @@ def choose_tiling(
     known, in_place = known or Known(), _in_place(region, target, homes)
     place = region.name, _near(region, homes), in_place, budget
     if place not in known.chosen:
-        found = _ranked(region, target, in_place, budget, known)
+        found = known.within(region, in_place, budget)
+        if found is None:
+            found = _ranked(region, target, in_place, budget, known)
+            known.ranked.setdefault((region.name, in_place), []).append((budget, found))
         tuned = _tuned(region, target, place[1], in_place, known)
         if tuned is not None and tuned.nbytes <= budget:  # it was measured to be faster, whatever the formula thinks
             cycles, ready = min(found.cycles, tuned.cycles), min(found.ready_cycles, tuned.ready_cycles)

@@ -102,9 +102,7 @@ def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told |
     return Told(tuple((names[at], costs[at]) for at in near), {}, why)
 
 
-def _candidates(
-    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int]
-) -> Iterator[Candidate]:
+def _candidates(region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int]) -> Iterator[Candidate]:
     """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
     the core's part alone is left out: nothing would be said of it."""
     if region.engine is None or region.offload is None or region.offload.prefer:
