@@ -238,7 +238,14 @@ def compile_graph(
         progress("choosing layouts")
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
-        asked = (target, reserved(graph, target), near, pipeline.cores if pipeline else None, progress)
+        asked = (
+            target,
+            reserved(graph, target),
+            near,
+            pipeline.cores if pipeline else None,
+            progress,
+            assignment.tiles,
+        )
         joint = side_by_side(laid, target)
         try:
             found = plan(joint, *asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
@@ -133,6 +133,17 @@ class Known:
             tile = _first_part(region, size)
             self.sizes[place], self._tile = _tile_size(region, tile) if tile else None, (place, tile)
         return self.sizes[place]
+
+    def of(self, names: Collection[str], progress: Callable[[str], None] = lambda text: None) -> Known:
+        """What is known of some regions, whatever memory and budget they have."""
+        return Known(
+            {place: one for place, one in self.sizes.items() if place[0] in names},
+            {place: one for place, one in self.costs.items() if place[0] in names},
+            cuts={place: one for place, one in self.cuts.items() if place[0] in names},
+            tilings={place: one for place, one in self.tilings.items() if place[0][0] in names},
+            ranked={place: list(one) for place, one in self.ranked.items() if place[0] in names},
+            progress=progress,
+        )
 
     def within(self, region: Region, in_place: frozenset[str], budget: int) -> Tiling | None:
         """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""

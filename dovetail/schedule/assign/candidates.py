@@ -12,7 +12,7 @@ from dovetail.ir.types import Box, full_box
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import Candidate, LayerOptions, border, step, without_offloads
 from dovetail.schedule.partition import Region, Share, Tried, engine_layouts, explain_mismatch, partition
-from dovetail.schedule.tiles import tile_match
+from dovetail.schedule.tiles import Known, tile_match
 from dovetail.target.description import Target
 
 _MOST_ENGINES = 4
@@ -207,12 +207,14 @@ def others(
         yield parts
 
 
-def as_regions(region: Region, parts: Sequence[Region], graph: Graph, target: Target) -> Candidate:
-    """A layer computed as some regions, which get its name."""
+def as_regions(
+    region: Region, parts: Sequence[Region], graph: Graph, target: Target, known: Known | None = None
+) -> Candidate:
+    """A layer computed as some regions, which get its name; `known` as of `step`."""
     names = [region.name] if len(parts) == 1 else [f"{region.name}_{number}" for number in range(len(parts))]
     parts = [replace(part, name=name) for part, name in zip(parts, names, strict=True)]
     places = dict.fromkeys(part.place for part in parts if not (part.is_view or part.still))
-    return Candidate(" then ".join(places), tuple(step(part, graph, target) for part in parts))
+    return Candidate(" then ".join(places), tuple(step(part, graph, target, known) for part in parts))
 
 
 def _together(alone: Sequence[Candidate], graph: Graph, target: Target) -> Iterator[Candidate]:

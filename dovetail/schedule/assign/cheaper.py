@@ -15,7 +15,7 @@ from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import as_regions, on_core, others
 from dovetail.schedule.assign.costs import Candidate, Told, border, core_cycles, step, without_offloads
 from dovetail.schedule.partition import Region, Tried, named, partition
-from dovetail.schedule.tiles import LAUNCH_CYCLES, dma_cycles
+from dovetail.schedule.tiles import LAUNCH_CYCLES, Known, dma_cycles
 from dovetail.target.description import Target
 from dovetail.user_file import asking
 
@@ -24,7 +24,7 @@ _FAR = 4
 
 
 def cheaper(
-    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str]
+    graph: Graph, regions: Sequence[Region], target: Target, held: Collection[str], tiles: Known
 ) -> tuple[tuple[Region, ...], dict[str, Told]]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
@@ -33,6 +33,7 @@ def cheaper(
         regions: of the partition.
         target: the machine, with one engine.
         held: names of the regions that stay as they are.
+        tiles: gains what is found of tiles of the regions as they are given.
     """
     if target.core.is_host:
         return tuple(regions), {}
@@ -49,7 +50,7 @@ def cheaper(
         def cost(one: Candidate) -> int:
             return one.cycles + _around(one, makers, readers, target)
 
-        known = () if region.name in held else tuple(_candidates(region, graph, target, cost))
+        known = () if region.name in held else tuple(_candidates(region, graph, target, cost, tiles))
         if len(known) < 2:
             found.append(region)
             continue
@@ -102,7 +103,9 @@ def _told(known: Sequence[Candidate], costs: Sequence[int], best: int) -> Told |
     return Told(tuple((names[at], costs[at]) for at in near), {}, why)
 
 
-def _candidates(region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int]) -> Iterator[Candidate]:
+def _candidates(
+    region: Region, graph: Graph, target: Target, cost: Callable[[Candidate], int], tiles: Known
+) -> Iterator[Candidate]:
     """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
     the core's part alone is left out: nothing would be said of it."""
     if region.engine is None or region.offload is None or region.offload.prefer:
@@ -113,17 +116,30 @@ def _candidates(region: Region, graph: Graph, target: Target, cost: Callable[[Ca
     if not ways and core_cycles(region.graph, target) >= _FAR * _about(region, target):
         return
     try:
-        first = as_regions(region, (region,), graph, target)
+        first = as_regions(region, (region,), graph, target, tiles)
     except PlanError:  # no memory for it; where that is all there is, the plan says so
         return
     yield first
     far = _FAR * cost(first)
     for way in ways:
+        if len(way) == 1 and _alike(way[0], region):
+            yield replace(first, steps=(replace(first.steps[0], region=replace(way[0], name=region.name)),))
+            continue
         if sum(step(part, graph, target).cycles for part in way if part.engine is None) >= far:
             continue
         with suppress(PlanError):
             yield as_regions(region, way, graph, target)
     yield from on_core(region, graph, target, {}, tried)
+
+
+def _alike(one: Region, other: Region) -> bool:
+    """Whether two offloads that take a layer alike are the same functions and limits."""
+    if one.offload is None or other.offload is None or one.match is None or other.match is None:
+        return False
+    same = one.place == other.place and one.choice == other.choice and one.graph.nodes == other.graph.nodes
+    matched = one.match.values == other.match.values and one.match.nodes == other.match.nodes
+    named = replace(one.offload, name=other.offload.name, pattern=other.offload.pattern)
+    return same and matched and named == other.offload
 
 
 def _about(region: Region, target: Target) -> int:
