@@ -27,6 +27,7 @@ from dovetail.kernels.kernel import (
     Unsupported,
     needed_helpers,
 )
+from dovetail.kernels.patches import write_patches
 from dovetail.kernels.planes import write_planes
 from dovetail.kernels.region import (
     BORDERS,
@@ -73,6 +74,13 @@ def _write(
     if core.instructions and family is write_sums:
         scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
         products = products_of(region, scope)
+        try:
+            found = write_patches(region, scope, products, core)
+        except Unsupported:
+            scope = Scope(graph, core.accumulators, overwritten, room=core.room, functions=core.functions)
+        else:
+            assert found.write is not None
+            return _kernel(name, scope, found.write, found)
         try:
             if any(region.type(operand).dtype.bits < 8 for operand in (0, 1)):
                 raise Unsupported("its operands are bytes, several of these elements share one.")
