@@ -19,7 +19,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import c_type, times, total
 from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams
-from dovetail.target.pattern import Choice
+from dovetail.target.pattern import Choice, Space
 
 _STORAGE = re.compile(r"^ +static (?!const)", re.MULTILINE)
 """A static variable inside a function."""
@@ -216,6 +216,26 @@ class CoreTraits:
     """Functions of `HELPERS` it computes in its own way."""
     pairs: PairBlocks | None = None
     """How it computes sums of products of pairs."""
+
+
+PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
+"""Names of the knobs of a block of sums in registers."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What may be chosen about a kernel."""
+
+    space: Space
+    default: Choice
+    """What a choice of nothing stands for."""
+    block: tuple[int, int, int] | None = None
+    """Of sums of products: pixels and channels of the block with the fewest loads per product, and taps of a load."""
+
+
+def loads_per_product(block: tuple[int, int]) -> float:
+    """Operands that a block of some pixels and channels loads for each of its products."""
+    return sum(block) / (block[0] * block[1])
 
 
 CALLING = ("cortex-m0plus", "cortex-m23")

@@ -10,14 +10,23 @@ a column is widened once for all pixels and channels that read it. Blocks of pix
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.ir.types import Array, DType
 from dovetail.kernels.c import block, channel_lanes, function, product, total
-from dovetail.kernels.kernel import CoreTraits, Scope, Unsupported, declarations
+from dovetail.kernels.kernel import (
+    CHANNELS,
+    PIXELS,
+    UNROLL,
+    CoreTraits,
+    Offered,
+    Scope,
+    Unsupported,
+    declarations,
+    loads_per_product,
+)
 from dovetail.kernels.planes import pairs_of
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import Extra
@@ -27,8 +36,6 @@ from dovetail.kernels.window import COLUMN, ROW, Window
 from dovetail.target.chip import CoreInstruction, PairBlock, PairBlocks
 from dovetail.target.pattern import Choice, Knob, Space
 
-PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
-"""Names of the knobs of a block."""
 _WORD = 4
 """Elements one load brings, and bytes of a register."""
 _MOST_UNROLLED = 24
@@ -67,16 +74,15 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
         raise Unsupported("blocks of pairs are of one image without groups.")
     if window.dilation[COLUMN] > 1 and window.kernel[COLUMN] > 1:
         raise Unsupported("the columns of a patch are neighbours.")
-    space = space_of(window, sums.weights.shape[0], core.pairs, core.room)
-    if not space.knobs:
-        raise Unsupported(f"the columns of one pixel take more than {core.room} bytes of stack, or lie too far apart.")
-    chosen = {**default_of(space, window, sums.weights.shape[0]), **scope.choice}
+    found = offered(window, len(sums.weights), core.pairs, core.room)
+    wanted = {name: value for name, value in scope.choice.items() if name in found.default}
+    chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
     shape = (int(chosen[PIXELS]), int(chosen[CHANNELS]))
-    return Patches(region, scope, window, sums, core.pairs, load.load, *shape, int(chosen[UNROLL]))
+    return Patches(region, scope, window, sums, core.pairs, load.load, found, *shape, int(chosen[UNROLL]))
 
 
-def space_of(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Space:
-    """The blocks there are for a layer; no knobs where there are none."""
+def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offered:
+    """The blocks there are for a layer of so many outputs; raises Unsupported where there are none."""
     layout = Columns(window)
     most = min(window.outputs[COLUMN], room // (_WORD * layout.words))
     farthest = pairs.farthest // _WORD
@@ -84,9 +90,10 @@ def space_of(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Spac
     def reached(pixels: int) -> bool:
         return _WORD * layout.needed(pixels) <= room and (pixels - 1) * layout.distance + _MOST_UNROLLED <= farthest
 
-    shapes = [(p, c) for p, c in pairs.shapes if p <= min(most, window.outputs[COLUMN]) and c <= outputs and reached(p)]
+    least = min(channels for _, channels in pairs.shapes)
+    shapes = [(p, c) for p, c in pairs.shapes if p <= most and c <= max(outputs, least) and reached(p)]
     if not shapes:
-        return Space(())
+        raise Unsupported(f"the columns of one pixel take more than {room} bytes of stack, or lie too far apart.")
     pixels, channels = (tuple(dict.fromkeys(sizes)) for sizes in zip(*shapes, strict=True))
     knobs = (
         Knob(PIXELS, pixels, "neighbouring pixels of a block of sums in registers"),
@@ -100,10 +107,11 @@ def space_of(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Spac
             return None
         return f"there are no registers for {pair[0]} pixels x {pair[1]} channels"
 
-    return Space(knobs, problem)
+    space = Space(knobs, problem)
+    return Offered(space, _default(space, window, outputs), (*min(pairs.shapes, key=loads_per_product), 2))
 
 
-def default_of(space: Space, window: Window, outputs: int) -> Choice:
+def _default(space: Space, window: Window, outputs: int) -> Choice:
     """The block with the fewest loads and products of the whole layer, and the longest turn there is."""
     by_name = {knob.name: knob.values for knob in space.knobs}
 
@@ -120,8 +128,8 @@ def default_of(space: Space, window: Window, outputs: int) -> Choice:
 
 
 def unrollings(steps: int) -> tuple[int, ...]:
-    """Steps that may be written out in a turn, the default first: the most that divide them, where these are not few."""
-    divisors = [count for count in range(1, _MOST_UNROLLED + 1) if steps % count == 0 and count > 1 or count == steps]
+    """Steps that may be written out in a turn, the default first: the most that divide them, if that is not too few."""
+    divisors = [count for count in range(1, _MOST_UNROLLED + 1) if (steps % count == 0 and count > 1) or count == steps]
     most = max(divisors, default=0)
     first = most if most >= min(_STEPS, steps) else min(_STEPS, steps)
     others = [count for count in (*divisors[::-1], _STEPS) if count <= steps and count * 4 >= first]
@@ -182,6 +190,8 @@ class Patches(SumNest):
     pairs: PairBlocks
     load: CoreInstruction
     """Four elements to two registers: 0 and 2, 1 and 3."""
+    offered: Offered
+    """What may be chosen."""
     pixels: int
     channels: int
     """Output channels of a block."""
@@ -202,9 +212,10 @@ class Patches(SumNest):
         """Neighbouring pixels whose columns are widened together: equal shares of a row, of whole blocks."""
         columns = self.window.outputs[COLUMN]
         for shares in range(1, columns + 1):
-            most = -(-(-(-columns // shares)) // self.pixels) * self.pixels
-            if _WORD * self.layout.needed(min(most, columns)) <= self.scope.room:
-                return min(most, columns)
+            blocks = -(-columns // (shares * self.pixels))
+            share = min(blocks * self.pixels, columns)
+            if _WORD * self.layout.needed(share) <= self.scope.room:
+                return share
         return self.pixels
 
     def block(self, pixels: int) -> PairBlock:
@@ -311,7 +322,8 @@ class Patches(SumNest):
 
     def _rows(self, name: str, arguments: Sequence[str]) -> list[str]:
         """All pixels."""
-        (rows, columns), window, layout = self.window.outputs, self.window, self.layout
+        window, layout = self.window, self.layout
+        rows = window.outputs[ROW]
         size = layout.needed(self.filled)
         lines, column = [], 0
         top = total(product("row", window.stride[ROW]), -window.before[ROW])
@@ -320,7 +332,11 @@ class Patches(SumNest):
             left = total(product(f"({at})" if "+" in at else at, window.stride[COLUMN]), -window.before[COLUMN])
             inner = [f"{name}_columns(columns, input, {top}, {left}, {layout.count(count)});"]
             inner += list(self._turns(name, arguments, count, at))
-            lines += block(f"for (int32_t first = 0; first < {times * count}; first += {count})", inner) if times > 1 else inner
+            lines += (
+                block(f"for (int32_t first = 0; first < {times * count}; first += {count})", inner)
+                if times > 1
+                else inner
+            )
             column += times * count
         return [f"uint32_t columns[{size}];", *block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)]
 
