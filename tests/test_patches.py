@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from core_kernel_cases import Case, Maker, padded
+from dovetail.codegen.emit.unit import traits_for
 from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.linear import Conv2d, FullyConnected
 from dovetail.ir.types import DType
 from dovetail.kernels import CoreTraits, core_traits, generate, offered, turns
+from dovetail.schedule.partition import partition
 from dovetail.target.chip import PairBlock
 from dovetail.targets.cortex_m import M4, PAIRS, SMLAD, UNPACK
 from dovetail.tools.tune.measure import measured
@@ -127,3 +129,11 @@ def test_turns_follow_the_choice() -> None:
     three, one = (turns(made.graph, CORE, {"pixels": count, "channels": 2}) for count in (3, 1))
     assert three["patches.product"] == one["patches.product"]
     assert three["patches.load"] < one["patches.load"]
+
+
+def test_weights_that_do_not_fit_twice_are_no_pairs() -> None:
+    """A flash that holds the weights once holds them as bytes."""
+    made = case(7, 3, 64, 40)
+    small = tuple(replace(memory, size=65536) if memory.name == "flash" else memory for memory in M4.memories)
+    for target, pairs in ((M4, True), (replace(M4, memories=small), False)):
+        assert (traits_for(partition(made.graph, target), target).pairs is not None) is pairs

@@ -213,7 +213,7 @@ def blocked_nest(region: Region, scope: Scope, products: Products, sums: Sums) -
 
 @kernel(Conv2d, FullyConnected, table=OFFERED)
 def _offered(region: Region, core: CoreTraits) -> Offered | None:
-    """Blocks of as many sums as there are registers for, or a few more, and how far their innermost loop is unrolled."""
+    """Blocks of as many sums as there are registers for, or a few more, and how far the innermost loop is unrolled."""
     products = products_of(region, Scope(region.graph))
     sums = sums_of(region, products)
     if sums.bits < 8 or sums.kind != "int32_t":

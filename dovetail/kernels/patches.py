@@ -27,13 +27,13 @@ from dovetail.kernels.kernel import (
     declarations,
     loads_per_product,
 )
-from dovetail.kernels.planes import pairs_of
+from dovetail.kernels.planes import Pairs, pairs_of
 from dovetail.kernels.region import Region
 from dovetail.kernels.scheduled.algorithms import Extra
 from dovetail.kernels.scheduled.write import Scheduled, epilogue
 from dovetail.kernels.sums import Products, SumNest, padded, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Window
-from dovetail.target.chip import CoreInstruction, PairBlock, PairBlocks
+from dovetail.target.chip import PairBlock, PairBlocks
 from dovetail.target.pattern import Choice, Knob, Space
 
 _WORD = 4
@@ -53,9 +53,9 @@ def write_patches(region: Region, scope: Scope, products: Products, core: CoreTr
     scope.constant("sums", "bias", padded(nest.sums.inside, nest.channels))
     made = epilogue(region, scope, nest.sums)
     texts = [core.pairs.write(nest.block(pixels)) for pixels in nest.blocks] if core.pairs else []
-    declared = (*texts, *([nest.load.declarations] if nest.by_words else []))
-    used = (nest.load.name,) if nest.by_words else ()
-    return Scheduled(lambda name: nest.write(name, *made), declared, used, ())
+    loads = [nest.single.load] if nest.by_words else []
+    used = (*(one.name for one in loads), nest.single.product.name)
+    return Scheduled(lambda name: nest.write(name, *made), (*texts, *(i.declarations for i in loads)), used, ())
 
 
 def patches_of(region: Region, scope: Scope, products: Products, core: CoreTraits) -> Patches:
@@ -64,8 +64,8 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
     Raises:
         Unsupported: the core has no blocks of pairs, or the layer is not of the kind they are for.
     """
-    load = pairs_of(core.instructions)
-    if core.pairs is None or load is None:
+    taken = pairs_of(core.instructions)
+    if core.pairs is None or taken is None:
         raise Unsupported("the core multiplies no blocks of pairs.")
     sums, window = sums_of(region, products), products.window
     if region.source_dtype is not DType.INT8 or sums.weights.dtype != np.int8 or sums.kind != "int32_t":
@@ -78,7 +78,7 @@ def patches_of(region: Region, scope: Scope, products: Products, core: CoreTrait
     wanted = {name: value for name, value in scope.choice.items() if name in found.default}
     chosen = {**found.default, **(wanted if found.space.refusal(wanted) is None else {})}
     shape = (int(chosen[PIXELS]), int(chosen[CHANNELS]))
-    return Patches(region, scope, window, sums, core.pairs, load.load, found, *shape, int(chosen[UNROLL]))
+    return Patches(region, scope, window, sums, core.pairs, taken, found, *shape, int(chosen[UNROLL]))
 
 
 def offered(window: Window, outputs: int, pairs: PairBlocks, room: int) -> Offered:
@@ -188,8 +188,8 @@ class Patches(SumNest):
     """One kernel being written."""
 
     pairs: PairBlocks
-    load: CoreInstruction
-    """Four elements to two registers: 0 and 2, 1 and 3."""
+    single: Pairs
+    """Brings four elements to two registers, 0 and 2, 1 and 3; and what the blocks are made of."""
     offered: Offered
     """What may be chosen."""
     pixels: int
@@ -297,7 +297,7 @@ class Patches(SumNest):
         inside = [f"const int8_t *line = input + {start};"]
         if words:
             turn = channel_lanes(depth // _WORD, _LOADS)
-            calls = [self.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
+            calls = [self.single.load.c.format(to=f"at + {2 * n}", of=f"line + {_WORD * n}") for n in range(turn)]
             step = [*calls, f"at += {2 * turn};", f"line += {_WORD * turn};"]
             inside += block(f"for (int32_t i = 0; i < {depth // _WORD // turn}; ++i)", step)
         else:

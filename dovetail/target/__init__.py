@@ -72,7 +72,8 @@ __all__ = [
     "Knob",
     "Launched", "Layout", "Leaf", "LibraryCall", "MacArray", "Match", "Memory", "Mesh", "Mirror", "Offload", "Operand",
     "OrderRequest", "Ordered", "Ordering", "PairBlock", "PairBlocks", "Pattern", "Pointer", "Policy", "Quantisation",
-    "Rates", "Raw", "Recipe", "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
+    "Rates", "Raw", "Recipe",
+    "RegisterMemory", "Rewrite", "Rounding", "Rows", "Rtl", "RtlPort", "Scope", "Space", "StreamDma", "Streams",
     "Struct", "Target", "Tile", "Work", "apply", "blocked", "constant", "costs", "crop", "from_notation", "maybe",
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip

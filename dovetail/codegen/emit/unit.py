@@ -375,6 +375,14 @@ class _Names:
         }
 
 
+def traits_for(regions: Sequence[Region], target: Target) -> CoreTraits:
+    """What the core offers the kernels of a network: weights are no pairs where twice their bytes would not fit."""
+    core = core_traits(target.core)
+    constants = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
+    fit = CODE_RESERVE + 2 * sum(constants.values()) <= target.memory(target.code).size
+    return core if fit else replace(core, pairs=None)
+
+
 def kernel_calls(
     program: Program,
     regions: Sequence[Region],
@@ -384,11 +392,8 @@ def kernel_calls(
     constants: dict[str, tuple[str, Array]],
 ) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
     """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
-    with `model`, and `constants` gains those of the kernels. Weights are no pairs where these would not fit."""
-    core = core_traits(target.core)
-    known = {name: array.nbytes for region in regions for name, array in region.graph.constants.items()}
-    if CODE_RESERVE + 2 * sum(known.values()) > target.memory(target.code).size:
-        core = replace(core, pairs=None)
+    with `model`, and `constants` gains those of the kernels."""
+    core = traits_for(regions, target)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     graphs = [as_it_lies(call) for call in calls.values()]
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
@@ -396,8 +401,8 @@ def kernel_calls(
     functions = [f"{stem}_kernel" for stem in stems]
     written = [(place, overwritten(call, program.buffers)) for place, call in enumerate(calls.values())]
     over = {place: value for place, value in written if value is not None}
-    own = [regions[call.layer] for call in calls.values()]
-    choices = {place: region.choice for place, region in enumerate(own) if region.engine is None}
+    computed = [regions[call.layer] for call in calls.values()]
+    choices = {place: region.choice for place, region in enumerate(computed) if region.engine is None}
     lanes = _common_lanes(graphs, list(calls.values()), core, choices)
     layouts = {place: _packings(call) for place, call in enumerate(calls.values())}
     made = kernels.generate_all(graphs, functions, little, core, over, lanes, layouts, choices)
