@@ -23,7 +23,7 @@ FRAMES = st.builds(
 
 
 def by_hand(kind: int, sequence: int, payload: bytes) -> bytes:
-    """A frame as board_main.c says it, whatever its length."""
+    """A frame as frames.h says it, whatever its length."""
     head = bytes([0xD7, 0xE9, kind, sequence, len(payload) & 0xFF, len(payload) >> 8])
     whole = head + (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little") + payload
     return whole + zlib.crc32(whole).to_bytes(4, "little")

@@ -25,6 +25,7 @@ from dovetail.targets import BUILT_IN, load_target
 from dovetail.tools import zoo
 from dovetail.tools.arrays import seeded_inputs
 from dovetail.tools.report import make_report
+from dovetail.tools.report.bounds import core_product
 from dovetail.tools.report.detail import detail, trace_text
 from dovetail.tools.report.page import page
 
@@ -188,6 +189,13 @@ def test_bounds_by_hand(results: dict[str, RunResult]) -> None:
     padded = next(layer for layer in riscv["layers"] if layer["name"] == "conv_1")
     inside = 4608 * 22 * 22 // (24 * 24)  # 3x3 taps on 8x8 pixels: 2 of 24 places of a row or column are padding
     assert padded["macs"] == 4608 and padded["bound"] == 2 * inside + 512 // 4
+
+
+def test_a_block_of_products_is_no_instruction() -> None:
+    """SMLAD is two products a cycle, whatever the loops that are made of it compute."""
+    assert core_product([load_target("cortex_m4").core]) == 1 / 2
+    assert core_product([load_target("riscv_dot4").core]) == 1 / 4
+    assert core_product([load_target("cortex_m3").core]) == 1
 
 
 def test_stages_of_a_pipeline_have_times_of_their_own(digits: Path, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def mesh(
     from dovetail.codegen.emit.project import write_files
     from dovetail.compile import Options, prepare
     from dovetail.ir.onnx_file import graph_bytes
+    from dovetail.mesh.building import manager_files
     from dovetail.mesh.choice import Objective
     from dovetail.mesh.compiled import with_compiler
     from dovetail.mesh.emit import emit_mesh
@@ -171,7 +172,7 @@ def mesh(
             if mapped.parts.resident:
                 files["mapping.yaml"] = mapping_yaml(mapped)
                 project = emit_mesh(mapped.parts, *mapped.whole, known)
-                files.update({**project.files, **mesh_manifest(mapped, project, known)})
+                files.update({**project.files, **mesh_manifest(mapped, project, known), **manager_files()})
             elif None not in mapped.placed:
                 files.update(emit_sections(mapped, known).files)
             else:

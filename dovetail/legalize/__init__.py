@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dovetail.ir.graph import Graph
-from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset
+from dovetail.legalize.bands import first_layer_in_bands, padding_before_offset, rows_of
 from dovetail.legalize.dilation import without_dilation
 from dovetail.legalize.layers import (
     convolution_as_im2col,
@@ -79,6 +79,7 @@ __all__ = [
     "pools_as_depthwise",
     "products_of_bits",
     "results_together",
+    "rows_of",
     "split_bias",
     "stride_as_slice",
     "through_converter",

@@ -41,7 +41,7 @@ def padding_before_offset(graph: Graph) -> Graph:
     return run(graph, [rule])
 
 
-def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
+def first_layer_in_bands(counts: Counts, step: int, laid_out: bool = False) -> Callable[[Graph], Graph]:
     """A rewrite: what lies between an input that is offset and the first layer's result, that included, is computed in
     bands of rows, in an order in which the core offsets a band before it has to wait for the engine's operand of the
     one before.
@@ -49,24 +49,25 @@ def first_layer_in_bands(counts: Counts, step: int) -> Callable[[Graph], Graph]:
     Args:
         counts: how many bands.
         step: bands have a multiple of so many rows of the result, but for the last.
+        laid_out: whether the core gives every input another layout, so that inputs without an offset count as well.
     """
 
     def rewrite(graph: Graph) -> Graph:
         for name in graph.inputs:
-            chain = _chain(graph, name)
+            chain = _chain(graph, name, laid_out)
             kind = graph.types[chain[-1].output] if chain else graph.types[name]
             if not chain or len(kind.shape) != 4 or kind.shape[0] != 1 or chain[-1].output in graph.outputs:
                 continue
             count = min(counts(graph.types, chain), kind.shape[1] // step)
             if count > 1:
                 with suppress(ValueError):  # a band of padding alone
-                    graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step))
+                    graph = _cut(graph, name, chain, rows_of(kind.shape[1], count, step), laid_out)
         return graph
 
     return rewrite
 
 
-def _chain(graph: Graph, name: str) -> list[Node]:
+def _chain(graph: Graph, name: str, laid_out: bool) -> list[Node]:
     """The nodes from an input to the result of its first layer; none where something else reads a value between, or
     the core has nothing to do there."""
     users, chain, wanted = graph.users(), [], [*_LAYER]
@@ -81,7 +82,7 @@ def _chain(graph: Graph, name: str) -> list[Node]:
             return []
         chain.append(node)
         name = node.output
-    return chain if any(isinstance(node.operator, Offset) for node in chain) else []
+    return chain if laid_out or any(isinstance(node.operator, Offset) for node in chain) else []
 
 
 def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
@@ -93,8 +94,9 @@ def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(ends) if start < end]
 
 
-def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]]) -> Graph:
-    """The graph with the nodes of a chain once for each band, joined behind them."""
+def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[int, int]], one_by_one: bool) -> Graph:
+    """The graph with the nodes of a chain once for each band, one band after the other or so that the core waits for
+    little, joined behind them."""
     result, members = chain[-1].output, {node.output for node in chain}
     read = {value for node in chain for value in node.inputs if value in graph.constants}
     types = {value: graph.types[value] for value in (name, *read, *members)}
@@ -103,7 +105,7 @@ def _cut(graph: Graph, name: str, chain: Sequence[Node], rows: Sequence[tuple[in
     height = (0, graph.types[result].shape[1])
     others = tuple((0, size) for size in graph.types[result].shape[2:])
     bands = [part(whole, {result: ((0, 1), span, *others)}, f" rows {span[0]}") for span in rows if span != height]
-    made = list(_in_turn([band.nodes for band in bands]))
+    made = [node for band in bands for node in band.nodes] if one_by_one else _in_turn([band.nodes for band in bands])
     made.append(Node(Concat(1), tuple(band.outputs[0] for band in bands), result, chain[-1].origin))
     first = graph.nodes.index(chain[0])
     kept = [

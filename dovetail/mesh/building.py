@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.emit.firmware import linker_script, runtime_path
+from dovetail.codegen.emit.firmware import FRAMES, linker_script, runtime_path
 from dovetail.mesh.compiled import macros, shared_files
 from dovetail.target.description import Target
 
 SHARED = ("dovetail_rt.h", "dovetail_rt.c")
 OWN = ("mesh_hal.h", "element.h", "mesh_sim.c")
+MANAGER = ("mesh_manager.h", "mesh_manager.c")
+"""The protocol of the element that manages the others."""
 
 
 def build_files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Iterator[tuple[str, bytes]]:
@@ -36,6 +38,14 @@ def build_files(sources: Mapping[str, Mapping[str, str]], target: Target) -> Ite
     shared = shared_files(target)
     yield from ((name, text.encode()) for name, text in shared.items())
     yield "Makefile", _makefile(target, shared).encode()
+
+
+def manager_files() -> dict[str, bytes]:
+    """The files of whoever manages the elements, by name, but for the user's own."""
+    ours = {name: (Path(__file__).parent / "runtime" / name).read_bytes() for name in MANAGER}
+    return {f"manager/{name}": content for name, content in ours.items()} | {
+        f"manager/{name}": runtime_path(name).read_bytes() for name in FRAMES
+    }
 
 
 def _fixed(target: Target) -> dict[str, str]:

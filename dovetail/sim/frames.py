@@ -1,6 +1,6 @@
 """Frames on a line, and a conversation in them that outlives the line: requests are sent again until they are answered.
 
-emit/runtime/board_main.c says what frames look like. What comes from a line is not trusted: a decoder holds at most one
+emit/runtime/frames.h says what frames look like. What comes from a line is not trusted: a decoder holds at most one
 frame, and skips what is none.
 """
 

@@ -199,8 +199,8 @@ class Rack:
         return struct.pack("<Q", self._ran.cycles)
 
     def _read(self, number: int, count: int, offset: int) -> bytes:
-        found = self._ran.results[number] if number < len(self._ran.results) else b""
-        if count > MAXIMUM_PAYLOAD or offset + count > len(found):
+        found = self._ran.results[number] if number < len(self._ran.results) else None
+        if found is None or count > MAXIMUM_PAYLOAD or offset + count > len(found):
             raise RefusedError(f"result {number} has no byte {offset + count}")
         return found[offset : offset + count]
 

@@ -25,7 +25,9 @@ SIMULATION_MAIN = "sim_main.c"
 """The harness that runs a model under a simulator."""
 FIXED = ".fixed_constants"
 """The section of constants that lie at an address of their own."""
-BOARD = ("board.h", "board_main.c")
+FRAMES = ("board.h", "frames.h", "frames.c")
+"""Frames on a line, answered."""
+BOARD = (*FRAMES, "board_main.c")
 """The firmware of a board, which answers `dovetail run --on`."""
 
 

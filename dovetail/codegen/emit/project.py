@@ -263,7 +263,8 @@ def digest_of(files: Mapping[str, str]) -> str:
 
 def board_sources(target_sources: tuple[str, ...]) -> tuple[str, ...]:
     """What the firmware of a board is compiled from, but for the user's own functions."""
-    return tuple("runtime/board_main.c" if name == "runtime/sim_main.c" else name for name in target_sources)
+    own = tuple(f"runtime/{name}" for name in BOARD if name.endswith(".c"))
+    return tuple(board for name in target_sources for board in (own if name == "runtime/sim_main.c" else (name,)))
 
 
 def _network_header(unit: Unit, digest: str) -> str:
