@@ -26,6 +26,7 @@ from dovetail.schedule.tiles import BUFFERS, EARLY, ORDER, PLACEMENT, TILE, offl
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 from dovetail.tools.tune.cost import Estimate, Estimator
+from dovetail.tools.tune.floor import Floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +137,6 @@ _ROUNDS = 60
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
-
-    engine: int
-    """Least busy cycles of the engine."""
-    copying: int
-    """Least busy cycles of the DMA."""
-    cycles: int
-    """Least of the longer of the two, over all choices; or the offload's own floor."""
-
-
 @dataclass(frozen=True)
 class Candidates:
     """What may be tried for a layer, the default first."""
@@ -203,12 +192,6 @@ def _floor(estimates: Sequence[Estimate], region: Region) -> Floor | None:
     if region.offload is not None and region.match is not None and region.offload.floor is not None:
         engine = cycles = region.offload.floor(region.match)
     return Floor(engine, copying, cycles)
-
-
-def network_floor(floors: Sequence[Floor]) -> int:
-    """Cycles below which no choices bring the layers with these floors, where one engine and one DMA each do one thing
-    after the other. What the core computes by itself is not in it."""
-    return max(sum(floor.engine for floor in floors), sum(floor.copying for floor in floors))
 
 
 def _points(space: Space, random: np.random.Generator) -> Sequence[dict[str, Value]]:
