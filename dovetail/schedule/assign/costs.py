@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import nbytes, same_bytes
@@ -22,6 +23,7 @@ from dovetail.schedule.partition import Region, engine_layouts
 from dovetail.schedule.tiles import LAUNCH_CYCLES, Tiling, choose_tiling, dma_cycles, first_tile
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.description import Target
+from dovetail.target.pattern import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +144,12 @@ def step(region: Region, graph: Graph, target: Target) -> Step:
         return Step(region, 0, ())
     if region.mover:
         return _moved(region, target)
-    cycles = round(core_cycles(region.graph, target) / sum(core.speed for core in target.cores))
+    cycles = round(core_cycles(region.graph, target, region.choice) / sum(core.speed for core in target.cores))
     return Step(region, cycles, (Use(CORE, 0, cycles),))
 
 
-def core_cycles(graph: Graph, target: Target) -> int:
-    """How long a region takes on core 0: its kernel's parts, as often as they run.
+def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
+    """How long a region takes on core 0: its kernel's parts, as often as they run with what is chosen of its knobs.
 
     A core with instructions of its own, but no `kernels`, counts as one without.
     """
@@ -155,7 +157,7 @@ def core_cycles(graph: Graph, target: Target) -> int:
     if core.kernels is None:
         traits = replace(traits, instructions=())
     rates = kernel_cycles(core.isa) if core.kernels is None else core.kernels
-    counts = turns(graph, traits)
+    counts = turns(graph, traits, choice)
     return round(sum(rate(part, rates) * count for part, count in counts.items()))
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dovetail.codegen.emit.manifest import least_work
 from dovetail.ir.crop import parts
 from dovetail.ir.types import Box, full_box
+from dovetail.kernels import core_traits, offered
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.costs import core_cycles
 from dovetail.schedule.partition import Region
 from dovetail.target.description import Target
+from dovetail.tools.report.bounds import core_product, core_word
 from dovetail.tools.tune.cost import END_CYCLES, START_CYCLES
 
 _SURE = 0.75
@@ -26,7 +29,7 @@ class Floor:
     """What no choice of a layer does without, as the target's formulas say it: nothing exposed, nothing waited for."""
 
     engine: int
-    """Least busy cycles of the engine."""
+    """Least busy cycles of the engine, or of the core that computes it."""
     copying: int
     """Least busy cycles of the DMA."""
     cycles: int
@@ -62,6 +65,20 @@ def network_floor(regions: Sequence[Region], floors: Mapping[str, Floor], target
     return max(copying, _end(work, begins, set(range(len(regions))))) + START_CYCLES + END_CYCLES
 
 
+def core_floor(region: Region, target: Target) -> Floor | None:
+    """The floor of a layer of sums of products on core 0: its products inside the image, by the widest instruction; the
+    loads of their operands in the block of sums that needs fewest; a store for every word of the result. None for other
+    layers."""
+    block = offered(region.graph, core_traits(target.core)).block
+    if block is None:
+        return None
+    products, _ = least_work(region.graph)
+    (pixels, channels, taps), cores = block, target.cores[:1]
+    words = products * (pixels + channels) / (pixels * channels * taps) + region.graph.types[region.output].nbytes / 4
+    cycles = round(products * core_product(cores) + words * core_word(cores))
+    return Floor(cycles, 0, cycles)
+
+
 def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int]:
     """The unit that computes a region, and its least cycles."""
     if region.engine is not None:
@@ -71,7 +88,7 @@ def _work(region: Region, floor: Floor | None, target: Target) -> tuple[str, int
         return region.engine.name, floor.engine + idle
     if region.is_view or region.still or region.mover or target.workers:
         return CORE, 0
-    return CORE, int(_SURE * core_cycles(region.graph, target))
+    return CORE, floor.engine if floor is not None else int(_SURE * core_cycles(region.graph, target))
 
 
 def _end(work: Sequence[tuple[str, int]], begins: Sequence[int], done: set[int]) -> int:

@@ -97,7 +97,7 @@ def settle(
         log: where trials are found and kept.
         run: makes trials.
         task: the whole network.
-        names: the regions that may be changed, in the network's order.
+        names: the regions on engines that may be changed, in the network's order.
         gains: the best choice of each layer by itself, by region name.
         told: after each trial.
 
@@ -325,9 +325,9 @@ def _selected(layers: Sequence[LayerKind], regions: Sequence[Region], wanted: Se
     tunable = {name for layer in layers for name in layer.names}
     if not tunable:
         raise TargetError(
-            "there is nothing to choose: no layer goes to an engine that can be tuned",
+            "there is nothing to choose: no layer goes to an engine, or to a kernel of the core, that can be tuned",
             where="--target",
-            hint="dovetail explain says why; choose a model or target whose layers go to an engine with knobs",
+            hint="dovetail explain says why; choose a model or target whose layers have knobs",
         )
     for name in wanted:
         if name not in tunable:
@@ -362,7 +362,8 @@ def _finish(
         show(Progress("the network", len(results), len(results), done, 0, before, best))
 
     names = [region.name for region in regions if any(region.name in result.layer.names for result in results)]
-    kept = settle(bench.log, bench.run, bench.task(graph, ()), names, gains, told)
+    cut = [region.name for region in regions if region.name in names and region.engine is not None]
+    kept = settle(bench.log, bench.run, bench.task(graph, ()), cut, gains, told)
     same = {n: Entry(n, r.layer.signature, r.default or 0, r.default or 0, {}) for r in results for n in r.layer.names}
     # one that only says when constants are fetched costs the layer itself nothing
     entries = {name: replace(gains.get(name, same[name]), choice=choice) for name, choice in kept.choices.items()}
