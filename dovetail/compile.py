@@ -11,6 +11,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import PLAN, manifest, plan_text
+from dovetail.codegen.emit.unit import CODE_RESERVE as CODE_RESERVE
 from dovetail.codegen.emit.weights import Weights
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.boundary import Steps, boundary
@@ -43,9 +44,6 @@ from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.stripe import Striped, Striping, within
 from dovetail.target.description import Policy, Target, check_cores
 from dovetail.target.pattern import Choice
-
-CODE_RESERVE = 24 * 1024
-"""Bytes kept free for code beside the constants when memory is planned; the linker has the last word."""
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
@@ -241,7 +239,14 @@ def compile_graph(
         progress("choosing layouts")
         laid = choose_layouts(graph, assignment.regions, target, near)
         progress("planning tiles, order and addresses")
-        asked = (target, reserved(graph, target), near, pipeline.cores if pipeline else None, progress)
+        asked = (
+            target,
+            reserved(graph, target),
+            near,
+            pipeline.cores if pipeline else None,
+            progress,
+            assignment.tiles,
+        )
         joint = side_by_side(laid, target)
         try:
             found = plan(joint, *asked)

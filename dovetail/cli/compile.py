@@ -428,7 +428,7 @@ def _percent(before: int, after: int) -> str:
 def _sentence(tuned: Tuned) -> str:
     tuning = tuned.tuning
     star = "; * does not help in the network and is left out" if tuned.dropped else ""
-    floor = f"; engine and DMA need {tuned.floor:,} for these layers whatever is chosen" if tuned.floor else ""
+    floor = f"; its floor is {tuned.floor:,}" if tuned.floor else ""
     kind = {"host": "nanoseconds", "model": "cycles as the cost model thinks"}.get(tuning.measure, "cycles")
     return (
         f"{len(tuning.layers)} layers chosen for; the network takes {tuning.tuned_cycles:,} {kind} instead of "
