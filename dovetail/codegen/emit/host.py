@@ -10,7 +10,8 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.lists import dma_rows
-from dovetail.codegen.emit.unit import Unit
+from dovetail.codegen.emit.stored import order_of, reading
+from dovetail.codegen.emit.unit import Unit, offload_of
 from dovetail.errors import ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
@@ -25,6 +26,7 @@ from dovetail.schedule.partition import Region, as_kernels
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command
+from dovetail.user_file import asking
 
 
 def host_source(unit: Unit) -> str | None:
@@ -135,12 +137,30 @@ class _Arrays:
                     found.setdefault(statement.layer, {})[buffer.name] = None
         self.of_layer = {layer: tuple(names) for layer, names in found.items()}
 
-    def expression(self, layer: int, c_type: str, array: Array) -> str:
-        """C for the first element of an array that a layer's kernel reads."""
+    def expression(self, launch: Launch, c_type: str, array: Array) -> str:
+        """C for the first element of an array that a launch's kernel reads."""
         key = c_type, digest(array)
         if key not in self.known:
-            self.known[key] = self._in_firmware(layer, c_type, array) or self._new(c_type, array)
+            found = self._in_firmware(launch.layer, c_type, array) or self._from_engine(launch, c_type, array)
+            self.known[key] = found or self._new(c_type, array)
         return self.known[key]
+
+    def _from_engine(self, launch: Launch, c_type: str, array: Array) -> str | None:
+        """The same, taken bit by bit from what the engine reads, where it says how."""
+        if array.nbytes < _LEAST_SHARED or not launch.packed:
+            return None
+        offload = offload_of(self.unit.regions[launch.layer], launch)
+        with asking(f"where the weights of {launch.graph.name} lie"):
+            told = offload.stored(launch.match)
+            packed = offload.pack(launch.match) if told else {}
+        for constant, stored in told.items():
+            order = order_of(array, stored, packed[constant])
+            place = self._in_firmware(launch.layer, "uint8_t", packed[constant])
+            if order is not None and place is not None:
+                name = f"held_{len(self.definitions)}"
+                self.definitions.append(reading(name, place, c_type, order, stored))
+                return f"{name}()"
+        return None
 
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
         for name in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
@@ -233,7 +253,7 @@ def _several_calls(
         for parameter in kernel.parameters:
             arguments.append(arrays.get(parameter.value, ""))
             if parameter.is_constant:
-                arguments[-1] = held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value])
+                arguments[-1] = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
         lines.append(f"    {kernel.name}({', '.join(arguments)});")
     element = c_type(launch.result.type.dtype)
     return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
@@ -246,7 +266,7 @@ def _host_kernel_call(unit: Unit, launch: Launch, kernel: CoreKernel, helpers: l
     for parameter in kernel.parameters:
         stem = f"{parameter.name}_"
         if parameter.is_constant:
-            arguments.append(held.expression(launch.layer, parameter.c_type, kernel.constants[parameter.value]))
+            arguments.append(held.expression(launch, parameter.c_type, kernel.constants[parameter.value]))
             continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]

@@ -1,0 +1,63 @@
+"""Where the bits of weights lie in what an engine reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.ir.types import Array
+
+
+@dataclass(frozen=True)
+class Along:
+    """How far bits go along an axis of weights, in blocks of neighbours."""
+
+    block: int
+    """Indices in a block."""
+    outer: int
+    """Bits from one block to the next."""
+    inner: int = 0
+    """Bits from one index to the next in a block."""
+
+    def bits(self, count: int) -> Array:
+        """How far each of so many indices is from the first: int64."""
+        index = np.arange(count, dtype=np.int64)
+        return index // self.block * self.outer + index % self.block * self.inner
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a layer in the array its engine reads: the lowest bit of weight (output, tap, channel) lies as far
+    as its three indices go. Bits of a byte are counted from the lowest.
+
+    A depthwise layer has one output, and its channels along the third axis.
+    """
+
+    shape: tuple[int, int, int]
+    """Outputs, taps and channels."""
+    width: int
+    """Bits of a weight."""
+    step: int
+    """Bits from one bit of a weight to the next."""
+    outputs: Along
+    taps: Along
+    channels: Along
+    bias: int = 0
+    """What is taken off the unsigned number."""
+
+    def weights(self, array: Array) -> Array | None:
+        """The weights an array of uint8 holds, int64 of `shape`; None where it is too short."""
+        outputs, taps, channels = (a.bits(n) for a, n in zip(self._axes, self.shape, strict=True))
+        places = outputs[:, None, None] + taps[:, None] + channels
+        if places.size == 0 or int(places.max()) + (self.width - 1) * self.step >= 8 * array.size:
+            return None
+        found = np.full(self.shape, -self.bias, np.int64)
+        for bit in range(self.width):
+            at = places + bit * self.step
+            found += (array[at >> 3].astype(np.int64) >> (at & 7) & 1) << bit
+        return found
+
+    @property
+    def _axes(self) -> tuple[Along, Along, Along]:
+        return self.outputs, self.taps, self.channels
